@@ -1,0 +1,112 @@
+"""The vocabulary: parameters by name, inputs, batches, and how a model is called on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bayeslim.errors import ShapeMismatch, UnsupportedModel
+
+Params: TypeAlias = dict[str, Tensor]
+"""Tensors by the user's own parameter names, as in `model.named_parameters()`, never prefixed."""
+
+Inputs: TypeAlias = Any
+"""What a model is called on: a tensor (or any single object), a tuple of arguments, or a dict of keyword arguments."""
+
+Batch: TypeAlias = Any
+"""Inputs with targets: `(x, y)`, `(x1, x2, ..., y)`, or a dict with one of the keys in `TARGET_KEYS`."""
+
+TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+def split_batch(batch: Batch) -> tuple[Inputs, Tensor]:
+    """Take a batch apart into inputs and targets.
+
+    >>> split_batch((1, 2))
+    (1, 2)
+    >>> split_batch((1, 2, 3))
+    ((1, 2), 3)
+    >>> split_batch({"pixels": 1, "labels": 2})
+    ({'pixels': 1}, 2)
+    """
+    if isinstance(batch, Mapping):
+        for key in TARGET_KEYS:
+            if key in batch:
+                return {k: v for k, v in batch.items() if k != key}, batch[key]
+        raise ShapeMismatch(
+            f"A batch given as a dict needs its targets under one of {', '.join(TARGET_KEYS)}. "
+            f"Got the keys {', '.join(map(str, batch))}. Rename one, or yield (inputs, targets) tuples."
+        )
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, (tuple, list)) and len(batch) > 2:
+        return tuple(batch[:-1]), batch[-1]
+    raise ShapeMismatch(
+        f"A batch must be (inputs, targets) or a dict with targets. Got {type(batch).__name__}"
+        f"{f' of length {len(batch)}' if isinstance(batch, (tuple, list)) else ''}."
+    )
+
+
+def call(model: nn.Module, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Call `model` on tensor, tuple or dict inputs, with `params` in place of its own where given."""
+    args, kwargs = arguments(inputs)
+    if params:
+        return as_tensor(functional_call(model, dict(params), args, kwargs), model)
+    return as_tensor(model(*args, **kwargs), model)
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for a model; named tuples (packed sequences) are one argument."""
+    if type(inputs) in (tuple, list):
+        return tuple(inputs), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs,), {}
+
+
+def as_tensor(output: Any, model: nn.Module) -> Tensor:
+    """The tensor in a model's output: the output itself, or its `logits`."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise UnsupportedModel(
+        f"{type(model).__name__} must return a tensor (or an object with .logits). Got {type(output).__name__}. "
+        "Wrap it in a module whose forward returns the tensor that the likelihood reads."
+    )
+
+
+def to_device(data: Any, device: torch.device | str | None) -> Any:
+    """Move every tensor in a batch to `device`."""
+    if device is None:
+        return data
+    if isinstance(data, Mapping):
+        return {k: to_device(v, device) for k, v in data.items()}
+    if type(data) in (tuple, list):
+        return tuple(to_device(v, device) for v in data)
+    return data.to(device, non_blocking=True) if hasattr(data, "to") else data
+
+
+def batch_size(inputs: Inputs) -> int:
+    """How many examples the inputs hold: the first dimension of the first tensor in them."""
+    if isinstance(inputs, nn.utils.rnn.PackedSequence):
+        return int(inputs.batch_sizes[0])
+    args, kwargs = arguments(inputs)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.ndim:
+            return value.shape[0]
+        if isinstance(value, nn.utils.rnn.PackedSequence):
+            return int(value.batch_sizes[0])
+    raise ShapeMismatch("The inputs hold no tensor with a batch dimension.")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device a model lives on: that of its first parameter or buffer, else the CPU."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
