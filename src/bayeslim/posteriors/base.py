@@ -1,0 +1,106 @@
+"""What every posterior can do: a distribution over the named parameters of the user's own model.
+
+A posterior is data. Whatever a user wants after inference (predictions, evidence, a pruning plan, a bit width) is a
+function of it. Parameters it does not name are not random: they keep the model's own values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bayeslim.errors import ShapeMismatch, closest
+from bayeslim.types import Params
+
+
+class Posterior(ABC):
+    """A distribution over parameters by name."""
+
+    kind: ClassVar[str]
+    """The name it is saved under."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> Params:
+        """E[w] by name."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Params:
+        """Marginal variances by name, each of its parameter's shape."""
+
+    @property
+    def mode(self) -> Params:
+        """The most probable parameters; the mean, unless a family knows better."""
+        return self.mean
+
+    @property
+    def std(self) -> Params:
+        """Marginal standard deviations by name."""
+        return {name: variance.sqrt() for name, variance in self.variance.items()}
+
+    @abstractmethod
+    def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
+        """One draw, or `n` independent draws stacked in front, (n, *shape)."""
+
+    @abstractmethod
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """log q(w) of one setting of all its parameters, a scalar."""
+
+    @abstractmethod
+    def condition(self, masks: Mapping[str, Tensor]) -> Posterior:
+        """The posterior given that w = 0 wherever a mask is False (pruning is conditioning)."""
+
+    @abstractmethod
+    def tensors(self) -> Params:
+        """Everything it is made of, as named tensors, for saving."""
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Build it again from `config()` and `tensors()`."""
+
+    def config(self) -> dict[str, Any]:
+        """What `restore` needs beside the tensors, JSON-able."""
+        return {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters it is a distribution over."""
+        return tuple(self.mean)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many scalar parameters are random."""
+        return sum(t.numel() for t in self.mean.values())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} posterior over {self.num_parameters:,} weights in {len(self.names)} parameters"
+
+
+def check_masks(masks: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> Params:
+    """Validate masks against a posterior's parameters; parameters without a mask are kept whole.
+
+    Returns:
+        a boolean mask for every parameter in `mean`, True = kept, on the parameter's device.
+    """
+    for name, mask in masks.items():
+        if name not in mean:
+            raise ShapeMismatch(
+                f'The mask of "{name}" belongs to no parameter of this posterior. '
+                f"Closest names: {closest(name, mean) or ', '.join(list(mean)[:3])}."
+            )
+        if mask.shape != mean[name].shape:
+            raise ShapeMismatch(
+                f'The mask of "{name}" must have its shape {tuple(mean[name].shape)}. Got {tuple(mask.shape)}.'
+            )
+    return {
+        name: masks[name].to(device=value.device, dtype=torch.bool)
+        if name in masks
+        else torch.ones_like(value, dtype=torch.bool)
+        for name, value in mean.items()
+    }

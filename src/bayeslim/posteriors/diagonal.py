@@ -1,0 +1,90 @@
+"""Independent Gaussians: q(w) = Π N(wᵢ | μᵢ, σᵢ²).
+
+Conditioning on zeros leaves the survivors where they are, since nothing is correlated. A standard deviation of zero is a
+point mass: a parameter that is known, or cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.types import Params
+
+
+class Diagonal(Posterior):
+    """A fully factorised Gaussian.
+
+    Args:
+        mean: μ by name.
+        std: σ by name, of the same shapes; zero is a point mass.
+    """
+
+    kind: ClassVar[str] = "diagonal"
+
+    def __init__(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]):
+        self._mean = dict(mean)
+        self._std = {name: std[name].expand(value.shape) for name, value in self._mean.items()}
+
+    @property
+    def mean(self) -> Params:
+        """μ by name."""
+        return self._mean
+
+    @property
+    def std(self) -> Params:
+        """σ by name."""
+        return self._std
+
+    @property
+    def variance(self) -> Params:
+        """σ² by name."""
+        return {name: std.square() for name, std in self._std.items()}
+
+    def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
+        """w = μ + σ ε."""
+        lead = () if n is None else (n,)
+        draws = {}
+        for name, mean in self._mean.items():
+            std = self._std[name]
+            noise = std.new_empty((*lead, *mean.shape)).normal_(generator=generator)
+            draws[name] = (mean + std * noise).to(mean.dtype)
+        return draws
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Σ log N(wᵢ | μᵢ, σᵢ²); a point mass counts as 0 at its point and −∞ elsewhere."""
+        total = torch.zeros((), dtype=torch.float64)
+        for name, mean in self._mean.items():
+            std = self._std[name].to(mean.dtype)
+            point = std == 0
+            safe = torch.where(point, torch.ones_like(std), std)
+            off = params[name] - mean
+            density = -0.5 * (off / safe).square() - safe.log() - 0.5 * math.log(2 * math.pi)
+            at_point = torch.where(off == 0, torch.zeros_like(density), torch.full_like(density, -torch.inf))
+            total = total + torch.where(point, at_point, density).double().sum().cpu()
+        return total
+
+    def condition(self, masks: Mapping[str, Tensor]) -> Diagonal:
+        """Zero mean and zero spread where a mask is False; the rest stays."""
+        kept = check_masks(masks, self._mean)
+        return Diagonal(
+            {name: mean * kept[name] for name, mean in self._mean.items()},
+            {name: std * kept[name] for name, std in self._std.items()},
+        )
+
+    def tensors(self) -> Params:
+        """`mean:name` and `std:name`."""
+        return {f"mean:{n}": t for n, t in self._mean.items()} | {
+            f"std:{n}": t.contiguous() for n, t in self._std.items()
+        }
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Build it again from `tensors()`."""
+        mean = {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")}
+        return cls(mean, {name: tensors[f"std:{name}"] for name in mean})
