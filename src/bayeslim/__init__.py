@@ -1,1 +1,43 @@
-"""bayeslim: make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior."""
+"""bayeslim: make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior.
+
+bnn = bl.bayesianize(model, bl.Variational(), likelihood=bl.likelihoods.Categorical())
+bnn.fit(loader, epochs=20)
+prediction = bl.predict(bnn, x)
+bl.save(bnn, "network/")
+"""
+
+from bayeslim import data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
+from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
+from bayeslim.evidence import log_evidence
+from bayeslim.methods import Method, Variational
+from bayeslim.predict import predict
+from bayeslim.results import Evidence, Fit, Prediction
+from bayeslim.saving import load, save
+from bayeslim.select import sites
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bayesian",
+    "Evidence",
+    "Fit",
+    "Method",
+    "Prediction",
+    "Variational",
+    "bayesianize",
+    "bayesianize_",
+    "data",
+    "errors",
+    "families",
+    "likelihoods",
+    "load",
+    "log_evidence",
+    "metrics",
+    "posteriors",
+    "predict",
+    "priors",
+    "save",
+    "schedules",
+    "sites",
+    "zoo",
+]

@@ -1,10 +1,10 @@
 """Likelihoods p(y | f): what a network's outputs say about the targets.
 
-Each one turns outputs f into per-example log-probabilities, summarises draws of outputs into a `Prediction`, and, for the
+Each one turns outputs f into per-example log-probabilities, summarises draws of outputs into a `Prediction`, and, for
 curvature methods, gives the Hessian of −log p(y|f) in the outputs as a square root: columns s_k with H = Σ_k s_k s_kᵀ.
 
-Examples are the first dimension. Whatever follows (positions in a sequence, several targets) belongs to the same example
-and is summed, so that one example counts once in `num_data`.
+Examples are the first dimension. Whatever follows (positions in a sequence, several targets) belongs to the same
+example and is summed, so that one example counts once in `num_data`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Likelihood(nn.Module):
     name: ClassVar[str]
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """log p(yₙ | fₙ) of each example, (B,)."""
+        """Log p(yₙ | fₙ) of each example, (B,)."""
         raise NotImplementedError
 
     def predict(self, outputs: Tensor) -> Prediction:
@@ -54,7 +54,7 @@ class Likelihood(nn.Module):
 
 
 def _per_example(values: Tensor) -> Tensor:
-    return values.reshape(values.shape[0], -1).sum(1)
+    return values.flatten(1).sum(1) if values.ndim > 1 else values
 
 
 def _entropy(probs: Tensor) -> Tensor:
@@ -84,16 +84,17 @@ class Categorical(Likelihood):
         return outputs if self.class_dim == -1 else outputs.movedim(self.class_dim, -1)
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """log softmax(f)_y, summed over positions, (B,)."""
+        """Log softmax(f)_y, summed over positions, (B,)."""
         logits = self._logits(outputs)
         if targets.is_floating_point():
             raise ShapeMismatch(
-                f"Categorical needs integer class indices as targets. Got {targets.dtype}. Pass targets.long() or argmax(-1)."
+                f"Categorical needs integer class indices as targets. Got {targets.dtype}. "
+                "Pass targets.long(), or targets.argmax(-1) for one-hot rows."
             )
         if logits.shape[:-1] != targets.shape:
             raise ShapeMismatch(
-                f"Categorical needs targets of shape {tuple(logits.shape[:-1])} for outputs of shape {tuple(outputs.shape)} "
-                f"with the classes in dimension {self.class_dim}. Got targets of shape {tuple(targets.shape)}. "
+                f"Categorical needs targets of shape {tuple(logits.shape[:-1])} for outputs of shape "
+                f"{tuple(outputs.shape)} with the classes in dimension {self.class_dim}. Got targets of shape {tuple(targets.shape)}. "
                 "Set Categorical(class_dim=...) if the classes are elsewhere."
             )
         if logits.ndim == 2:
@@ -143,7 +144,7 @@ class Bernoulli(Likelihood):
     name = "bernoulli"
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """y log σ(f) + (1−y) log σ(−f), summed over the targets of an example, (B,)."""
+        """Y log σ(f) + (1−y) log σ(−f), summed over the targets of an example, (B,)."""
         outputs, targets = _aligned(self, outputs, targets)
         return -_per_example(F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none"))
 
@@ -179,7 +180,7 @@ class Poisson(Likelihood):
     name = "poisson"
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """y f − eᶠ − log y!, summed over the targets of an example, (B,)."""
+        """Y f − eᶠ − log y!, summed over the targets of an example, (B,)."""
         outputs, targets = _aligned(self, outputs, targets)
         counts = targets.to(outputs.dtype)
         return _per_example(counts * outputs - outputs.exp() - torch.lgamma(counts + 1))
@@ -261,7 +262,7 @@ class Gaussian(Likelihood):
         return mean, log_variance / 2
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """log N(y | mean, noise²), summed over the targets of an example, (B,)."""
+        """Log N(y | mean, noise²), summed over the targets of an example, (B,)."""
         mean, log_std = self._moments(outputs)
         mean, targets = _aligned(self, mean, targets)
         log_std = log_std.reshape(mean.shape) if log_std.ndim else log_std

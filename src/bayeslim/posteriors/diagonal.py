@@ -1,7 +1,7 @@
 """Independent Gaussians: q(w) = Π N(wᵢ | μᵢ, σᵢ²).
 
-Conditioning on zeros leaves the survivors where they are, since nothing is correlated. A standard deviation of zero is a
-point mass: a parameter that is known, or cut.
+Conditioning on zeros leaves the survivors where they are, since nothing is correlated. A standard deviation of zero is
+a point mass: a parameter that is known, or cut.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayeslim.noise import standard_normal
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.types import Params
 
@@ -47,13 +48,13 @@ class Diagonal(Posterior):
         return {name: std.square() for name, std in self._std.items()}
 
     def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """w = μ + σ ε."""
+        """W = μ + σ ε."""
         lead = () if n is None else (n,)
         draws = {}
         for name, mean in self._mean.items():
             std = self._std[name]
-            noise = std.new_empty((*lead, *mean.shape)).normal_(generator=generator)
-            draws[name] = (mean + std * noise).to(mean.dtype)
+            noise = standard_normal((*lead, *mean.shape), dtype=std.dtype, device=std.device, generator=generator)
+            draws[name] = torch.addcmul(mean, std, noise).to(mean.dtype)
         return draws
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,259 @@
+"""`bayesianize`: a model, a method, a likelihood and a prior become one `Bayesian`.
+
+    loss(batch) = mean NLL + kl_weight · KL / num_data
+
+in this scale always, whatever the method, so that learning rates carry over from the plain network.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bayeslim import stochastic
+from bayeslim.errors import BayeslimWarning, MissingDataSize
+from bayeslim.likelihoods import Likelihood
+from bayeslim.methods import Method, Terms
+from bayeslim.posteriors import Posterior
+from bayeslim.priors import Normal, PriorSpec, resolve
+from bayeslim.results import Fit
+from bayeslim.schedules import Position
+from bayeslim.select import Selection, Sites, sites
+from bayeslim.types import Batch, Inputs, call
+
+LIKELIHOOD_PREFIX = "likelihood:"
+"""Where a likelihood's own parameters stand in a `state_dict`; no module can have such a name."""
+
+
+def bayesianize(
+    model: nn.Module,
+    method: Method,
+    *,
+    likelihood: Likelihood,
+    prior: PriorSpec | None = None,
+    sites: Selection | None = None,
+    num_data: int | None = None,
+) -> Bayesian:
+    """Make a copy of `model` Bayesian; the model itself is not touched.
+
+    Args:
+        model: any PyTorch module, trained or not.
+        method: how to find the posterior, such as `Variational()`.
+        likelihood: what the outputs mean, such as `likelihoods.Categorical()`.
+        prior: one of `priors`, or a dict from parameters to priors; `priors.Normal(1.0)` if not given.
+        sites: which parameters are random (see `bayeslim.sites`); the method's own default if not given.
+        num_data: the number of training examples; `fit` reads it from the loader.
+
+    >>> import bayeslim as bl
+    >>> bnn = bl.bayesianize(nn.Linear(4, 3), bl.Variational(), likelihood=bl.likelihoods.Categorical(), num_data=100)
+    >>> bnn
+    Bayesian Linear: variational posterior over 12 of 15 parameters, categorical likelihood
+    """
+    return Bayesian(copy.deepcopy(model), method, likelihood, prior, sites, num_data)
+
+
+def bayesianize_(
+    model: nn.Module,
+    method: Method,
+    *,
+    likelihood: Likelihood,
+    prior: PriorSpec | None = None,
+    sites: Selection | None = None,
+    num_data: int | None = None,
+) -> Bayesian:
+    """Make `model` itself Bayesian, in place; its parameters become the mean. Arguments as `bayesianize`."""
+    return Bayesian(model, method, likelihood, prior, sites, num_data)
+
+
+class Bayesian(nn.Module):
+    """A network with a posterior over its weights.
+
+    Called on inputs it gives one draw in training mode and the mean network in evaluation mode. Made by `bayesianize`.
+
+    Attributes:
+        model: the network; its own parameters hold the posterior's mean (or the point estimate).
+        method: how the posterior is found.
+        likelihood: what the outputs mean.
+        priors: the prior of every random parameter.
+        sites: which parameters are random, and why.
+        num_data: the size of the training set.
+        step: optimizer steps taken.
+        steps_per_epoch: minibatches in an epoch, for schedules.
+        state: what a method keeps beside the model's parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        likelihood: Likelihood,
+        prior: PriorSpec | None,
+        selection: Selection | None,
+        num_data: int | None,
+    ):
+        super().__init__()
+        _check(model, method, likelihood, num_data)
+        report = sites(model, method.default_sites if selection is None else selection)
+        priors = resolve(Normal(1.0) if prior is None else prior, model, report.names)
+        self.model = model
+        self.method = method
+        self.likelihood = likelihood
+        self.sites: Sites = report
+        self.priors = priors
+        self.num_data = num_data
+        self.step = 0
+        self.steps_per_epoch: int | None = None
+        self.state: dict[str, Any] = {}
+        self.terms: Terms | None = None
+        method.convert(self)
+
+    def data_size(self) -> int:
+        """`num_data`, or an error that says how to give it."""
+        if self.num_data is None:
+            raise MissingDataSize(
+                "The loss weighs the KL against the whole training set and needs its size. "
+                "Pass bayesianize(..., num_data=len(dataset)), or use bnn.fit(loader)."
+            )
+        return self.num_data
+
+    @property
+    def position(self) -> Position:
+        """Where training is, for schedules."""
+        return Position(self.step, self.steps_per_epoch)
+
+    @property
+    def posterior_(self) -> Posterior:
+        """The posterior over the random parameters, as data."""
+        return self.method.posterior(self)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """One draw in training mode, the mean network in evaluation mode."""
+        if self.training:
+            return self.method.draw(self, inputs)
+        with stochastic.noise(self.model, on=False):
+            return call(self.model, inputs)
+
+    def loss(self, batch: Batch, *, kl_weight: float | None = None) -> Tensor:
+        """The training loss of a batch: mean NLL + kl_weight · KL / num_data, a scalar to call `backward` on.
+
+        Its parts can be read from `bnn.terms` afterwards. Under DDP wrap `bnn.objective` and call the wrapper.
+
+        Args:
+            batch: inputs and targets.
+            kl_weight: overrides the method's schedule.
+        """
+        _warn_if_past_wrapper(self)
+        terms = self.method.loss(self, batch, kl_weight)
+        self.terms = Terms(terms.nll.detach(), terms.kl.detach(), terms.kl_weight, terms.num_data)
+        return terms.loss
+
+    @property
+    def objective(self) -> Objective:
+        """A module whose forward is the loss, to wrap for distributed training or to compile."""
+        return Objective(self)
+
+    def optimizer(self, lr: float = 1e-3, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:
+        """The method's own optimizer where it needs one, else a fused Adam; it also counts steps for schedules."""
+        if steps_per_epoch is not None:
+            self.steps_per_epoch = steps_per_epoch
+        optimizer = self.method.optimizer(self, lr)
+        self.count_steps_of(optimizer)
+        return optimizer
+
+    def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count this optimizer's steps as training steps; for one that `bnn.optimizer` did not make."""
+
+        def stepped(*_: Any) -> None:
+            self.step += 1
+            self.method.observe(self)
+
+        optimizer.register_step_post_hook(stepped)
+
+    def fit(self, loader: Any, **options: Any) -> Fit:
+        """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
+        return self.method.fit(self, loader, **options)
+
+    def mean_network(self) -> nn.Module:
+        """A plain copy of the user's model with the posterior's mean as weights; bayeslim is not needed to run it."""
+        plain = copy.deepcopy(self.model)
+        for module in plain.modules():
+            stochastic.make_plain(module)
+        self.method.strip(self, plain)
+        with torch.no_grad():
+            for name, value in self.posterior_.mean.items():
+                plain.get_parameter(name).copy_(value)
+        return plain
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """The model's own names, unprefixed; a likelihood's parameters under `likelihood:`."""
+        destination = self.model.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        return self.likelihood.state_dict(
+            destination=destination, prefix=prefix + LIKELIHOOD_PREFIX, keep_vars=keep_vars
+        )
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load what `state_dict` gave."""
+        own = {k: v for k, v in state_dict.items() if not k.startswith(LIKELIHOOD_PREFIX)}
+        rest = {k.removeprefix(LIKELIHOOD_PREFIX): v for k, v in state_dict.items() if k.startswith(LIKELIHOOD_PREFIX)}
+        self.likelihood.load_state_dict(rest, strict=strict, assign=assign)
+        return self.model.load_state_dict(own, strict=strict, assign=assign)
+
+    def __repr__(self) -> str:
+        total = sum(site.size for site in self.sites)
+        return (
+            f"Bayesian {self.sites.model}: {self.method.name} posterior over {self.sites.size:,} of {total:,} "
+            f"parameters, {self.likelihood.name} likelihood"
+        )
+
+
+class Objective(nn.Module):
+    """The loss as a module: `forward(batch)` is `bnn.loss(batch)`."""
+
+    def __init__(self, bnn: Bayesian):
+        super().__init__()
+        self.bnn = bnn
+
+    def forward(self, batch: Batch, kl_weight: float | None = None) -> Tensor:
+        """The training loss of a batch."""
+        return self.bnn.loss(batch, kl_weight=kl_weight)
+
+
+def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
+    if isinstance(method, type) and issubclass(method, Method):
+        raise TypeError(f"method must be an instance: write {method.__name__}(), not {method.__name__}.")
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a bayeslim method, such as bl.Variational(). Got {method!r}.")
+    if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be an instance: write {likelihood.__name__}(), not {likelihood.__name__}.")
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be one of bayeslim.likelihoods, such as Categorical(). Got {likelihood!r}.")
+    if num_data is not None and num_data < 1:
+        raise ValueError(f"num_data is the number of training examples and must be positive. Got {num_data}.")
+    if isinstance(model, Bayesian):
+        raise TypeError("The model is Bayesian already. Pass the plain network (bnn.mean_network()).")
+
+
+def _warn_if_past_wrapper(bnn: Bayesian) -> None:
+    """Gradients of a loss taken past a DDP wrapper are silently not averaged between processes."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return
+    inside = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
+    sharded = any(hasattr(p, "device_mesh") for p in bnn.parameters())
+    if not inside and not sharded:
+        warnings.warn(
+            "A loss was taken in a process group of several ranks without a DistributedDataParallel wrapper, so its "
+            "gradients are not averaged. Wrap ddp = DistributedDataParallel(bnn.objective) and call ddp(batch); never "
+            "bnn.loss or ddp.module.",
+            BayeslimWarning,
+            stacklevel=3,
+        )

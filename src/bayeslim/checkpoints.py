@@ -1,0 +1,151 @@
+"""Checkpoints of a training run: everything the next epoch depends on, so that resuming is exact.
+
+The network, the optimizer, the history, the best epoch so far, and the state of every random number generator: torch's,
+Python's, numpy's and the loader's own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.storage import INDEX, check_fits, encode, read_folder, write_folder
+from bayeslim.types import Params
+
+if TYPE_CHECKING:
+    from bayeslim.train import _Run
+
+
+class Checkpoint:
+    """A folder that holds the state of a run after its last complete epoch."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    def exists(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.path / INDEX).is_file()
+
+    def write(self, run: _Run) -> None:
+        """Save a run after an epoch."""
+        tensors: Params = {f"network:{k}": v for k, v in run.bnn.state_dict().items()}
+        if run.best_state is not None:
+            tensors.update({f"best:{k}": v for k, v in run.best_state.items()})
+        config = {
+            "settings": self._settings(run),
+            "optimizer": _pack(run.optimizer.state_dict(), "optimizer", tensors),
+            "history": run.result.history,
+            "best_epoch": run.result.best_epoch,
+            "best_value": run.best_value,
+            "stopped": run.result.stopped,
+            "step": run.bnn.step,
+            "random": _pack(_random_states(run), "random", tensors),
+        }
+        write_folder(self.path, "checkpoint", config, tensors)
+
+    def restore(self, run: _Run) -> None:
+        """Put a run back to where it was; checks everything before changing anything."""
+        _, config, tensors = read_folder(self.path, ("checkpoint",))
+        settings = self._settings(run)
+        for key, value in settings.items():
+            if config.get("settings", {}).get(key) != value:
+                raise BayeslimError(
+                    f"{self.path} holds a checkpoint of another run: its {key} differs. "
+                    "Use another folder, or delete this one to start anew."
+                )
+        network = {k.removeprefix("network:"): v for k, v in tensors.items() if k.startswith("network:")}
+        best = {k.removeprefix("best:"): v for k, v in tensors.items() if k.startswith("best:")}
+        check_fits(run.bnn.state_dict(), network, type(run.bnn.model).__name__)
+        try:
+            optimizer = _unpack(config["optimizer"], tensors)
+            states = _unpack(config["random"], tensors)
+            history, step = list(config["history"]), int(config["step"])
+            best_epoch, best_value, stopped = config["best_epoch"], float(config["best_value"]), str(config["stopped"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFile(f"{self.path} is not a complete checkpoint: {error!r}.") from error
+        run.bnn.load_state_dict(network)
+        run.optimizer.load_state_dict(optimizer)
+        run.bnn.step = step
+        run.result.history, run.result.best_epoch, run.result.stopped = history, best_epoch, stopped
+        run.best_value, run.best_state = best_value, best or None
+        _restore_random(run, states)
+
+    @staticmethod
+    def _settings(run: _Run) -> dict[str, Any]:
+        """What must be the same for a checkpoint to belong to a run."""
+        ignored: Params = {}
+        return {
+            "method": encode(run.bnn.method, ignored),
+            "likelihood": encode(run.bnn.likelihood, ignored),
+            "num_data": run.bnn.num_data,
+            "batches": run.batches,
+            "epochs": run.epochs,
+            "optimizer": type(run.optimizer).__name__,
+            "world": run.world,
+        }
+
+
+def _random_states(run: _Run) -> dict[str, Any]:
+    legacy = np.random.get_state(legacy=True)  # noqa: NPY002
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": _listed(random.getstate()),
+        "numpy": [legacy[0], torch.from_numpy(legacy[1].astype(np.int64)), *legacy[2:]],
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = list(torch.cuda.get_rng_state_all())
+    generator = getattr(run.loader, "generator", None)
+    if hasattr(run.loader, "state_dict"):
+        states["loader"] = run.loader.state_dict()
+    elif isinstance(generator, torch.Generator):
+        states["generator"] = generator.get_state()
+    return states
+
+
+def _restore_random(run: _Run, states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "loader" in states:
+        run.loader.load_state_dict(states["loader"])
+    if "generator" in states:
+        run.loader.generator.set_state(states["generator"])
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _pack(value: Any, path: str, tensors: Params) -> Any:
+    """Nested dicts, lists, numbers and tensors as JSON; tensors go to `tensors` under their path."""
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"$tensor": path}
+    if isinstance(value, dict):
+        return {"$dict": [[key, _pack(v, f"{path}/{key}", tensors)] for key, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_pack(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise BayeslimError(f"The state of {path} holds a {type(value).__name__}, which cannot be saved without pickle.")
+
+
+def _unpack(value: Any, tensors: Params) -> Any:
+    if isinstance(value, list):
+        return [_unpack(v, tensors) for v in value]
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        return {key: _unpack(v, tensors) for key, v in value["$dict"]}
+    return value

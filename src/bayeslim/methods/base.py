@@ -1,0 +1,110 @@
+"""What a method is: a frozen dataclass that turns a model and data into a posterior.
+
+Its hooks, in the order of their life; all have defaults but `posterior`:
+
+    convert      prepare the model (already a copy, or the user's own for `bayesianize_`)
+    strip        take out of a copy of the model what `convert` put in
+    loss         the terms of the training loss of one batch
+    optimizer    the optimizer to train with
+    observe      called after every optimizer step
+    fit          train, or compute what there is to compute
+    posterior    the posterior, as data
+    draw         one random network's outputs on inputs, for `bnn(x)` in training mode
+    predictive   predictions, when the method knows better than the posterior's type
+    evidence     the evidence, likewise
+
+A method holds settings only. What changes lives in the model's parameters or in `bnn.state`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.posteriors import Posterior
+from bayeslim.results import Evidence, Fit, Prediction
+from bayeslim.select import Selection
+from bayeslim.types import Batch, Inputs, call, split_batch
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The loss of a batch in its parts: mean NLL + kl_weight · KL / num_data.
+
+    Attributes:
+        nll: the mean over examples of −log p(y|x, w).
+        kl: the whole KL(q ‖ p), or −log p(w) for point estimates; summed, never averaged.
+        kl_weight: what the schedule says.
+        num_data: the size of the training set.
+    """
+
+    nll: Tensor
+    kl: Tensor
+    kl_weight: float
+    num_data: int
+
+    @property
+    def loss(self) -> Tensor:
+        """The scalar to minimise."""
+        return self.nll + self.kl * (self.kl_weight / self.num_data)
+
+
+@dataclass(frozen=True)
+class Method:
+    """The base of all methods, with the default hooks."""
+
+    name: ClassVar[str]
+    default_sites: ClassVar[Selection] = "all"
+
+    def convert(self, bnn: Bayesian) -> None:
+        """Prepare the model."""
+
+    def strip(self, bnn: Bayesian, model: nn.Module) -> None:
+        """Nothing was put in, so there is nothing to take out."""
+
+    def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
+        """The negative log posterior: mean NLL − log p(w) / num_data, the MAP loss."""
+        inputs, targets = split_batch(batch)
+        nll = -bnn.likelihood.log_prob(call(bnn.model, inputs), targets).mean()
+        params = dict(bnn.model.named_parameters())
+        log_prior = torch.stack([prior.log_prob(params[name]).sum() for name, prior in bnn.priors.items()]).sum()
+        return Terms(nll, -log_prior, 1.0 if kl_weight is None else kl_weight, bnn.data_size())
+
+    def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
+        """Adam on everything trainable, fused where torch has a fused kernel for the parameters."""
+        params = [p for p in bnn.parameters() if p.requires_grad]
+        fusable = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
+        return torch.optim.Adam(params, lr=lr, fused=fusable)
+
+    def observe(self, bnn: Bayesian) -> None:
+        """Nothing to do after a step."""
+
+    def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
+        """Minimise the loss by gradient descent."""
+        from bayeslim.train import fit
+
+        return fit(bnn, loader, **options)
+
+    def posterior(self, bnn: Bayesian) -> Posterior:
+        """The posterior, as data."""
+        raise NotImplementedError
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The outputs of one network drawn from the posterior."""
+        return call(bnn.model, inputs, bnn.posterior_.sample())
+
+    def predictive(
+        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """A prediction, or None to leave it to the posterior's type."""
+        return None
+
+    def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence | None:
+        """An evidence, or None to leave it to the posterior's type."""
+        return None

@@ -1,0 +1,114 @@
+"""`predict`: the predictive distribution, p(y | x, D) = E_q[p(y | x, w)].
+
+Samples are the outer loop: weights are drawn S times, not once for every batch. A method may know better than to sample
+(`Method.predictive`); otherwise the posterior's type decides, through `predictive`, a single-dispatch function open to
+new posteriors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslim import stochastic
+from bayeslim.bayesian import Bayesian
+from bayeslim.posteriors import Posterior
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs, arguments, batch_size, call, device_of, split_batch, to_device
+
+WAYS = ("auto", "sample", "local", "mean", "map")
+
+
+def predict(
+    bnn: Bayesian,
+    x: Inputs | Iterable[Any],
+    samples: int = 32,
+    how: str = "auto",
+    *,
+    batch_size: int | None = 1024,
+    generator: torch.Generator | None = None,
+) -> Prediction:
+    """Predict with uncertainty.
+
+    Args:
+        bnn: a Bayesian network.
+        x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored. Inputs
+            go to the network's device.
+        samples: how many networks to average, S.
+        how: "sample" draws S networks and averages what they say; "local" draws noise for every example at the
+            pre-activations instead; "mean" and "map" use the one network at the posterior's mean or mode; "auto" is
+            what the method does best.
+        batch_size: how many examples go through the network at once; None for all. It does not change the result.
+        generator: where the random numbers come from, for repeatable predictions.
+
+    The network's mode, gradients and weights are left as they were.
+    """
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1. Got {samples}.")
+    with torch.no_grad(), stochastic.evaluating(bnn):
+        known = bnn.method.predictive(bnn, x, samples, how, generator)
+        if known is not None:
+            return known
+        if how not in WAYS:
+            raise ValueError(f"how must be one of {', '.join(WAYS)} for {bnn.method.name}. Got {how!r}.")
+        batches = _batches(x, batch_size, device_of(bnn.model))
+        if how == "local":
+            outputs = torch.stack([_local_pass(bnn, batches) for _ in range(samples)])
+        else:
+            outputs = predictive(bnn.posterior_, bnn, batches, samples, how, generator)
+        return bnn.likelihood.predict(outputs)
+
+
+@singledispatch
+def predictive(
+    posterior: Posterior,
+    bnn: Bayesian,
+    batches: Callable[[], Iterator[Inputs]],
+    samples: int,
+    how: str,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Raw outputs of networks drawn from a posterior, (S, N, ...); register a posterior's type to do it another way."""
+    if how in ("mean", "map"):
+        params = posterior.mean if how == "mean" else posterior.mode
+        return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
+    draws = []
+    for _ in range(samples):
+        params = posterior.sample(generator=generator)
+        draws.append(torch.cat([call(bnn.model, inputs, params) for inputs in batches()]))
+    return torch.stack(draws)
+
+
+def _local_pass(bnn: Bayesian, batches: Callable[[], Iterator[Inputs]]) -> Tensor:
+    return torch.cat([bnn.method.draw(bnn, inputs) for inputs in batches()])
+
+
+def _batches(x: Any, size: int | None, device: torch.device) -> Callable[[], Iterator[Inputs]]:
+    """A function that starts a fresh pass over the inputs."""
+    if _is_loader(x):
+        return lambda: (to_device(split_batch(batch)[0], device) for batch in x)
+    x = to_device(x, device)
+    args, kwargs = arguments(x)
+    values = (*args, *kwargs.values())
+    total = batch_size(x)
+    aligned = all(isinstance(v, Tensor) and v.ndim and v.shape[0] == total for v in values)
+    if size is None or total <= size or not aligned:
+        return lambda: iter([x])
+    return lambda: (_slice(x, slice(start, start + size)) for start in range(0, total, size))
+
+
+def _slice(x: Inputs, part: slice) -> Inputs:
+    if isinstance(x, Tensor):
+        return x[part]
+    if isinstance(x, dict):
+        return {k: v[part] for k, v in x.items()}
+    return tuple(v[part] for v in x)
+
+
+def _is_loader(x: Any) -> bool:
+    """Loaders are iterated; tensors, tuples, dicts and packed sequences are inputs themselves."""
+    return hasattr(x, "__iter__") and not isinstance(x, (Tensor, tuple, list, dict))

@@ -1,0 +1,124 @@
+"""Priors p(w): what is believed of a weight before the data.
+
+A prior is data; `log_prob` is elementwise, and `kl` is KL(q ‖ p) for a diagonal Gaussian q, summed over the weights: in
+closed form where one exists, else by Monte Carlo.
+
+`bayesianize(prior=...)` takes one prior for the whole model, or a dict from selections of parameters (names, modules,
+regular expressions, as in `sites`) to priors, of which the first that matches counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.errors import NoSiteMatched
+from bayeslim.noise import standard_normal_like
+from bayeslim.select import matcher, owner
+
+
+class Prior:
+    """The base of all priors."""
+
+    name: ClassVar[str]
+    is_proper: ClassVar[bool] = True
+    """Whether it integrates to one; an evidence exists only then."""
+
+    def log_prob(self, weight: Tensor) -> Tensor:
+        """Log p(w) of every element."""
+        raise NotImplementedError
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """KL(N(mean, std²) ‖ p), summed; here by one Monte-Carlo draw, E_q[log q(w) − log p(w)]."""
+        weight = mean + std * standard_normal_like(mean)
+        entropy = std.log() + 0.5 * math.log(2 * math.pi * math.e)
+        return -(self.log_prob(weight) + entropy).sum()
+
+    def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw weights of a shape."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, for saving."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Normal(Prior):
+    """N(mean, std²); a Gaussian prior is weight decay.
+
+    Attributes:
+        std: the *standard deviation*, a number or a tensor that broadcasts to the parameter.
+        mean: the centre, likewise.
+    """
+
+    std: float | Tensor = 1.0
+    mean: float | Tensor = 0.0
+    name: ClassVar[str] = "normal"
+
+    def __post_init__(self) -> None:
+        if not bool(torch.as_tensor(self.std).gt(0).all()):
+            raise ValueError(f"Normal(std=...) is a standard deviation and must be positive. Got {self.std}.")
+
+    def log_prob(self, weight: Tensor) -> Tensor:
+        """−½ ((w − m)/s)² − log s − ½ log 2π."""
+        std = torch.as_tensor(self.std, dtype=weight.dtype, device=weight.device)
+        return -0.5 * ((weight - self.mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """½ Σ [((μ − m)² + σ²)/s² − 1 − log(σ²/s²)]."""
+        if isinstance(self.std, Tensor) or isinstance(self.mean, Tensor):
+            scale = torch.as_tensor(self.std, dtype=std.dtype, device=std.device)
+            ratio = std / scale
+            off = (mean - torch.as_tensor(self.mean, dtype=std.dtype, device=std.device)) / scale
+            return 0.5 * (off.square() + ratio.square() - 1).sum() - ratio.log().sum()
+        off = mean - self.mean if self.mean else mean
+        # A sum of squares as a product with itself makes no copy of the weights.
+        squares = torch.linalg.vecdot(off.reshape(-1), off.reshape(-1)) + torch.linalg.vecdot(
+            std.reshape(-1), std.reshape(-1)
+        )
+        constant = mean.numel() * (0.5 - math.log(self.std))
+        return 0.5 / self.std**2 * squares - std.log().sum() - constant
+
+    def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw weights of a shape."""
+        return torch.randn(shape, generator=generator) * self.std + self.mean
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, for saving."""
+        return {"std": self.std, "mean": self.mean}
+
+
+PriorSpec = Prior | Mapping[Any, Prior]
+
+
+def resolve(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict[str, Prior]:
+    """The prior of every random parameter."""
+    if isinstance(prior, Prior):
+        return dict.fromkeys(names, prior)
+    if not isinstance(prior, Mapping) or not all(isinstance(p, Prior) for p in prior.values()):
+        raise TypeError(
+            "prior must be one of bayeslim.priors (such as priors.Normal(1.0)) or a dict from names to priors. "
+            f"Got {prior!r}."
+        )
+    matchers = [(matcher(selection), p) for selection, p in prior.items()]
+    found: dict[str, Prior] = {}
+    for name in names:
+        module, _ = owner(model, name)
+        chosen = next((p for match, p in matchers if match(name, model.get_parameter(name), module)), None)
+        if chosen is None:
+            raise NoSiteMatched(
+                f'No prior was given for "{name}": the dict has {", ".join(map(repr, prior))}. '
+                'Add an entry for it, or "all" as the last key for the rest.'
+            )
+        found[name] = chosen
+    return found
+
+
+PRIORS: dict[str, type[Prior]] = {c.name: c for c in (Normal,)}
+"""Priors by the name they are saved under; a new one is added here."""

@@ -1,0 +1,122 @@
+"""`save` and `load`: Bayesian networks and plain ones, to a folder and back."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim import zoo
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.posteriors import POSTERIORS, Posterior
+from bayeslim.storage import check_fits, decode, encode, read_folder, write_folder
+from bayeslim.types import Params
+
+
+def save(network: Bayesian | nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a Bayesian or plain network to a folder, as safetensors and JSON.
+
+    Args:
+        network: what to save.
+        path: the folder; what it held before is replaced only once the new content is complete.
+    """
+    tensors: Params = {f"network:{name}": tensor for name, tensor in network.state_dict().items()}
+    if isinstance(network, Bayesian):
+        config = _bayesian_config(network, tensors)
+        write_folder(path, "bayesian", config, tensors)
+    elif isinstance(network, nn.Module):
+        write_folder(path, "network", {"architecture": _architecture(network)}, tensors)
+    else:
+        raise TypeError(f"save takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}.")
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
+    """Read a network back.
+
+    Args:
+        path: the folder that `save` wrote.
+        model: a plain network of the architecture that was saved (its weights do not matter and are not changed).
+            Not needed for networks of `bayeslim.zoo`.
+
+    Returns:
+        a `Bayesian` or a plain module, as was saved, on the CPU or on the given model's device.
+    """
+    kind, config, tensors = read_folder(path, ("bayesian", "network"))
+    state = {n.removeprefix("network:"): t for n, t in tensors.items() if n.startswith("network:")}
+    network = _network(config.get("architecture"), model, state)
+    what = type(network).__name__
+    if kind == "network":
+        check_fits(network.state_dict(), state, what)
+        network.load_state_dict(state)
+        return network
+    try:
+        method, likelihood = decode(config["method"], tensors), decode(config["likelihood"], tensors)
+        priors, names = decode(config["priors"], tensors), list(config["sites"])
+        bnn = Bayesian(network, method, likelihood, dict(priors), names, config["num_data"])
+        step, steps_per_epoch, posteriors = int(config["step"]), config["steps_per_epoch"], dict(config["posteriors"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptFile(f"{path} does not describe a Bayesian network: {error!r}.") from error
+    check_fits(bnn.state_dict(), state, what)
+    bnn.state.update({key: _restore(key, entry, tensors) for key, entry in posteriors.items()})
+    bnn.load_state_dict(state)
+    bnn.step, bnn.steps_per_epoch = step, steps_per_epoch
+    return bnn.eval()
+
+
+def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
+    posteriors = {}
+    for key, value in bnn.state.items():
+        if isinstance(value, Posterior):
+            posteriors[key] = {"kind": value.kind, "config": encode(value.config(), tensors)}
+            tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in value.tensors().items()})
+    return {
+        "architecture": _architecture(bnn.model),
+        "method": encode(bnn.method, tensors),
+        "likelihood": encode(bnn.likelihood, tensors),
+        "priors": encode(bnn.priors, tensors),
+        "sites": list(bnn.sites.names),
+        "num_data": bnn.num_data,
+        "step": bnn.step,
+        "steps_per_epoch": bnn.steps_per_epoch,
+        "posteriors": posteriors,
+    }
+
+
+def _restore(key: str, entry: Any, tensors: Params) -> Posterior:
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if kind not in POSTERIORS:
+        raise CorruptFile(f"The file holds a posterior of a kind that this bayeslim does not have: {kind!r}.")
+    prefix = f"posterior:{key}:"
+    own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    return POSTERIORS[kind].restore(decode(entry["config"], tensors), own)
+
+
+def _architecture(model: nn.Module) -> dict[str, Any]:
+    return {"class": type(model).__name__, "zoo": getattr(model, "zoo_config", None)}
+
+
+def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Module:
+    if not isinstance(architecture, dict):
+        raise CorruptFile("The file does not say which architecture it holds.")
+    if model is not None:
+        return copy.deepcopy(model)
+    if architecture.get("zoo") is None:
+        raise BayeslimError(
+            f"The weights of a {architecture.get('class')} were saved, not its code. Pass the architecture: "
+            "load(path, model=YourModel())."
+        )
+    try:
+        with torch.device("meta"):
+            # Without memory first: a file must not make us allocate more than it holds.
+            outline = zoo.create(**architecture["zoo"]).state_dict()
+        check_fits(outline, {name: state[name] for name in outline if name in state}, "the architecture it names")
+        with torch.random.fork_rng():
+            return zoo.create(**architecture["zoo"])
+    except CorruptFile:
+        raise
+    except (TypeError, ValueError, KeyError) as error:
+        raise CorruptFile(f"The file names a network that bayeslim.zoo does not have: {error}.") from error

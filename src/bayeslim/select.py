@@ -1,0 +1,214 @@
+"""Which parameters are random, and why the others are not.
+
+A selection is one of
+    "all"                     every trainable floating-point parameter;
+    "weights"                 those with two or more dimensions outside normalisation layers (no biases, no norms);
+    "fc1.weight", "encoder"   a parameter's or a module's name;
+    "encoder.*weight"         a regular expression that matches the whole name (a string or a compiled pattern);
+    nn.Linear                 a module class: the parameters such modules own;
+    lambda name, p: ...       a predicate on name and parameter;
+or a list of these, which selects what any of them selects. Weights shared between modules appear once, under their
+first name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from torch import nn
+
+from bayeslim.errors import NoSiteMatched, UnsupportedModel, closest
+
+Selection: TypeAlias = (
+    str | re.Pattern[str] | type[nn.Module] | Callable[[str, nn.Parameter], bool] | Iterable["Selection"]
+)
+
+NORMS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One parameter of a model.
+
+    Attributes:
+        name: its name in the model.
+        shape: its shape.
+        random: whether it gets a posterior.
+        reason: why, in words.
+        aliases: further names of the same tensor, for tied weights.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    random: bool
+    reason: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many scalars it holds."""
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Every parameter of a model, with which are random and why; prints as a table."""
+
+    model: str
+    entries: tuple[Site, ...] = field(repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The random parameters' names."""
+        return tuple(site.name for site in self.entries if site.random)
+
+    @property
+    def size(self) -> int:
+        """How many scalars are random."""
+        return sum(site.size for site in self.entries if site.random)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        total = sum(site.size for site in self.entries)
+        width = max((len(site.name) for site in self.entries), default=4)
+        lines = [f"{self.model}: {self.size:,} of {total:,} parameters are random"]
+        for site in self.entries:
+            mark = "~" if site.random else "="
+            tied = f"; also {', '.join(site.aliases)}" if site.aliases else ""
+            shape = "×".join(map(str, site.shape)) or "scalar"
+            lines.append(f"  {mark} {site.name:<{width}}  {shape:>14}  {site.reason}{tied}")
+        return "\n".join(lines)
+
+
+def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
+    """Report which parameters of `model` a selection makes random.
+
+    >>> print(sites(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))))
+    Sequential: 6 of 12 parameters are random
+      ~ 0.weight             2×3  weight
+      = 0.bias                 2  bias, trained as a point
+      = 1.weight               2  normalisation, trained as a point
+      = 1.bias                 2  normalisation, trained as a point
+    """
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise UnsupportedModel(
+            f'{type(model).__name__} has lazy parameters without a shape ("{lazy[0]}", ...). '
+            "Call the model once on a batch, then make it Bayesian."
+        )
+    owners = dict(_owners(model))
+    aliases: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(p), []).append(name)
+    matches = matcher(selection)
+    entries = []
+    for name, p in model.named_parameters():
+        names = aliases[id(p)]
+        chosen = any(matches(n, p, owners[n]) for n in names)
+        random, reason = _verdict(name, p, owners[name], chosen)
+        entries.append(Site(name, tuple(p.shape), random, reason, tuple(n for n in names if n != name)))
+    report = Sites(type(model).__name__, tuple(entries))
+    if not report.names:
+        raise NoSiteMatched(_nothing_matched(report, selection))
+    return report
+
+
+def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that owns a parameter, and the parameter's name there."""
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf
+
+
+def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for path, module in model.named_modules(remove_duplicate=False):
+        for leaf in module._parameters:
+            yield (f"{path}.{leaf}" if path else leaf), module
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalisation layer."""
+    return isinstance(module, NORMS)
+
+
+def is_weight(name: str, p: nn.Parameter, module: nn.Module) -> bool:
+    """Whether a parameter is a weight rather than a bias or part of a normalisation."""
+    return p.ndim >= 2 and not is_norm(module) and not name.rpartition(".")[2].startswith("bias")
+
+
+def _verdict(name: str, p: nn.Parameter, module: nn.Module, chosen: bool) -> tuple[bool, str]:
+    what = "normalisation" if is_norm(module) else "weight" if is_weight(name, p, module) else "bias"
+    if not p.is_floating_point():
+        return False, f"{p.dtype} is not a real number type"
+    if not p.requires_grad:
+        return False, "frozen (requires_grad=False)"
+    if p.numel() == 0:
+        return False, "empty"
+    if not chosen:
+        return False, f"{what}, trained as a point"
+    return True, what
+
+
+def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bool]:
+    """A test of (name, parameter, owning module) for a selection."""
+    if isinstance(selection, str):
+        if selection == "all":
+            return lambda name, p, module: True
+        if selection == "weights":
+            return is_weight
+        prefix = selection + "."
+        try:
+            pattern = re.compile(selection)
+        except re.error as error:
+            raise NoSiteMatched(f"sites={selection!r} is neither a name nor a regular expression: {error}.") from None
+        return lambda name, p, module: (
+            name == selection or name.startswith(prefix) or pattern.fullmatch(name) is not None
+        )
+    if isinstance(selection, re.Pattern):
+        return lambda name, p, module: selection.fullmatch(name) is not None
+    if isinstance(selection, type) and issubclass(selection, nn.Module):
+        return lambda name, p, module: isinstance(module, selection)
+    if callable(selection):
+        return lambda name, p, module: bool(selection(name, p))
+    if isinstance(selection, Iterable):
+        several = [matcher(one) for one in selection]
+        return lambda name, p, module: any(match(name, p, module) for match in several)
+    raise NoSiteMatched(
+        'sites must be "all", "weights", a name, a regular expression, a module class, a predicate, or a list of '
+        f"these. Got {selection!r}."
+    )
+
+
+def _nothing_matched(report: Sites, selection: Selection) -> str:
+    shown = getattr(selection, "__name__", None) or repr(selection)
+    if not len(report):
+        return f"{report.model} has no parameters: there is nothing to make Bayesian."
+    blocked = [site for site in report if "trained as a point" not in site.reason]
+    if len(blocked) == len(report):
+        return (
+            f"None of the {len(report)} parameters of {report.model} can be random: {blocked[0].name} is "
+            f"{blocked[0].reason}. Call model.requires_grad_(True) if they were frozen by mistake."
+        )
+    near = closest(selection, (site.name for site in report)) if isinstance(selection, str) else ""
+    first = ", ".join(site.name for site in report.entries[:3])
+    hint = f"Closest names: {near}. " if near else f"The first names are {first}. "
+    return (
+        f"sites={shown} matched none of the {len(report)} parameters of {report.model}. {hint}"
+        'Pass sites="all", or print bl.sites(model).'
+    )

@@ -1,0 +1,212 @@
+"""The one stochastic layer: noise at the pre-activations of any layer linear in its parameters.
+
+Local reparametrisation (Kingma, Salimans & Welling 2015, arXiv:1506.02557) samples y = f(x; w) instead of w:
+    y | x ~ N(f(x; μ), f(x²; σ²)),      independently for every example,
+and Flipout (Wen et al. 2018, arXiv:1803.04386) turns one draw ΔW = σ ε into one for every example by random signs:
+    y = f(x; μ) + s ∘ f(x ∘ r; ΔW),     r, s ∈ {−1, +1}.
+
+Both run the layer's *own* forward twice, so there is no Bayesian class per dimension. A layer is retyped in place
+(`layer.__class__`), which keeps its names, hooks and parameters; it draws in training mode and is its plain self in
+evaluation mode. Both need every weight to be used once per example: layers that run never or several times in a forward
+pass, and tied weights, are sampled whole instead (`seen_once` finds out). Positions that share a weight (convolutions,
+sequences) get independent noise, the usual mean-field approximation of the local estimator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayeslim.noise import standard_normal_like
+from bayeslim.types import Inputs, arguments
+
+LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+"""Layers linear in their parameters, by exact type: a subclass may do anything in its forward."""
+
+
+class _Substitute:
+    """A layer seen with another weight and bias; everything else is the layer's own."""
+
+    def __init__(self, layer: nn.Module, weight: Tensor, bias: Tensor | None):
+        self.layer = layer
+        self.weight = weight
+        self.bias = bias
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+def _softplus(rho: Tensor | None) -> Tensor | None:
+    return None if rho is None else F.softplus(rho)
+
+
+class _Noisy:
+    """What local and Flipout layers share."""
+
+    plain: ClassVar[type[nn.Module]]
+    training: bool
+    weight: Tensor
+
+    def forward(self, input: Tensor, *args: Any) -> Tensor:
+        mean: Tensor = self.plain.forward(self, input, *args)  # type: ignore[arg-type]
+        if not self.training:
+            return mean
+        return mean + self.perturbation(input, mean, *args)
+
+    def perturbation(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+        raise NotImplementedError
+
+    def run_with(self, weight: Tensor, bias: Tensor | None, input: Tensor, *args: Any) -> Tensor:
+        """The plain layer's own forward with other parameters."""
+        return self.plain.forward(_Substitute(self, weight, bias), input, *args)  # type: ignore[arg-type, no-any-return]
+
+    def stds(self) -> tuple[Tensor, Tensor | None]:
+        """σ of the weight, and of the bias if that is random."""
+        weight = _softplus(self.weight_rho)  # type: ignore[attr-defined]
+        assert weight is not None
+        return weight, _softplus(getattr(self, "bias_rho", None))
+
+
+class _Local(_Noisy):
+    def perturbation(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+        weight, bias = self.stds()
+        half = _half_precision(input, mean)
+        if half:
+            # σ² of a small σ underflows in half precision.
+            with torch.autocast(input.device.type, enabled=False):
+                variance = self.run_with(
+                    weight.float().square(),
+                    None if bias is None else bias.float().square(),
+                    input.float().square(),
+                    *args,
+                )
+        else:
+            variance = self.run_with(weight.square(), None if bias is None else bias.square(), input.square(), *args)
+        # A variance of exactly zero (an input that is all zeros) would have an infinite gradient of its root.
+        std = variance.clamp_min(1e-30 if variance.dtype == torch.float64 else 1e-20).sqrt()
+        return std.to(mean.dtype) * standard_normal_like(mean)
+
+
+class _Flipout(_Noisy):
+    def perturbation(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+        weight, bias = self.stds()
+        delta = (weight * standard_normal_like(weight)).to(self.weight.dtype)
+        channel = -1 if issubclass(self.plain, nn.Linear) else 1
+        noise = _signs(mean, channel) * self.run_with(delta, None, input * _signs(input, channel), *args)
+        if bias is not None:
+            shape = [1] * mean.ndim
+            shape[channel] = bias.numel()
+            draws = standard_normal_like(_signs(mean, channel))
+            noise = noise + (bias.view(shape) * draws).to(mean.dtype)
+        return noise
+
+
+def _half_precision(input: Tensor, mean: Tensor) -> bool:
+    if torch.float16 in (input.dtype, mean.dtype):
+        return True
+    # A bfloat16 model outside autocast keeps ρ in single precision, so its variance branch is single precision too.
+    return input.dtype == torch.bfloat16 and not torch.is_autocast_enabled(input.device.type)
+
+
+def _signs(like: Tensor, channel: int) -> Tensor:
+    """Random signs for every example and channel of a batch, the same at all positions."""
+    shape = [1] * like.ndim
+    shape[0], shape[channel] = like.shape[0], like.shape[channel]
+    return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(0.5).mul_(2).sub_(1)
+
+
+def _retyped(kind: type[_Noisy], label: str) -> dict[type[nn.Module], type[nn.Module]]:
+    classes = {}
+    for plain in LINEAR_LAYERS:
+        name = f"{label}{plain.__name__}"
+        cls = type(
+            name, (kind, plain), {"plain": plain, "__module__": __name__, "__doc__": f"{plain.__name__}, noisy."}
+        )
+        globals()[name] = cls  # importable by name, so that copies and pickles of a model find it
+        classes[plain] = cls
+    return classes
+
+
+NOISY: dict[str, dict[type[nn.Module], type[nn.Module]]] = {
+    "local": _retyped(_Local, "Local"),
+    "flipout": _retyped(_Flipout, "Flipout"),
+}
+
+
+def make_noisy(layer: nn.Module, estimator: str) -> None:
+    """Retype a plain layer in place."""
+    layer.__class__ = NOISY[estimator][type(layer)]
+
+
+def make_plain(layer: nn.Module) -> None:
+    """Give a noisy layer its plain class back; others are left alone."""
+    if isinstance(layer, _Noisy):
+        layer.__class__ = layer.plain
+
+
+def is_noisy(layer: nn.Module) -> bool:
+    """Whether a layer draws noise in training mode."""
+    return isinstance(layer, _Noisy)
+
+
+@contextmanager
+def noise(model: nn.Module, on: bool) -> Iterator[None]:
+    """Noisy layers of `model` draw (or do not) whatever the model's mode; everything else keeps its mode."""
+    changed = [m for m in model.modules() if is_noisy(m) and m.training != on]
+    for layer in changed:
+        layer.training = on
+    try:
+        yield
+    finally:
+        for layer in changed:
+            layer.training = not on
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """`model` in evaluation mode, every module's own mode restored afterwards."""
+    training = [m for m in model.modules() if m.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
+    """Which of the named modules run exactly once when `model` is called on `inputs`.
+
+    The pass changes nothing: evaluation mode, no gradients, no random numbers kept.
+    """
+    counts: dict[str, int] = dict.fromkeys(candidates, 0)
+
+    def counter(path: str) -> Callable[..., None]:
+        def count(*_: Any) -> None:
+            counts[path] += 1
+
+        return count
+
+    handles = [model.get_submodule(path).register_forward_pre_hook(counter(path)) for path in counts]
+    args, kwargs = arguments(inputs)
+    try:
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng():
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {path for path, count in counts.items() if count == 1}
