@@ -1,8 +1,8 @@
 """Image classification sets: digits (in the package), MNIST and those made in its likeness, CIFAR-10.
 
-- digits: the test part of "Optical recognition of handwritten digits" by E. Alpaydin and C. Kaynak (UCI machine learning
-  repository, 1998; CC BY 4.0): 1,797 images of 8 x 8 pixels with values 0 to 16. The last 500, in the file's order, are
-  our test part.
+- digits: the test part of "Optical recognition of handwritten digits" by E. Alpaydin and C. Kaynak (UCI machine
+  learning repository, 1998; CC BY 4.0): 1,797 images of 8 x 8 pixels with values 0 to 16. The last 500, in the file's
+  order, are our test part.
 - mnist: Y. LeCun, C. Cortes, C. Burges.
 - fashion-mnist: Zalando SE; MIT licence.
 - kmnist: the Kuzushiji data set by CODH; CC BY-SA 4.0.
