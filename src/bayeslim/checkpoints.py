@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 def _random_states(run: _Run) -> dict[str, Any]:
-    legacy = np.random.get_state(legacy=True)  # noqa: NPY002
+    legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": _listed(random.getstate()),

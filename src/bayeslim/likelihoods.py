@@ -58,7 +58,7 @@ def _per_example(values: Tensor) -> Tensor:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    return -torch.special.xlogy(probs, probs).sum(-1)
+    return torch.special.entr(probs).sum(-1)
 
 
 class Categorical(Likelihood):
@@ -94,7 +94,8 @@ class Categorical(Likelihood):
         if logits.shape[:-1] != targets.shape:
             raise ShapeMismatch(
                 f"Categorical needs targets of shape {tuple(logits.shape[:-1])} for outputs of shape "
-                f"{tuple(outputs.shape)} with the classes in dimension {self.class_dim}. Got targets of shape {tuple(targets.shape)}. "
+                f"{tuple(outputs.shape)} with the classes in dimension {self.class_dim}. "
+                f"Got targets of shape {tuple(targets.shape)}. "
                 "Set Categorical(class_dim=...) if the classes are elsewhere."
             )
         if logits.ndim == 2:

@@ -83,11 +83,13 @@ class Normal(Prior):
             std.reshape(-1), std.reshape(-1)
         )
         constant = mean.numel() * (0.5 - math.log(self.std))
-        return 0.5 / self.std**2 * squares - std.log().sum() - constant
+        kl: Tensor = 0.5 / self.std**2 * squares - std.log().sum() - constant
+        return kl
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw weights of a shape."""
-        return torch.randn(shape, generator=generator) * self.std + self.mean
+        draws: Tensor = torch.randn(shape, generator=generator) * self.std + self.mean
+        return draws
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, for saving."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from torch import nn
 
@@ -185,7 +185,8 @@ def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bo
     if isinstance(selection, type) and issubclass(selection, nn.Module):
         return lambda name, p, module: isinstance(module, selection)
     if callable(selection):
-        return lambda name, p, module: bool(selection(name, p))
+        predicate = cast("Callable[[str, nn.Parameter], bool]", selection)
+        return lambda name, p, module: bool(predicate(name, p))
     if isinstance(selection, Iterable):
         several = [matcher(one) for one in selection]
         return lambda name, p, module: any(match(name, p, module) for match in several)

@@ -61,7 +61,7 @@ class _Noisy:
     weight: Tensor
 
     def forward(self, input: Tensor, *args: Any) -> Tensor:
-        mean: Tensor = self.plain.forward(self, input, *args)  # type: ignore[arg-type]
+        mean: Tensor = self.plain.forward(self, input, *args)
         if not self.training:
             return mean
         return mean + self.perturbation(input, mean, *args)
@@ -83,18 +83,13 @@ class _Noisy:
 class _Local(_Noisy):
     def perturbation(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
         weight, bias = self.stds()
-        half = _half_precision(input, mean)
-        if half:
+        bias = None if bias is None else bias.square()
+        if _half_precision(input, mean):
             # σ² of a small σ underflows in half precision.
             with torch.autocast(input.device.type, enabled=False):
-                variance = self.run_with(
-                    weight.float().square(),
-                    None if bias is None else bias.float().square(),
-                    input.float().square(),
-                    *args,
-                )
+                variance = self.run_with(weight.square(), bias, input.float().square(), *args)
         else:
-            variance = self.run_with(weight.square(), None if bias is None else bias.square(), input.square(), *args)
+            variance = self.run_with(weight.square(), bias, input.square(), *args)
         # A variance of exactly zero (an input that is all zeros) would have an infinite gradient of its root.
         std = variance.clamp_min(1e-30 if variance.dtype == torch.float64 else 1e-20).sqrt()
         return std.to(mean.dtype) * standard_normal_like(mean)
@@ -132,9 +127,8 @@ def _retyped(kind: type[_Noisy], label: str) -> dict[type[nn.Module], type[nn.Mo
     classes = {}
     for plain in LINEAR_LAYERS:
         name = f"{label}{plain.__name__}"
-        cls = type(
-            name, (kind, plain), {"plain": plain, "__module__": __name__, "__doc__": f"{plain.__name__}, noisy."}
-        )
+        body = {"plain": plain, "__module__": __name__, "__doc__": f"{plain.__name__}, with noise in training mode."}
+        cls = type(name, (kind, plain), body)
         globals()[name] = cls  # importable by name, so that copies and pickles of a model find it
         classes[plain] = cls
     return classes
@@ -154,7 +148,7 @@ def make_noisy(layer: nn.Module, estimator: str) -> None:
 def make_plain(layer: nn.Module) -> None:
     """Give a noisy layer its plain class back; others are left alone."""
     if isinstance(layer, _Noisy):
-        layer.__class__ = layer.plain
+        setattr(layer, "__class__", layer.plain)  # noqa: B010 - a type checker takes no plain assignment here
 
 
 def is_noisy(layer: nn.Module) -> bool:

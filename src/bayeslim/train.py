@@ -1,8 +1,8 @@
 """The fit loop: plain gradient descent on `bnn.loss`, for any method that trains.
 
-It trains with ordinary `.backward()` calls, so DDP, hooks and accumulation work as everywhere. Under `torchrun` the loss
-is wrapped in `DistributedDataParallel`: every rank takes the mean NLL of its own batches plus the whole KL / num_data,
-and the average of these gradients is the gradient of one process with all the batches.
+It trains with ordinary `.backward()` calls, so DDP, hooks and accumulation work as everywhere. Under `torchrun` the
+loss is wrapped in `DistributedDataParallel`: every rank takes the mean NLL of its own batches plus the whole KL /
+num_data, and the average of these gradients is the gradient of one process with all the batches.
 """
 
 from __future__ import annotations
@@ -214,9 +214,9 @@ class _Run:
     def _epoch(self, objective: nn.Module, epoch: int, base_lrs: list[float], bar: Any) -> dict[str, float]:
         bnn, device, meter = self.bnn, device_of(self.bnn.model), _Meter()
         bnn.train()
-        sampler = getattr(self.loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
         check_every = 1 if device.type == "cpu" else 50
         for index, batch in enumerate(self.loader):
             last = index + 1 == self.batches
@@ -283,8 +283,8 @@ def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
     from bayeslim.predict import predict
 
     device = device_of(bnn.model)
-    total, count = 0.0, 0
-    streaming: Classification | Regression | None = None
+    total, count, kind = 0.0, 0, ""
+    classes, values = Classification(), Regression()
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device)
         prediction = predict(bnn, inputs, samples=1, how="mean", batch_size=None)
@@ -292,18 +292,18 @@ def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
             log_prob = bnn.likelihood.log_prob(prediction.samples[0], targets)
         total, count = total - float(log_prob.double().sum()), count + len(log_prob)
         if prediction.kind == "classes" and targets.ndim == 1:
-            streaming = streaming or Classification()
-            streaming.update(prediction.mean, targets)
+            classes.update(prediction.mean, targets)
+            kind = "classes"
         elif prediction.kind == "values":
-            streaming = streaming or Regression()
-            streaming.update(prediction.mean.reshape(targets.shape), targets)
+            values.update(prediction.mean.view_as(targets), prediction.variance.reshape(targets.shape), targets)
+            kind = "values"
     if not count:
         raise BayeslimError("The validation loader gave no batches.")
     metrics = {"val_nll": total / count}
-    if isinstance(streaming, Classification):
-        metrics["val_error"] = float(streaming.compute().error)
-    elif isinstance(streaming, Regression):
-        metrics["val_rmse"] = float(streaming.compute().rmse)
+    if kind == "classes":
+        metrics["val_error"] = classes.compute().error
+    elif kind == "values":
+        metrics["val_rmse"] = values.compute().rmse
     return metrics
 
 
@@ -317,8 +317,9 @@ def _check_finite(bnn: Bayesian, loss: Tensor, epoch: int, index: int) -> None:
     if bad == ["KL"]:
         advice = "a smaller learning rate, a larger initial_std, and a prior that is not far narrower than the weights"
     raise NonFiniteLoss(
-        f"The loss is {float(loss.detach())} in epoch {epoch + 1}, batch {index + 1}: its {' and its '.join(bad) or 'sum'} "
-        f"is not finite (NLL {float(terms.nll):.4g}, KL {float(terms.kl):.4g}). Try {advice}."
+        f"The loss is {float(loss.detach())} in epoch {epoch + 1}, batch {index + 1}: its "
+        f"{' and its '.join(bad) or 'sum'} is not finite (NLL {float(terms.nll):.4g}, KL {float(terms.kl):.4g}). "
+        f"Try {advice}."
     )
 
 

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.select import Selection
 from bayeslim.types import Batch, Inputs, call, split_batch
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Method:
     """The base of all methods, with the default hooks."""
 
     name: ClassVar[str]
-    default_sites: ClassVar[Selection] = "all"
+    default_sites: ClassVar[str] = "all"
 
     def convert(self, bnn: Bayesian) -> None:
         """Prepare the model."""

@@ -24,7 +24,7 @@ from bayeslim.methods.base import Method, Terms
 from bayeslim.noise import standard_normal_like
 from bayeslim.posteriors import Diagonal
 from bayeslim.schedules import Schedule, Uniform
-from bayeslim.select import Selection, owner
+from bayeslim.select import owner
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Variational(Method):
     temperature: float = 1.0
 
     name: ClassVar[str] = "variational"
-    default_sites: ClassVar[Selection] = "weights"
+    default_sites: ClassVar[str] = "weights"
 
     def __post_init__(self) -> None:
         if self.estimator not in ("auto", "local", "shared", "flipout"):

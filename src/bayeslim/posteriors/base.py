@@ -49,7 +49,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """log q(w) of one setting of all its parameters, a scalar."""
+        """Log q(w) of one setting of all its parameters, a scalar."""
 
     @abstractmethod
     def condition(self, masks: Mapping[str, Tensor]) -> Posterior:
