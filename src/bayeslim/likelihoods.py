@@ -58,7 +58,8 @@ def _per_example(values: Tensor) -> Tensor:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(-1)
+    entropy: Tensor = torch.special.entr(probs).sum(-1)
+    return entropy
 
 
 class Categorical(Likelihood):
