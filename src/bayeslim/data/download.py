@@ -70,7 +70,10 @@ def _fetch(url: str, part: Path, checksum: str, timeout: float) -> None:
     headers = {"User-Agent": "bayeslim", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
-            resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            resumed = response.status == 206
+            if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+                part.unlink()
+                raise _PassingError("the server sent another range than it was asked for")
             _receive(response, part, have if resumed else 0)
     except urllib.error.HTTPError as error:
         error.close()
