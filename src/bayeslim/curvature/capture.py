@@ -1,0 +1,115 @@
+"""Inputs and output gradients of chosen layers, by hooks that are gone when the pass is over.
+
+A forward hook keeps each layer's input and the place of its output in the autograd graph. `torch.autograd.grad` up to those
+places computes output gradients only: no weight gradient is formed and no `.grad` is written. The place is taken before
+anything downstream can change the output in place, and before hooks of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from bayeslim.errors import UnsupportedModel
+from bayeslim.types import Inputs, call
+
+
+@dataclass
+class Use:
+    """One call of a layer.
+
+    Attributes:
+        output_shape: of what it returned.
+        edge: where its output is in the autograd graph.
+    """
+
+    layer: str
+    given: Tensor | None
+    version: int
+    output_shape: torch.Size
+    edge: GradientEdge
+
+    @property
+    def input(self) -> Tensor:
+        """What the layer was called on."""
+        assert self.given is not None
+        if self.given._version != self.version:
+            raise UnsupportedModel(
+                f'The input of "{self.layer}" is changed in place after the layer has read it, so that its curvature '
+                "would be wrong. Replace the in-place operation (x += ..., relu_) after it by a plain one."
+            )
+        return self.given
+
+
+class Capture:
+    """Watch the calls of some layers; a context manager that owns its hooks.
+
+    Args:
+        modules: the layers by name.
+        on_input: what to do with each input at once, as `on_input(name, input, output_shape)`; inputs are then not kept.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], on_input: Callable[[str, Tensor, torch.Size], None] | None = None
+    ):
+        self.modules = modules
+        self.on_input = on_input
+        self.uses: dict[str, list[Use]] = {}
+        self._recording = False
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for name, module in self.modules.items():
+            hook = self._hook(name)
+            self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.uses = {}
+
+    def forward(self, model: nn.Module, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Call the model; afterwards `uses` holds the calls of each layer, in order."""
+        self.uses = {name: [] for name in self.modules}
+        self._recording = True  # a checkpointed segment runs again in the backward pass, which must not count twice
+        try:
+            return call(model, inputs, params)
+        finally:
+            self._recording = False
+
+    def backward(self, outputs: Tensor, column: Tensor) -> dict[str, list[Tensor | None]]:
+        """Gradients of Σ column · outputs at the outputs of each call; None where the outputs do not depend on it."""
+        edges = [use.edge for uses in self.uses.values() for use in uses]
+        if not edges or not outputs.requires_grad:
+            return {name: [None] * len(uses) for name, uses in self.uses.items()}
+        found = iter(torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True))
+        return {name: [next(found) for _ in uses] for name, uses in self.uses.items()}
+
+    def _hook(self, name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            if not self._recording or not isinstance(output, Tensor):
+                return None
+            given = (args[0] if args else next(iter(kwargs.values()))).detach()
+            replaced = None
+            if not output.requires_grad:
+                # all parameters up to here are frozen: start the graph at this output, whatever comes next may change in place
+                output = output.detach().requires_grad_()
+                replaced = output.clone()
+            edge = get_gradient_edge(output)
+            kept = given if self.on_input is None else None
+            self.uses[name].append(Use(name, kept, given._version, output.shape, edge))
+            if self.on_input is not None:
+                self.on_input(name, given, output.shape)
+            return replaced
+
+        return hook

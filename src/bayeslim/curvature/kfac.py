@@ -1,0 +1,195 @@
+"""Kronecker-factored curvature (KFAC).
+
+The gradient of one example for a layer y_t = W a_t with output gradients g_t is Σ_t g_t a_tᵀ. Taking inputs and output
+gradients as independent, the generalised Gauss-Newton summed over N examples becomes
+
+    Σ_n E[vec(∇W) vec(∇W)ᵀ]  ≈  G ⊗ A          A = mean a aᵀ,   G = Σ_n Σ_k g gᵀ   over the columns k of `columns`
+
+With T positions that share the weights:
+    expand:  every position counts as an example of its own,    A = 1/(NT) Σ_nt a_t a_tᵀ      G = Σ_nt g_t g_tᵀ
+    reduce:  positions are summed before the outer product,     A = 1/N Σ_n ā āᵀ, ā = 1/T Σ_t a_t      G = Σ_n ĝ ĝᵀ, ĝ = Σ_t g_t
+
+A module that is called several times has the positions of all its calls.
+
+Martens & Grosse 2015, arXiv:1503.05671 · Grosse & Martens 2016, arXiv:1602.01407 · Eschenhagen et al. 2023, arXiv:2311.00636
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.curvature.capture import Capture
+from bayeslim.curvature.columns import Columns, check_columns, output_columns
+from bayeslim.curvature.factors import Factors, LayerFactors
+from bayeslim.curvature.layers import MatrixLayer, matrix_layer
+from bayeslim.curvature.moments import InputMoment, add_outer_products
+from bayeslim.curvature.probe import Probe, probe
+from bayeslim.curvature.sweep import (
+    accumulation_dtype,
+    batches,
+    chosen_parameters,
+    seeded,
+    sum_over_processes,
+    undisturbed,
+)
+from bayeslim.likelihoods import Likelihood
+from bayeslim.types import Batch
+
+
+def kfac(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    likelihood: Likelihood,
+    *,
+    names: Iterable[str] | None = None,
+    columns: Columns = "signs",
+    sharing: Literal["expand", "reduce"] = "expand",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Factors:
+    """Kronecker factors of the curvature of every layer that is linear in its weights, from one pass over the data.
+
+    Args:
+        model: in any mode; it is left as it was.
+        loader: batches of inputs and targets.
+        likelihood: of the model's outputs.
+        names: the parameters wanted; by default every trainable one. A bias joins its layer's matrix where the weight is
+            wanted too.
+        columns: what is sent backwards, see `bayeslim.curvature.columns`.
+        sharing: how positions that share weights are counted.
+        dtype: to accumulate in; by default the model's, at least float32.
+        seed: of the random signs or samples.
+        progress: whether to show a progress bar.
+
+    Returns:
+        the factors of each layer, and the parameters that have none with the reason.
+    """
+    check_columns(columns)
+    if sharing not in ("expand", "reduce"):
+        raise ValueError(f'sharing must be "expand" or "reduce". Got {sharing!r}.')
+    chosen = chosen_parameters(model, names)
+    dtype = accumulation_dtype(model, dtype)
+    sums, unsupported = _plan(model, chosen, sharing == "reduce", dtype)
+    count = torch.zeros((), dtype=torch.float64)
+    generator = seeded(seed)
+    seen: Probe | None = None
+    modules = {key: layer.view.module for key, layer in sums.items()}
+    with undisturbed(model), Capture(modules, lambda key, x, shape: sums[key].add_input(x, shape)) as capture:
+        for inputs, targets in batches(model, loader, "curvature", progress):
+            seen = seen or probe(model, inputs, modules)
+            outputs = capture.forward(model, inputs)
+            count += outputs.shape[0]
+            for key in modules:
+                sums[key].finish_inputs(outputs.shape[0])
+            for column in output_columns(likelihood, outputs, targets, columns, generator):
+                for key, gradients in capture.backward(outputs, column).items():
+                    sums[key].add_gradients(gradients, outputs.shape[0])
+    assert seen is not None
+    sum_over_processes(count)
+    layers = {}
+    for key, layer in sums.items():
+        reason = layer.reduce_over_processes() or seen.hidden.get(layer.weight)
+        if reason is None and sharing == "reduce" and key in seen.ran - seen.examples_first:
+            reason = "its inputs do not have the examples in their first dimension, which reduce needs"
+        if reason is None:
+            layers[layer.weight] = layer.factors()
+        else:
+            unsupported.update(dict.fromkeys(layer.names, reason))
+    ordered = {name: unsupported[name] for name in chosen if name in unsupported}
+    return Factors(layers, ordered, int(count))
+
+
+@dataclass
+class _LayerSums:
+    """The running sums of one layer."""
+
+    view: MatrixLayer
+    weight: str
+    bias: str | None
+    inputs: InputMoment
+    G: Tensor
+    reduce: bool
+
+    def __post_init__(self) -> None:
+        self._waiting: list[tuple[int, Tensor]] = []
+        self._misfit = torch.zeros((), dtype=torch.float64)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def add_input(self, x: Tensor, output_shape: torch.Size) -> None:
+        if not self.reduce:
+            self.inputs.add(x, output_shape)
+        else:
+            self._waiting.append(self.inputs.total_over_positions(x, output_shape))
+
+    def finish_inputs(self, examples: int) -> None:
+        """Average the features over the positions of all calls in this batch."""
+        if self._waiting:
+            positions = sum(t for t, _ in self._waiting)
+            if all(total.shape[0] == examples for _, total in self._waiting):
+                self.inputs.add_rows(sum(total for _, total in self._waiting[1:]) / positions + self._waiting[0][1] / positions)
+            else:
+                self._misfit += 1
+            self._waiting = []
+
+    def add_gradients(self, gradients: list[Tensor | None], examples: int) -> None:
+        rows = [self.view.gradients(g).to(self.G.dtype) for g in gradients if g is not None]
+        if self.reduce and rows:
+            rows = [sum(g.sum(1) for g in rows[1:]) + rows[0].sum(1)] if all(g.shape[0] == examples for g in rows) else []
+        for g in rows:
+            add_outer_products(self.G, g.reshape(-1, *g.shape[-2:]))
+
+    def reduce_over_processes(self) -> str | None:
+        """Add the sums of all processes; say why there are no factors, if there are none."""
+        sum_over_processes(*self.inputs.tensors(), self.G, self._misfit)
+        if self._misfit:
+            return "its inputs do not have the examples in their first dimension, which reduce needs"
+        return None if self.inputs.count else f'its layer "{self.weight.rpartition(".")[0]}" never ran'
+
+    def factors(self) -> LayerFactors:
+        return LayerFactors(self.weight, self.bias, self.view.layout, self.inputs.mean(), _symmetric(self.G))
+
+
+def _plan(
+    model: nn.Module, chosen: dict[str, nn.Parameter], reduce: bool, dtype: torch.dtype
+) -> tuple[dict[str, _LayerSums], dict[str, str]]:
+    """Sums for every layer with a wanted weight, and the reason for every other wanted parameter."""
+    names = {id(p): name for name, p in chosen.items()}
+    owners: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for p in module._parameters.values():
+            if p is not None:
+                owners.setdefault(id(p), []).append(path)
+    tied = {
+        name: f"is shared by {', '.join(repr(path) for path in owners[id(p)])}"
+        for name, p in chosen.items()
+        if len(owners[id(p)]) > 1
+    }
+    sums, unsupported = {}, dict(tied)
+    for path, module in model.named_modules():
+        wanted = {leaf: names[id(p)] for leaf, p in module._parameters.items() if p is not None and id(p) in names}
+        wanted = {leaf: name for leaf, name in wanted.items() if name not in tied}
+        view = matrix_layer(module)
+        weight, bias = wanted.get("weight"), wanted.get("bias")
+        if view is None:
+            kind = type(module).__name__
+            unsupported.update(dict.fromkeys(wanted.values(), f"{kind} is not linear in its weights, or may not be"))
+        elif weight is None:
+            unsupported.update(dict.fromkeys(wanted.values(), "is a bias without its weight"))
+        else:
+            layout, device = view.layout, module.weight.device  # type: ignore[union-attr]
+            G = torch.zeros(layout.groups, layout.rows, layout.rows, dtype=dtype, device=device)
+            sums[path] = _LayerSums(view, weight, bias, InputMoment(view, bias is not None, dtype), G, reduce)
+    return sums, unsupported
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.mT) / 2

@@ -1,0 +1,134 @@
+"""Sums of outer products: the second moments that Kronecker factors are made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLayer, TransposedConvolutionLayer
+from bayeslim.curvature.patches import RowMoment
+from bayeslim.curvature.sweep import examples_at_once
+
+
+def add_outer_products(total: Tensor, rows: Tensor) -> None:
+    """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype."""
+    if total.shape[0] == 1:
+        flat = rows.reshape(-1, rows.shape[-1])
+        total[0].addmm_(flat.T, flat)
+    else:
+        grouped = rows.transpose(0, 1)
+        total.baddbmm_(grouped.mT, grouped)
+
+
+class InputMoment:
+    """The second moment of a layer's features, with a constant 1 as the last one where there is a bias.
+
+    The constant is never appended to the data: its products are the features' sum and their count.
+
+    Args:
+        view: the layer.
+        bias: whether there is a bias.
+        dtype: to accumulate in.
+    """
+
+    def __init__(self, view: MatrixLayer, bias: bool, dtype: torch.dtype):
+        layout, device = view.layout, view.module.weight.device
+        self.view, self.bias = view, bias
+        self.diagonal = isinstance(view, EmbeddingLayer)
+        size = (layout.groups, layout.columns)
+        self.outer = torch.zeros(size if self.diagonal else (*size, layout.columns), dtype=dtype, device=device)
+        self.total = torch.zeros(size, dtype=dtype, device=device)
+        self.count = torch.zeros((), dtype=torch.float64)
+        self._rows: RowMoment | None = None
+
+    def add(self, x: Tensor, output_shape: torch.Size) -> None:
+        """Add the features at every position of a layer's input."""
+        view = self.view
+        if isinstance(view, EmbeddingLayer):
+            indices = x.flatten()
+            self.count += len(indices)
+            if view.module.padding_idx is not None:
+                indices = indices[indices != view.module.padding_idx]
+            self.outer[0] += torch.bincount(indices, minlength=view.layout.columns)
+        elif self._by_rows(x):
+            assert isinstance(view, ConvolutionLayer)
+            assert self._rows is not None
+            padded = view.padded(x)
+            self._rows.add(padded)
+            self.count += padded.shape[0] * output_shape[-1] * output_shape[-2]
+        else:
+            if not view.batched(x):
+                x, output_shape = x.unsqueeze(0), torch.Size((1, *output_shape))
+            step = examples_at_once(view.feature_bytes(x, output_shape), x.device)
+            for start in range(0, x.shape[0], step):
+                features = view.features(x[start : start + step], output_shape)
+                self.add_rows(features.flatten(0, 1))
+
+    def add_rows(self, features: Tensor) -> None:
+        """Add features (n, groups, I) as they are."""
+        rows = features.to(self.total.dtype)
+        self.count += rows.shape[0]
+        if self.diagonal:
+            self.outer += rows.square().sum(0)
+            return
+        add_outer_products(self.outer, rows)
+        if self.bias:
+            self.total += rows.sum(0)
+
+    def total_over_positions(self, x: Tensor, output_shape: torch.Size) -> tuple[int, Tensor]:
+        """The number of positions, and the features of each example summed over them, (B, groups, I)."""
+        view = self.view
+        if not view.batched(x):
+            x, output_shape = x.unsqueeze(0), torch.Size((1, *output_shape))
+        step = examples_at_once(view.feature_bytes(x, output_shape), x.device)
+        sums = []
+        for start in range(0, x.shape[0], step):
+            features = view.features(x[start : start + step], output_shape)
+            positions = features.shape[1]
+            sums.append(features.to(self.total.dtype).sum(1))
+        return positions, torch.cat(sums)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything to be added over processes."""
+        self._flush()
+        return self.outer, self.total, self.count
+
+    def mean(self) -> Tensor:
+        """The second moment, (groups, I, I) in the weights' order, or the diagonal (1, I) of an embedding."""
+        self._flush()
+        count = self.count.to(self.outer.device, self.outer.dtype)
+        if self.diagonal:
+            return self.outer / count
+        outer, total = self.outer, self.total
+        order = self.view.order
+        if order is not None:
+            outer, total = outer[:, order][:, :, order], total[:, order]
+        outer = (outer + outer.mT) / 2
+        if self.bias:
+            corner = count.expand(total.shape[0], 1, 1)
+            outer = torch.cat([torch.cat([outer, total.unsqueeze(2)], 2), torch.cat([total.unsqueeze(1), corner], 2)], 1)
+        return outer / count
+
+    def _by_rows(self, x: Tensor) -> bool:
+        """Whether these images go through `RowMoment`, which is made ready for their size."""
+        view = self.view
+        if not isinstance(view.module, nn.Conv2d) or isinstance(view, TransposedConvolutionLayer):
+            return False
+        module = view.module
+        assert isinstance(view, ConvolutionLayer)
+        left, right, top, bottom = module._reversed_padding_repeated_twice
+        size = (module.in_channels, x.shape[-2] + top + bottom, x.shape[-1] + left + right)
+        if module.groups > 1 or not RowMoment.pays(size, module.kernel_size, module.stride, module.dilation):
+            return False
+        if self._rows is None or self._rows.size != size:
+            self._flush()
+            dtype, device = self.outer.dtype, self.outer.device
+            self._rows = RowMoment(size, module.kernel_size, module.stride, module.dilation, dtype, device)
+        return True
+
+    def _flush(self) -> None:
+        if self._rows is not None:
+            outer, total = self._rows.result()
+            self.outer[0] += outer
+            self.total[0] += total
+            self._rows = None

@@ -1,0 +1,115 @@
+"""Which layers can be read through their hooks, found out by running one example.
+
+A hook sees a layer's own calls only. Weights are also read behind its back: attention takes the weight of its output
+projection and never calls it, a language model's head multiplies with the embedding's table, two modules share one
+tensor. The probe runs one example and counts, in the autograd graph, how often each parameter was read; where that is more
+than the layer was called, the layer's hooks do not tell the whole gradient. It also tells whether a layer's first
+dimension is the batch (a transformer may put time first, a vision model may fold windows into the batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from bayeslim.curvature.capture import Capture
+from bayeslim.curvature.layers import matrix_layer, scale_layer
+from bayeslim.errors import BayeslimError
+from bayeslim.types import Inputs, batch_size
+
+
+class PackedInputs(BayeslimError, TypeError):
+    """The inputs hold examples that cannot be taken apart."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one example showed.
+
+    Attributes:
+        hidden: parameters that are read elsewhere than by calling the layer that owns them, with the reason in words.
+        examples_first: layers whose inputs have the examples in their first dimension, of those that ran.
+        ran: layers that were called.
+    """
+
+    hidden: dict[str, str]
+    examples_first: frozenset[str]
+    ran: frozenset[str]
+
+
+def examples(inputs: Inputs, start: int, stop: int, total: int) -> Inputs:
+    """Some of the examples: every tensor whose first dimension is `total` is sliced, the rest is shared."""
+    if isinstance(inputs, nn.utils.rnn.PackedSequence):
+        raise PackedInputs(
+            "Examples of a PackedSequence cannot be taken apart, and this curvature needs them one by one. "
+            "Pass padded tensors, and pack them inside the model."
+        )
+
+    def take(value: object) -> object:
+        if isinstance(value, Tensor) and value.ndim and value.shape[0] == total:
+            return value[start:stop]
+        return value
+
+    return tree_map(take, inputs, is_leaf=lambda v: isinstance(v, nn.utils.rnn.PackedSequence))
+
+
+def probe(model: nn.Module, inputs: Inputs, layers: Mapping[str, nn.Module]) -> Probe:
+    """Run one example of `inputs` and see how `layers` are used."""
+    try:
+        one, single = examples(inputs, 0, 1, batch_size(inputs)), True
+    except PackedInputs:
+        one, single = inputs, False
+    params = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in model.named_parameters()}
+    with Capture(layers) as capture:
+        outputs = capture.forward(model, one, params)
+        reads = _reads(outputs, params)
+        calls = {name: len(uses) for name, uses in capture.uses.items()}
+        first = {
+            name
+            for name, uses in capture.uses.items()
+            if single and uses and all(_examples_first(layers[name], use.input) for use in uses)
+        }
+    hidden = {}
+    for layer, module in layers.items():
+        for leaf, p in module._parameters.items():
+            if p is None:
+                continue
+            name = names[id(p)]
+            if reads[name] > calls[layer]:
+                own = f"{layer}.{leaf}" if layer else leaf
+                hidden[name] = (
+                    f'its layer "{layer}" never ran: another module reads it'
+                    if not calls[layer]
+                    else "is read by more than one module" if own == name else f'is tied to "{own}"'
+                )
+    return Probe(hidden, frozenset(first), frozenset(name for name, n in calls.items() if n))
+
+
+def _examples_first(module: nn.Module, x: Tensor) -> bool:
+    view = matrix_layer(module) or scale_layer(module)
+    return view is not None and view.batched(x) and x.shape[0] == 1
+
+
+def _reads(outputs: Tensor, params: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many operations in the graph of `outputs` read each parameter."""
+    reads = dict.fromkeys(params, 0)
+    names = {id(p): name for name, p in params.items()}
+    seen: set[torch.autograd.graph.Node] = set()
+    stack = [outputs.grad_fn] if outputs.grad_fn is not None else []
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for parent, _ in node.next_functions:
+            variable = getattr(parent, "variable", None)
+            if variable is not None and id(variable) in names:
+                reads[names[id(variable)]] += 1
+            elif parent is not None:
+                stack.append(parent)
+    return reads

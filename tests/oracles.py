@@ -1,0 +1,116 @@
+"""Slow, exact answers to compare the library with: one derivative at a time, dense matrices, double loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+def flat(params: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+    """The named tensors as one vector, in the order of `names`."""
+    return torch.cat([params[name].reshape(-1) for name in names])
+
+
+def unflat(vector: Tensor, model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """The inverse of `flat`."""
+    shapes = [dict(model.named_parameters())[name].shape for name in names]
+    parts = vector.split([math.prod(shape) for shape in shapes])
+    return {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    """The names of all parameters, tied ones once."""
+    return [name for name, _ in model.named_parameters()]
+
+
+def outputs_of(model: nn.Module, names: Sequence[str], x):
+    """The model's outputs as a function of the named parameters, as one vector; in eval mode."""
+    model.eval()
+    args = x if isinstance(x, tuple) else () if isinstance(x, dict) else (x,)
+    kwargs = x if isinstance(x, dict) else {}
+    return lambda vector: functional_call(model, unflat(vector, model, names), args, kwargs)
+
+
+def jacobian(model: nn.Module, x, names: Sequence[str] | None = None) -> Tensor:
+    """Jacobian of the outputs in the parameters, (B, outputs, P), one backward pass an entry."""
+    names = names or parameter_names(model)
+    start = flat(dict(model.named_parameters()), names).detach()
+    J = torch.autograd.functional.jacobian(outputs_of(model, names, x), start)
+    return J.reshape(J.shape[0], -1, len(start))
+
+
+def output_hessian(likelihood: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+    """−∇²_f log p(y|f) of every example, (B, outputs, outputs)."""
+    blocks = []
+    for f, y in zip(outputs.detach(), targets, strict=True):
+        H = torch.autograd.functional.hessian(
+            lambda v, f=f, y=y: -likelihood.log_prob(v.view(1, *f.shape), y.unsqueeze(0)).sum(), f.reshape(-1)
+        )
+        blocks.append(H)
+    return torch.stack(blocks)
+
+
+def ggn(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: Sequence[str] | None = None) -> Tensor:
+    """The generalised Gauss-Newton Σ_n Jᵀ H J as a dense matrix."""
+    total = torch.zeros(())
+    for x, y in batches:
+        J = jacobian(model, x, names)
+        f = outputs_of(model, names or parameter_names(model), x)(
+            flat(dict(model.named_parameters()), names or parameter_names(model)).detach()
+        )
+        H = output_hessian(likelihood, f, y)
+        total = total + torch.einsum("nop,noq,nqr->pr", J, H, J)
+    return total
+
+
+def hessian(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: Sequence[str] | None = None) -> Tensor:
+    """The Hessian of −Σ_n log p(yₙ|xₙ) in the parameters as a dense matrix."""
+    names = names or parameter_names(model)
+    start = flat(dict(model.named_parameters()), names).detach()
+    total = torch.zeros(())
+    for x, y in batches:
+        f = outputs_of(model, names, x)
+        total = total + torch.autograd.functional.hessian(lambda v, f=f, y=y: -likelihood.log_prob(f(v), y).sum(), start)
+    return total
+
+
+def example_gradients(
+    model: nn.Module, batches: Iterable, likelihood: nn.Module, names: Sequence[str] | None = None
+) -> Tensor:
+    """Gradients of −log p(yₙ|xₙ) of every example, (N, P)."""
+    names = names or parameter_names(model)
+    start = flat(dict(model.named_parameters()), names).detach()
+    rows = []
+    for x, y in batches:
+        f = outputs_of(model, names, x)
+        rows.append(torch.autograd.functional.jacobian(lambda v, f=f, y=y: -likelihood.log_prob(f(v), y), start))
+    return torch.cat(rows)
+
+
+def linear_regression(
+    X: Tensor, y: Tensor, noise: float, prior_precision: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Exact Bayesian linear regression y = X w + N(0, noise²), w ~ N(0, 1/prior_precision).
+
+    Returns:
+        the posterior's mean (D,) and covariance (D, D), and log p(y | X).
+    """
+    N, D = X.shape
+    prior = torch.as_tensor(prior_precision, dtype=X.dtype).expand(D)
+    covariance = torch.linalg.inv(X.T @ X / noise**2 + torch.diag(prior))
+    mean = covariance @ X.T @ y / noise**2
+    marginal = noise**2 * torch.eye(N, dtype=X.dtype) + X @ torch.diag(1 / prior) @ X.T
+    evidence = torch.distributions.MultivariateNormal(torch.zeros(N, dtype=X.dtype), marginal).log_prob(y)
+    return mean, covariance, evidence
+
+
+def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
+    """KL(N(mean, covariance) ‖ N(other_mean, other_covariance)) of dense Gaussians."""
+    return torch.distributions.kl_divergence(
+        torch.distributions.MultivariateNormal(mean, covariance),
+        torch.distributions.MultivariateNormal(other_mean, other_covariance),
+    )
