@@ -1,8 +1,8 @@
 """Variational families: the distributions q(w) that `Variational` fits.
 
 A family keeps its own trainable parameters beside the user's: for the parameter `fc.weight`, whose own tensor holds the
-mean, the module `fc` also gets `weight_rho`. So they move, train, shard and save with the layer they belong to, and the
-user's names stay.
+mean, the module `fc` also gets `weight_log_std`. So they move, train, shard and save with the layer they belong to, and
+the user's names stay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslim.errors import UnsupportedModel
@@ -21,7 +20,7 @@ from bayeslim.select import owner
 
 @dataclass(frozen=True)
 class DiagonalGaussian:
-    """Independent Gaussians, wᵢ ~ N(μᵢ, σᵢ²) with σ = log(1 + e^ρ).
+    """Independent Gaussians, wᵢ ~ N(μᵢ, σᵢ²), trained in μ and log σ.
 
     Attributes:
         initial_std: σ at the start, for every weight.
@@ -29,25 +28,23 @@ class DiagonalGaussian:
 
     initial_std: float = 0.01
     name: ClassVar[str] = "diagonal"
-    suffix: ClassVar[str] = "_rho"
+    suffix: ClassVar[str] = "_log_std"
 
     def __post_init__(self) -> None:
         if not self.initial_std > 0:
             raise ValueError(f"initial_std is a standard deviation and must be positive. Got {self.initial_std}.")
 
     def register(self, model: nn.Module, name: str) -> None:
-        """Give a parameter its ρ."""
+        """Give a parameter its log σ."""
         module, leaf = owner(model, name)
         mean = model.get_parameter(name)
-        # Half-precision cannot hold σ² of a small σ, so ρ stays in single precision there.
+        # Half-precision cannot hold σ² of a small σ, so log σ stays in single precision there.
         dtype = torch.float32 if mean.dtype in (torch.float16, torch.bfloat16) else mean.dtype
-        rho = math.log(math.expm1(self.initial_std))
-        module.register_parameter(
-            leaf + self.suffix, nn.Parameter(torch.full_like(mean, rho, dtype=dtype, requires_grad=True))
-        )
+        start = torch.full_like(mean, math.log(self.initial_std), dtype=dtype)
+        module.register_parameter(leaf + self.suffix, nn.Parameter(start))
 
     def check(self, model: nn.Module, name: str) -> None:
-        """Refuse a model that already has a parameter or attribute where ρ would go."""
+        """Refuse a model that already has a parameter or attribute where log σ would go."""
         module, leaf = owner(model, name)
         if hasattr(module, leaf + self.suffix):
             raise UnsupportedModel(
@@ -55,9 +52,13 @@ class DiagonalGaussian:
                 "Start from the plain network (bnn.mean_network())."
             )
 
+    def log_std(self, model: nn.Module, name: str) -> Tensor:
+        """The log σ of a parameter, as it is trained."""
+        return model.get_parameter(name + self.suffix)
+
     def std(self, model: nn.Module, name: str) -> Tensor:
         """σ of a parameter, differentiable."""
-        return F.softplus(model.get_parameter(name + self.suffix))
+        return self.log_std(model, name).exp()
 
 
 FAMILIES: dict[str, type[DiagonalGaussian]] = {c.name: c for c in (DiagonalGaussian,)}

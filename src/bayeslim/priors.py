@@ -33,10 +33,16 @@ class Prior:
         """Log p(w) of every element."""
         raise NotImplementedError
 
-    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """KL(N(mean, std²) ‖ p), summed; here by one Monte-Carlo draw, E_q[log q(w) − log p(w)]."""
+    def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
+        """KL(N(mean, std²) ‖ p), summed; here by one Monte-Carlo draw, E_q[log q(w) − log p(w)].
+
+        Args:
+            mean: q's means.
+            std: q's standard deviations.
+            log_std: their logarithms, where they are known already.
+        """
         weight = mean + std * standard_normal_like(mean)
-        entropy = std.log() + 0.5 * math.log(2 * math.pi * math.e)
+        entropy = (std.log() if log_std is None else log_std) + 0.5 * math.log(2 * math.pi * math.e)
         return -(self.log_prob(weight) + entropy).sum()
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
@@ -70,20 +76,14 @@ class Normal(Prior):
         std = torch.as_tensor(self.std, dtype=weight.dtype, device=weight.device)
         return -0.5 * ((weight - self.mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
 
-    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+    def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
         """½ Σ [((μ − m)² + σ²)/s² − 1 − log(σ²/s²)]."""
+        log_std = std.log() if log_std is None else log_std
         if isinstance(self.std, Tensor) or isinstance(self.mean, Tensor):
             scale = torch.as_tensor(self.std, dtype=std.dtype, device=std.device)
-            ratio = std / scale
             off = (mean - torch.as_tensor(self.mean, dtype=std.dtype, device=std.device)) / scale
-            return 0.5 * (off.square() + ratio.square() - 1).sum() - ratio.log().sum()
-        off = mean - self.mean if self.mean else mean
-        # A sum of squares as a product with itself makes no copy of the weights.
-        squares = torch.linalg.vecdot(off.reshape(-1), off.reshape(-1)) + torch.linalg.vecdot(
-            std.reshape(-1), std.reshape(-1)
-        )
-        constant = mean.numel() * (0.5 - math.log(self.std))
-        kl: Tensor = 0.5 / self.std**2 * squares - std.log().sum() - constant
+            return 0.5 * (off.square() + (std / scale).square() - 1).sum() - (log_std - scale.log()).sum()
+        kl: Tensor = _NormalKL.apply(mean - self.mean if self.mean else mean, std, log_std, float(self.std))
         return kl
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
@@ -94,6 +94,31 @@ class Normal(Prior):
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, for saving."""
         return {"std": self.std, "mean": self.mean}
+
+
+class _NormalKL(torch.autograd.Function):
+    """KL(N(μ, σ²) ‖ N(0, s²)), summed, with the gradients μ/s² and σ²/s² − 1 (in log σ) in as few passes as there are.
+
+    The gradient reaches log σ directly: σ is taken as known from it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, std: Tensor, log_std: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mean, std)
+        ctx.scale = scale
+        squares = _sum_of_squares(mean) + _sum_of_squares(std)
+        return 0.5 / scale**2 * squares - log_std.sum() - mean.numel() * (0.5 - math.log(scale))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        mean, std = ctx.saved_tensors
+        precision = grad / ctx.scale**2
+        return mean * precision, None, torch.addcmul(-grad, std * precision, std), None
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    flat = x.reshape(-1)
+    return torch.dot(flat, flat)
 
 
 PriorSpec = Prior | Mapping[Any, Prior]

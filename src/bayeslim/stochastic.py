@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslim.noise import standard_normal_like
@@ -49,10 +48,6 @@ class _Substitute:
         return getattr(self.layer, name)
 
 
-def _softplus(rho: Tensor | None) -> Tensor | None:
-    return None if rho is None else F.softplus(rho)
-
-
 class _Noisy:
     """What local and Flipout layers share."""
 
@@ -64,40 +59,39 @@ class _Noisy:
         mean: Tensor = self.plain.forward(self, input, *args)
         if not self.training:
             return mean
-        return mean + self.perturbation(input, mean, *args)
+        return self.perturbed(input, mean, *args)
 
-    def perturbation(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+    def perturbed(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
         raise NotImplementedError
 
     def run_with(self, weight: Tensor, bias: Tensor | None, input: Tensor, *args: Any) -> Tensor:
         """The plain layer's own forward with other parameters."""
         return self.plain.forward(_Substitute(self, weight, bias), input, *args)  # type: ignore[arg-type, no-any-return]
 
-    def stds(self) -> tuple[Tensor, Tensor | None]:
-        """σ of the weight, and of the bias if that is random."""
-        weight = _softplus(self.weight_rho)  # type: ignore[attr-defined]
-        assert weight is not None
-        return weight, _softplus(getattr(self, "bias_rho", None))
+    def powers_of_std(self, power: int) -> tuple[Tensor, Tensor | None]:
+        """A power of σ, of the weight, and of the bias if that is random."""
+        weight: Tensor = self.weight_log_std  # type: ignore[attr-defined]
+        bias: Tensor | None = getattr(self, "bias_log_std", None)
+        return (weight * power).exp(), None if bias is None else (bias * power).exp()
 
 
 class _Local(_Noisy):
-    def perturbation(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
-        weight, bias = self.stds()
-        bias = None if bias is None else bias.square()
+    def perturbed(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+        weight, bias = self.powers_of_std(2)
         if _half_precision(input, mean):
             # σ² of a small σ underflows in half precision.
             with torch.autocast(input.device.type, enabled=False):
-                variance = self.run_with(weight.square(), bias, input.float().square(), *args)
+                variance = self.run_with(weight, bias, input.float().square(), *args)
         else:
-            variance = self.run_with(weight.square(), bias, input.square(), *args)
-        # A variance of exactly zero (an input that is all zeros) would have an infinite gradient of its root.
-        std = variance.clamp_min(1e-30 if variance.dtype == torch.float64 else 1e-20).sqrt()
-        return std.to(mean.dtype) * standard_normal_like(mean)
+            variance = self.run_with(weight, bias, input.square(), *args)
+        # The root of a variance of exactly zero (an input that is all zeros) would have an infinite gradient.
+        std = (variance + 1e-20).sqrt()
+        return torch.addcmul(mean, std.to(mean.dtype), standard_normal_like(mean))
 
 
 class _Flipout(_Noisy):
-    def perturbation(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
-        weight, bias = self.stds()
+    def perturbed(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+        weight, bias = self.powers_of_std(1)
         delta = (weight * standard_normal_like(weight)).to(self.weight.dtype)
         channel = -1 if issubclass(self.plain, nn.Linear) else 1
         noise = _signs(mean, channel) * self.run_with(delta, None, input * _signs(input, channel), *args)
@@ -106,13 +100,13 @@ class _Flipout(_Noisy):
             shape[channel] = bias.numel()
             draws = standard_normal_like(_signs(mean, channel))
             noise = noise + (bias.view(shape) * draws).to(mean.dtype)
-        return noise
+        return mean + noise
 
 
 def _half_precision(input: Tensor, mean: Tensor) -> bool:
     if torch.float16 in (input.dtype, mean.dtype):
         return True
-    # A bfloat16 model outside autocast keeps ρ in single precision, so its variance branch is single precision too.
+    # A bfloat16 model outside autocast keeps log σ in single precision, so its variance branch is single precision too.
     return input.dtype == torch.bfloat16 and not torch.is_autocast_enabled(input.device.type)
 
 

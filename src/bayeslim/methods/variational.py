@@ -76,14 +76,14 @@ class Variational(Method):
         return "shared" if self.antithetic else "local"
 
     def convert(self, bnn: Bayesian) -> None:
-        """Give every random parameter its ρ beside it."""
+        """Give every random parameter its log σ beside it."""
         for name in bnn.sites.names:
             self.family.check(bnn.model, name)
         for name in bnn.sites.names:
             self.family.register(bnn.model, name)
 
     def strip(self, bnn: Bayesian, model: nn.Module) -> None:
-        """Take every ρ out again."""
+        """Take every log σ out again."""
         for name in bnn.sites.names:
             module, leaf = owner(model, name)
             delattr(module, leaf + self.family.suffix)
@@ -113,7 +113,8 @@ class Variational(Method):
         num_data = bnn.data_size()
         inputs, targets = split_batch(batch)
         self._retype(bnn, inputs)
-        stds = {name: self.family.std(bnn.model, name) for name in bnn.sites.names}
+        log_stds = {name: self.family.log_std(bnn.model, name) for name in bnn.sites.names}
+        stds = {name: log_std.exp() for name, log_std in log_stds.items()}
         means = {name: bnn.model.get_parameter(name) for name in bnn.sites.names}
         whole = self._whole(bnn)
         nll = torch.zeros((), device=next(iter(means.values())).device)
@@ -124,7 +125,7 @@ class Variational(Method):
                 noise = {n: -noise[n] if mirror else standard_normal_like(stds[n]) for n in whole}
                 params = {n: torch.addcmul(means[n], stds[n], noise[n]).to(means[n].dtype) for n in whole}
                 nll = nll - bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean()
-        kl = torch.stack([prior.kl(means[name], stds[name]) for name, prior in bnn.priors.items()]).sum()
+        kl = torch.stack([prior.kl(means[n], stds[n], log_stds[n]) for n, prior in bnn.priors.items()]).sum()
         if kl_weight is None:
             kl_weight = self.kl_schedule.weight(bnn.position)
         return Terms(nll / self.samples, kl, kl_weight * self.temperature, num_data)
