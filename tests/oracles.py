@@ -74,7 +74,9 @@ def hessian(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: S
     total = torch.zeros(())
     for x, y in batches:
         f = outputs_of(model, names, x)
-        total = total + torch.autograd.functional.hessian(lambda v, f=f, y=y: -likelihood.log_prob(f(v), y).sum(), start)
+        total = total + torch.autograd.functional.hessian(
+            lambda v, f=f, y=y: -likelihood.log_prob(f(v), y).sum(), start
+        )
     return total
 
 

@@ -1,8 +1,8 @@
 """Inputs and output gradients of chosen layers, by hooks that are gone when the pass is over.
 
-A forward hook keeps each layer's input and the place of its output in the autograd graph. `torch.autograd.grad` up to those
-places computes output gradients only: no weight gradient is formed and no `.grad` is written. The place is taken before
-anything downstream can change the output in place, and before hooks of the user's own.
+A forward hook keeps each layer's input and the place of its output in the autograd graph. `torch.autograd.grad` up to
+those places computes output gradients only: no weight gradient is formed and no `.grad` is written. The place is
+taken before anything downstream can change the output in place, and before hooks of the user's own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Capture:
 
     Args:
         modules: the layers by name.
-        on_input: what to do with each input at once, as `on_input(name, input, output_shape)`; inputs are then not kept.
+        on_input: what to do with each input at once, called as `(name, input, output_shape)`; inputs are then not kept.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Capture:
             given = (args[0] if args else next(iter(kwargs.values()))).detach()
             replaced = None
             if not output.requires_grad:
-                # all parameters up to here are frozen: start the graph at this output, whatever comes next may change in place
+                # everything up to here is frozen: start the graph here, with a copy that may be changed in place
                 output = output.detach().requires_grad_()
                 replaced = output.clone()
             edge = get_gradient_edge(output)

@@ -1,7 +1,7 @@
 """What is sent backwards from the outputs: columns whose outer products are the curvature of the likelihood.
 
-The generalised Gauss-Newton of one example is Jᵀ H J with H = −∇²_f log p(y|f) = Σ_k s_k s_kᵀ, so a backward pass of every
-column s_k gives all of it. Four kinds of columns:
+The generalised Gauss-Newton of one example is Jᵀ H J with H = −∇²_f log p(y|f) = Σ_k s_k s_kᵀ, so a backward pass of
+every column s_k gives all of it. Four kinds of columns:
 
     "exact"      s_k, one after another: the GGN itself, K backward passes (times the positions of a sequence or image).
     "signs"      one column Σ_k ε_k s_k with random signs ε: E[v vᵀ] = H, one backward pass, and no label is sampled, so

@@ -5,7 +5,8 @@ Gauss-Newton *summed over all data* is approximated by
 
     GGN(vec W) ≈ G ⊗ A          vec row by row, so that (G ⊗ A) vec V = vec(G V A)
 
-A is a mean (over examples and positions) and G a sum (over examples, positions and columns): G carries the size of the data.
+A is a mean (over examples and positions) and G a sum (over examples, positions and columns): G carries the size of
+the data.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class LayerFactors:
     Attributes:
         weight: the weight's name.
         bias: the bias's name, where it is the last column of the matrix.
-        layout: how the weight is a stack of matrices; `layout.to_matrix(weight, bias)` and `layout.from_matrix(matrix)`.
-        A: second moment of the inputs, (groups, I, I) with the bias's constant 1 as the last input; for an embedding its
-            diagonal, (1, I).
+        layout: how the weight is a stack of matrices: `layout.to_matrix(weight, bias)`, `layout.from_matrix(matrix)`.
+        A: second moment of the inputs, (groups, I, I) with the bias's constant 1 as the last input; its diagonal (1, I)
+            for an embedding.
         G: second moment of the output gradients, (groups, O, O).
     """
 

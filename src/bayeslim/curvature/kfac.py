@@ -7,11 +7,13 @@ gradients as independent, the generalised Gauss-Newton summed over N examples be
 
 With T positions that share the weights:
     expand:  every position counts as an example of its own,    A = 1/(NT) Σ_nt a_t a_tᵀ      G = Σ_nt g_t g_tᵀ
-    reduce:  positions are summed before the outer product,     A = 1/N Σ_n ā āᵀ, ā = 1/T Σ_t a_t      G = Σ_n ĝ ĝᵀ, ĝ = Σ_t g_t
+    reduce:  positions are summed before the outer product,     A = 1/N Σ_n ā_n ā_nᵀ          G = Σ_n ĝ_n ĝ_nᵀ
+             with ā = 1/T Σ_t a_t and ĝ = Σ_t g_t
 
 A module that is called several times has the positions of all its calls.
 
-Martens & Grosse 2015, arXiv:1503.05671 · Grosse & Martens 2016, arXiv:1602.01407 · Eschenhagen et al. 2023, arXiv:2311.00636
+Martens & Grosse 2015, arXiv:1503.05671 · Grosse & Martens 2016, arXiv:1602.01407 · Eschenhagen et al. 2023,
+arXiv:2311.00636
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def kfac(
         model: in any mode; it is left as it was.
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
-        names: the parameters wanted; by default every trainable one. A bias joins its layer's matrix where the weight is
+        names: the parameters wanted; by default every trainable one. A bias joins its layer's matrix if the weight is
             wanted too.
         columns: what is sent backwards, see `bayeslim.curvature.columns`.
         sharing: how positions that share weights are counted.
@@ -135,7 +137,9 @@ class _LayerSums:
         if self._waiting:
             positions = sum(t for t, _ in self._waiting)
             if all(total.shape[0] == examples for _, total in self._waiting):
-                self.inputs.add_rows(sum(total for _, total in self._waiting[1:]) / positions + self._waiting[0][1] / positions)
+                self.inputs.add_rows(
+                    sum(total for _, total in self._waiting[1:]) / positions + self._waiting[0][1] / positions
+                )
             else:
                 self._misfit += 1
             self._waiting = []
@@ -143,7 +147,9 @@ class _LayerSums:
     def add_gradients(self, gradients: list[Tensor | None], examples: int) -> None:
         rows = [self.view.gradients(g).to(self.G.dtype) for g in gradients if g is not None]
         if self.reduce and rows:
-            rows = [sum(g.sum(1) for g in rows[1:]) + rows[0].sum(1)] if all(g.shape[0] == examples for g in rows) else []
+            rows = (
+                [sum(g.sum(1) for g in rows[1:]) + rows[0].sum(1)] if all(g.shape[0] == examples for g in rows) else []
+            )
         for g in rows:
             add_outer_products(self.G, g.reshape(-1, *g.shape[-2:]))
 
@@ -185,7 +191,7 @@ def _plan(
         elif weight is None:
             unsupported.update(dict.fromkeys(wanted.values(), "is a bias without its weight"))
         else:
-            layout, device = view.layout, module.weight.device  # type: ignore[union-attr]
+            layout, device = view.layout, module.weight.device
             G = torch.zeros(layout.groups, layout.rows, layout.rows, dtype=dtype, device=device)
             sums[path] = _LayerSums(view, weight, bias, InputMoment(view, bias is not None, dtype), G, reduce)
     return sums, unsupported

@@ -1,8 +1,8 @@
 """Layers as matrices: how weights, inputs and output gradients of each kind of layer line up.
 
 Every layer that is linear in its weights computes, at each of T positions of an example, a matrix times a vector of
-features. Its weight is then a stack of matrices, one for each group of channels, and the gradient of one example is a sum
-of outer products over the positions:
+features. Its weight is then a stack of matrices, one for each group of channels, and the gradient of one example is a
+sum of outer products over the positions:
 
     y_t = W a_t + b          ∇_W = Σ_t g_t a_tᵀ          ∇_b = Σ_t g_t
 
@@ -124,7 +124,7 @@ class ConvolutionLayer(MatrixLayer):
 
     def batched(self, x: Tensor) -> bool:
         """Whether an input has a batch dimension."""
-        return x.ndim == self.module.weight.ndim
+        return bool(x.ndim == self.module.weight.ndim)
 
     def padded(self, x: Tensor) -> Tensor:
         """The input with its padding, batched."""
@@ -165,7 +165,8 @@ class TransposedConvolutionLayer(ConvolutionLayer):
         """Patches of the input with stride − 1 zeros between its pixels."""
         module, x = self.module, x if self.batched(x) else x.unsqueeze(0)
         spread = x.new_zeros(*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], module.stride, strict=True)))
-        spread[(..., *(slice(None, None, s) for s in module.stride))] = x
+        every: list[Any] = [slice(None, None, s) for s in module.stride]
+        spread[(..., *every)] = x
         padding: list[int] = []
         for dim, (k, p, d) in enumerate(zip(module.kernel_size, module.padding, module.dilation, strict=True)):
             reach, n = d * (k - 1), output_shape[dim - len(module.kernel_size)]
@@ -217,7 +218,11 @@ class ScaleLayer:
     def example_gradients(self, leaf: str, x: Tensor, g: Tensor) -> Tensor:
         """Gradients of the weight or the bias for each example, (K, B, numel), from gradients (K, B, ...)."""
         if leaf == "weight":
-            plain = {name: torch.full_like(p, name == "weight") for name, p in self.module._parameters.items() if p is not None}
+            plain = {
+                name: torch.full_like(p, name == "weight")
+                for name, p in self.module._parameters.items()
+                if p is not None
+            }
             with torch.no_grad():
                 g = g * functional_call(self.module, plain, (x,))
         keep = g.shape[-self.module.weight.ndim :] if self.trailing else (g.shape[2], g[0, 0, 0].numel())

@@ -106,7 +106,9 @@ class InputMoment:
         outer = (outer + outer.mT) / 2
         if self.bias:
             corner = count.expand(total.shape[0], 1, 1)
-            outer = torch.cat([torch.cat([outer, total.unsqueeze(2)], 2), torch.cat([total.unsqueeze(1), corner], 2)], 1)
+            outer = torch.cat(
+                [torch.cat([outer, total.unsqueeze(2)], 2), torch.cat([total.unsqueeze(1), corner], 2)], 1
+            )
         return outer / count
 
     def _by_rows(self, x: Tensor) -> bool:

@@ -1,11 +1,11 @@
 """What a convolution multiplies its weights with: patches of its input, and their second moment.
 
-A convolution is a linear layer applied at every output position to a patch of the input (im2col). In channels-last memory
-the patches are one strided view, copied in long runs.
+A convolution is a linear layer applied at every output position to a patch of the input (im2col). In channels-last
+memory the patches are one strided view, copied in long runs.
 
-The second moment Σ p pᵀ of overlapping patches multiplies the same pairs of pixels again and again. `RowMoment` multiplies
-each pair of image rows within a kernel's height once, and adds up the patches' moment from those at the end: for a 5 × 5
-kernel on small images several times less arithmetic, and no im2col at all.
+The second moment Σ p pᵀ of overlapping patches multiplies the same pairs of pixels again and again. `RowMoment`
+multiplies each pair of image rows within a kernel's height once, and adds up the patches' moment from those at the
+end: for a 5 × 5 kernel on small images several times less arithmetic, and no im2col at all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_ROW_MOMENT = 2**24
 
 
 def patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
-    """The patches of a padded image (B, C, *spatial), as (B, positions, groups, *kernel × C/groups) flattened at the end.
+    """The patches of padded images (B, C, *spatial), as (B, positions, groups, kernel × C/groups).
 
     Channels vary fastest within a patch; `patch_order` says how to get the weights' order.
     """
@@ -84,9 +84,7 @@ class RowMoment:
         self.sum = torch.zeros(height, width, channels, dtype=dtype, device=device)
 
     @staticmethod
-    def pays(
-        size: tuple[int, int, int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-    ) -> bool:
+    def pays(size: tuple[int, int, int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> bool:
         """Whether it clearly saves arithmetic over im2col, in bounded memory."""
         channels, height, width = size
         span = dilation[0] * (kernel[0] - 1) + 1

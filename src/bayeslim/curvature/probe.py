@@ -2,9 +2,9 @@
 
 A hook sees a layer's own calls only. Weights are also read behind its back: attention takes the weight of its output
 projection and never calls it, a language model's head multiplies with the embedding's table, two modules share one
-tensor. The probe runs one example and counts, in the autograd graph, how often each parameter was read; where that is more
-than the layer was called, the layer's hooks do not tell the whole gradient. It also tells whether a layer's first
-dimension is the batch (a transformer may put time first, a vision model may fold windows into the batch).
+tensor. The probe runs one example and counts, in the autograd graph, how often each parameter was read; where that is
+more than the layer was called, the layer's hooks do not tell the whole gradient. It also tells whether a layer's
+first dimension is the batch (a transformer may put time first, a vision model may fold windows into the batch).
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def probe(model: nn.Module, inputs: Inputs, layers: Mapping[str, nn.Module]) -> 
                 hidden[name] = (
                     f'its layer "{layer}" never ran: another module reads it'
                     if not calls[layer]
-                    else "is read by more than one module" if own == name else f'is tied to "{own}"'
+                    else "is read by more than one module"
+                    if own == name
+                    else f'is tied to "{own}"'
                 )
     return Probe(hidden, frozenset(first), frozenset(name for name, n in calls.items() if n))
 

@@ -119,6 +119,6 @@ def _check_examples_are_independent(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             raise UnsupportedModel(
-                f'"{name}" normalises by the statistics of the batch even in eval mode, so that examples depend on each '
-                "other and have no curvature of their own. Use track_running_stats=True."
+                f'"{name}" normalises by the statistics of the batch even in eval mode, so that examples depend on '
+                "each other and have no curvature of their own. Use track_running_stats=True."
             )

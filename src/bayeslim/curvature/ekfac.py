@@ -1,0 +1,135 @@
+"""Eigenvalue-corrected Kronecker factors (EKFAC).
+
+G ⊗ A has the eigenvectors Q_G ⊗ Q_A with products of eigenvalues μ_o λ_i. Keeping the basis, the best eigenvalues (in
+the Frobenius norm) are the second moments of the gradients in that basis:
+
+    S[o, i] = Σ_n Σ_k (Q_Gᵀ ∇W Q_A)²[o, i]
+
+a second pass over the data. The trace of the layer's block is then that of the GGN, and weight sharing is exact on
+the diagonal.
+
+George et al. 2018, arXiv:1806.03884
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.curvature.columns import Columns, check_columns, output_columns
+from bayeslim.curvature.diag import chunks_of, embedding_squares, squared_sum
+from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
+from bayeslim.curvature.factors import EigenFactors, Factors, LayerFactors
+from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer
+from bayeslim.curvature.probe import examples
+from bayeslim.curvature.sweep import batches, examples_at_once, seeded, sum_over_processes, undisturbed
+from bayeslim.errors import ShapeMismatch
+from bayeslim.likelihoods import Likelihood
+from bayeslim.types import Batch, Params
+
+
+def ekfac(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    likelihood: Likelihood,
+    factors: Factors,
+    *,
+    columns: Columns = "signs",
+    seed: int = 0,
+    progress: bool = False,
+) -> dict[str, EigenFactors]:
+    """Correct the eigenvalues of Kronecker factors, in their dtype, by the weights' names.
+
+    Args:
+        model: that the factors are of; it is left as it was.
+        loader: batches of inputs and targets.
+        likelihood: of the model's outputs.
+        factors: from `kfac` or `kfra`.
+        columns: what is sent backwards, see `bayeslim.curvature.columns`.
+        seed: of the random signs or samples.
+        progress: whether to show a progress bar.
+    """
+    check_columns(columns)
+    if not factors.layers:
+        raise ShapeMismatch("ekfac corrects the eigenvalues of Kronecker factors, and there is no layer with factors.")
+    sums = {name: _Rotated.of(layer) for name, layer in factors.layers.items()}
+    generator = seeded(seed)
+    with undisturbed(model), ExampleGradients(model, factors.names) as gradients:
+        for inputs, targets in batches(model, loader, "eigenvalues", progress):
+            outputs = gradients.forward(inputs)
+            for backward in gradients.backward(
+                inputs, outputs, output_columns(likelihood, outputs, targets, columns, generator)
+            ):
+                for name, rotated in sums.items():
+                    if name in gradients.direct:
+                        rotated.add_layer(backward.layers[gradients.direct[name][0]])
+                if gradients.whole is not None:
+                    _add_whole(sums, gradients, backward)
+    sum_over_processes(*(rotated.squares for rotated in sums.values()))
+    return {
+        name: EigenFactors(rotated.layer, rotated.input_basis, rotated.output_basis, rotated.squares)
+        for name, rotated in sums.items()
+    }
+
+
+@dataclass
+class _Rotated:
+    """Squares of one layer's gradients in the factors' eigenbasis."""
+
+    layer: LayerFactors
+    input_basis: Tensor
+    output_basis: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, layer: LayerFactors) -> _Rotated:
+        _, input_basis, _, output_basis = layer.eigh()
+        size = (*layer.G.shape[:2], layer.A.shape[-1])
+        return cls(layer, input_basis, output_basis, torch.zeros(size, dtype=layer.G.dtype, device=layer.G.device))
+
+    def add_layer(self, seen: LayerPass) -> None:
+        """Add the gradients that a layer's inputs and output gradients make."""
+        view, dtype = seen.view, self.squares.dtype
+        assert isinstance(view, MatrixLayer)
+        for start, stop in chunks_of(seen, view):
+            if isinstance(view, EmbeddingLayer):
+                turned = [(x, shape, g.to(dtype) @ self.output_basis[0]) for x, shape, g in seen.calls]
+                self.squares += embedding_squares(replace(seen, calls=turned), view, start, stop, dtype).T
+                continue
+            matrices = seen.matrices(start, stop, dtype)
+            if matrices is not None:
+                a, g = matrices
+                basis = self.input_basis[:, : view.layout.columns]
+                if view.order is not None:  # features come in the patches' order: turn the basis instead
+                    basis = torch.empty_like(basis).index_copy_(1, view.order, basis)
+                a = torch.einsum("btgi,gij->btgj", a, basis)
+                if self.layer.bias is not None:
+                    a = a + self.input_basis[:, -1]
+                self.squares += squared_sum(a, torch.einsum("kbtgo,gop->kbtgp", g, self.output_basis))
+
+    def add_parameters(self, grads: Params) -> None:
+        """Add gradients of single examples, (K, b, *shape) by name."""
+        layer = self.layer
+        weights = grads[layer.weight].flatten(0, 1)
+        biases = grads[layer.bias].flatten(0, 1) if layer.bias is not None else [None] * len(weights)
+        matrices = torch.stack([layer.layout.to_matrix(w, b) for w, b in zip(weights, biases, strict=True)])
+        turned = self.output_basis.mT @ matrices.to(self.squares.dtype)
+        turned = turned if layer.diagonal_inputs else turned @ self.input_basis
+        self.squares += turned.square().sum(0)
+
+
+def _add_whole(sums: dict[str, _Rotated], gradients: ExampleGradients, backward: Backward) -> None:
+    assert gradients.whole is not None
+    names = gradients.whole.params
+    size = sum(p.numel() for p in names.values())
+    step = examples_at_once(8 * backward.columns.shape[0] * size, backward.columns.device)
+    for start in range(0, backward.examples, step):
+        stop = min(start + step, backward.examples)
+        some = examples(backward.inputs, start, stop, backward.examples)
+        grads = gradients.whole.gradients(some, backward.columns[:, start:stop])
+        for name, rotated in sums.items():
+            if name in names:
+                rotated.add_parameters(grads)
