@@ -1,9 +1,30 @@
 """Posteriors: distributions over the named parameters of a model, one file a family."""
 
 from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.conditioned import Conditioned
+from bayeslim.posteriors.dense import Dense
 from bayeslim.posteriors.diagonal import Diagonal
+from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.kronecker import Kronecker
+from bayeslim.posteriors.kronecker_block import KroneckerFactors
+from bayeslim.posteriors.lowrank import LowRank
+from bayeslim.posteriors.saliency import group_saliency, saliency, slice_indices
 
-POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (Diagonal,)}
+POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, Conditioned)}
 """Posteriors by the name they are saved under; a new family is added here."""
 
-__all__ = ["POSTERIORS", "Diagonal", "Posterior", "check_masks"]
+__all__ = [
+    "POSTERIORS",
+    "Conditioned",
+    "Dense",
+    "Diagonal",
+    "Gaussian",
+    "Kronecker",
+    "KroneckerFactors",
+    "LowRank",
+    "Posterior",
+    "check_masks",
+    "group_saliency",
+    "saliency",
+    "slice_indices",
+]

@@ -1,0 +1,190 @@
+"""The full Gaussian N(μ, P⁻¹) over some or all weights of the named parameters.
+
+With `indices` it is a subnetwork: those weights are random with a full precision, the others of the same parameters are
+point masses at the mean (Daxberger et al. 2021, arXiv:2010.14689; the precision is the subnetwork's own block). All by
+Cholesky; conditioning is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bayeslim.errors import ShapeMismatch
+from bayeslim.posteriors import prior_precision as priors
+from bayeslim.posteriors.cholesky import cholesky
+from bayeslim.posteriors.conjugate import Solver
+from bayeslim.posteriors.flat import FlatLayout
+from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.prior_precision import PriorPrecision
+from bayeslim.types import Params
+
+
+class Dense(Gaussian):
+    """A Gaussian with a full precision.
+
+    Args:
+        mean: μ by name.
+        precision: (n, n) over the random weights, parameter by parameter in the mean's order.
+        prior_precision: δ, added to the diagonal; zero if `precision` has it already.
+        indices: flat indices of the random weights by name; None makes all of them random.
+
+    Attributes:
+        jitter: what had to be added to the diagonal to factor it, relative to its mean; zero unless a warning said so.
+    """
+
+    kind: ClassVar[str] = "dense"
+
+    def __init__(
+        self,
+        mean: Mapping[str, Tensor],
+        precision: Tensor,
+        prior_precision: PriorPrecision = 0.0,
+        *,
+        indices: Mapping[str, Tensor] | None = None,
+    ):
+        self._mean = dict(mean)
+        self.curvature = precision if precision.dtype == torch.float64 else precision.float()
+        self.prior_precision = prior_precision
+        self.layout = FlatLayout.of(self._mean)
+        self.indices = _all_indices(self._mean) if indices is None else dict(indices)
+        self.places = _places(self._mean, self.indices).to(precision.device)
+        if self.curvature.shape != (len(self.places), len(self.places)):
+            raise ShapeMismatch(
+                f"The precision must be ({len(self.places)}, {len(self.places)}), one row for each random weight. "
+                f"Got {tuple(precision.shape)}."
+            )
+        resolved = priors.resolve(prior_precision, self._mean)
+        delta = self.layout.vector(priors.diagonal(resolved, self._mean, self.curvature), self.curvature)
+        self.precision = (self.curvature + self.curvature.mT) / 2 + torch.diag_embed(delta[self.places])
+        self.factor, self.jitter = cholesky(self.precision)
+
+    @property
+    def mean(self) -> Params:
+        """μ by name."""
+        return self._mean
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """P⁻¹ over the random weights, (n, n)."""
+        return torch.cholesky_inverse(self.factor)
+
+    @property
+    def variance(self) -> Params:
+        """The diagonal of P⁻¹, zero at point masses."""
+        return self.scatter(self.covariance.diagonal())
+
+    @property
+    def support(self) -> Params:
+        """Which weights are random."""
+        return self.scatter(torch.ones_like(self.places, dtype=torch.bool))
+
+    def precision_product(self, params: Mapping[str, Tensor]) -> Params:
+        """P v over the random weights, zero elsewhere."""
+        return self.scatter(self.gather(params) @ self.precision)
+
+    def covariance_product(self, params: Mapping[str, Tensor]) -> Params:
+        """P⁻¹ v over the random weights, zero elsewhere."""
+        return self.scatter(torch.cholesky_solve(self.gather(params)[..., None], self.factor)[..., 0])
+
+    def log_det_precision(self) -> Tensor:
+        """log|P|."""
+        return 2 * self.factor.diagonal().double().log().sum().cpu()
+
+    def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
+        """L⁻ᵀ ε, with P = L Lᵀ."""
+        draw = self.factor.new_empty((len(self.places), n or 1)).normal_(generator=generator)
+        draw = torch.linalg.solve_triangular(self.factor.mT, draw, upper=True).mT
+        return self.scatter(draw[0] if n is None else draw)
+
+    def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> KeptWeights:
+        """P_RR."""
+        return KeptWeights(self, self.layout.vector(kept, self.places).bool()[self.places])
+
+    def with_prior_precision(self, prior_precision: PriorPrecision) -> Dense:
+        """The same curvature under another prior precision."""
+        return Dense(self._mean, self.curvature, prior_precision, indices=self.indices)
+
+    def gather(self, params: Mapping[str, Tensor]) -> Tensor:
+        """The random weights as a vector, (..., n)."""
+        return self.layout.vector(params, self.precision)[..., self.places]
+
+    def scatter(self, vector: Tensor) -> Params:
+        """Parameters by name from a vector over the random weights, zero elsewhere."""
+        whole = vector.new_zeros((*vector.shape[:-1], self.layout.size))
+        return self.layout.params(whole.index_copy(-1, self.places, vector))
+
+    def tensors(self) -> Params:
+        """Means, indices, curvature and prior precision."""
+        tensors = {f"mean:{name}": t for name, t in self._mean.items()} | {"precision": self.curvature}
+        tensors |= {f"indices:{name}": t for name, t in self.indices.items()}
+        return {k: t.detach().contiguous() for k, t in (tensors | priors.to_tensors(self.prior_precision)).items()}
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Build it again from `tensors()`."""
+        return cls(
+            {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")},
+            tensors["precision"],
+            priors.from_tensors(tensors),
+            indices={n.removeprefix("indices:"): t for n, t in tensors.items() if n.startswith("indices:")},
+        )
+
+
+class KeptWeights:
+    """P_RR of a dense posterior, factored."""
+
+    def __init__(self, base: Dense, kept: Tensor):
+        self.base = base
+        self.places = kept.nonzero()[:, 0]
+        self.factor, _ = cholesky(base.precision[self.places][:, self.places])
+
+    def solve(self, params: Mapping[str, Tensor]) -> Params:
+        """P_RR⁻¹ v_R."""
+        target = self.base.gather(params)[..., self.places, None]
+        return self._scatter(torch.cholesky_solve(target, self.factor)[..., 0])
+
+    def log_det(self) -> Tensor:
+        """log|P_RR|."""
+        return 2 * self.factor.diagonal().double().log().sum().cpu()
+
+    def variance(self) -> Params:
+        """The diagonal of P_RR⁻¹."""
+        return self._scatter(torch.cholesky_inverse(self.factor).diagonal())
+
+    def _scatter(self, vector: Tensor) -> Params:
+        whole = vector.new_zeros((*vector.shape[:-1], len(self.base.places)))
+        return self.base.scatter(whole.index_copy(-1, self.places, vector))
+
+
+def _all_indices(mean: Mapping[str, Tensor]) -> Params:
+    return {name: torch.arange(value.numel()) for name, value in mean.items()}
+
+
+def _places(mean: Mapping[str, Tensor], indices: Mapping[str, Tensor]) -> Tensor:
+    """Where the random weights are in the long vector of all parameters."""
+    for name, index in indices.items():
+        if name not in mean:
+            raise ShapeMismatch(f'The indices of "{name}" belong to no parameter. Parameters: {", ".join(mean)}.')
+        size = mean[name].numel()
+        if (
+            index.ndim != 1
+            or index.dtype != torch.int64
+            or (len(index) and not 0 <= int(index.min()) <= int(index.max()) < size)
+        ):
+            raise ShapeMismatch(
+                f'The indices of "{name}" must be integers (int64) in one dimension, from 0 to {size - 1}. '
+                f"Got {index.dtype} of shape {tuple(index.shape)}."
+            )
+        if len(index.unique()) != len(index):
+            raise ShapeMismatch(f'The indices of "{name}" must be distinct.')
+    offset, places = 0, []
+    for name, value in mean.items():
+        if name in indices:
+            places.append(indices[name].cpu() + offset)
+        offset += value.numel()
+    return torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)

@@ -1,0 +1,120 @@
+"""A symmetric positive semi-definite matrix, known by its eigendecomposition Q diag(λ) Qᵀ.
+
+One factor may hold a matrix for each group of a grouped convolution, (groups, n, n), or only a diagonal: the input
+factor of an embedding is diagonal, and as large as the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayeslim.errors import ShapeMismatch
+from bayeslim.posteriors.cholesky import NotPositiveDefinite
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """Eigenvalues and eigenvectors of one side of a Kronecker product.
+
+    Attributes:
+        values: eigenvalues ≥ 0, (groups, n).
+        vectors: eigenvectors in columns, (groups, n, n); None stands for the identity, a diagonal matrix.
+    """
+
+    values: Tensor
+    vectors: Tensor | None
+
+    @classmethod
+    def of(cls, matrix: Tensor, what: str = "factor") -> Factor:
+        """Decompose a matrix (n, n), one a group (groups, n, n), or a diagonal (n,).
+
+        The decomposition is made in float64 and kept in the matrix's dtype, half precision in float32. Eigenvalues
+        below zero by rounding become zero: a rank-deficient or all-zero factor (a unit that is never active) is fine.
+
+        Raises:
+            ShapeMismatch: if it is not square.
+            NotPositiveDefinite: if it is not finite, or has eigenvalues below zero beyond rounding.
+        """
+        square = matrix.ndim in (2, 3) and matrix.shape[-1] == matrix.shape[-2]
+        if not square and matrix.ndim != 1:
+            raise ShapeMismatch(
+                f"The {what} must be (n, n), (groups, n, n), or a diagonal (n,). Got {tuple(matrix.shape)}."
+            )
+        if not bool(torch.isfinite(matrix).all()):
+            raise NotPositiveDefinite(
+                f"The {what} must be finite. Got infinite or undefined entries: check the data, or accumulate the "
+                "curvature in a wider dtype."
+            )
+        dtype = matrix.dtype if matrix.dtype == torch.float64 else torch.float32
+        vectors: Tensor | None = None
+        if matrix.ndim == 1:
+            values = matrix.double()[None]
+        else:
+            wide = matrix.double().reshape(-1, *matrix.shape[-2:])
+            values, vectors = torch.linalg.eigh((wide + wide.mT) / 2)
+            vectors = vectors.to(dtype)
+        rounding = 1e-8 if matrix.dtype == torch.float64 else 1e-3
+        lowest, highest = float(values.detach().min()), float(values.detach().max())
+        if lowest < -rounding * max(highest, 0.0):
+            raise NotPositiveDefinite(
+                f"The {what} must be positive semi-definite. Got eigenvalues from {lowest:.3g} to {highest:.3g}."
+            )
+        return cls(values.clamp(min=0).to(dtype), vectors)
+
+    @property
+    def groups(self) -> int:
+        """How many matrices it holds."""
+        return self.values.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Its matrices are size × size."""
+        return self.values.shape[1]
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """Q diag(λ) Qᵀ, (groups, n, n)."""
+        if self.vectors is None:
+            return torch.diag_embed(self.values)
+        return (self.vectors * self.values[:, None, :]) @ self.vectors.mT
+
+    @cached_property
+    def diagonal(self) -> Tensor:
+        """The diagonal of the matrix, (groups, n)."""
+        return self.values if self.vectors is None else self.spread(self.values[..., None])[..., 0]
+
+    def times(self, x: Tensor) -> Tensor:
+        """The matrix times `x`, (..., groups, n, m)."""
+        return self.values[..., None] * x if self.vectors is None else self.matrix @ x
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Qᵀ x: into the eigenbasis."""
+        return x if self.vectors is None else self.vectors.mT @ x
+
+    def rotate_back(self, x: Tensor) -> Tensor:
+        """Q x: out of the eigenbasis."""
+        return x if self.vectors is None else self.vectors @ x
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(Q ∘ Q) x: how variances in the eigenbasis spread over the coordinates."""
+        return x if self.vectors is None else self.vectors.square() @ x
+
+    def entries(self, group: Tensor | int, rows: Tensor, columns: Tensor) -> Tensor:
+        """Entries of the groups' matrices at `rows`, `columns` (any shapes that broadcast)."""
+        if self.vectors is None:
+            return torch.where(rows == columns, self.values[group, rows], 0.0)
+        return self.matrix[group, rows, columns]
+
+    def rescaled(self, scale: Tensor) -> Factor:
+        """The factor of diag(s)⁻¹ M diag(s)⁻¹, for s of shape (groups, n)."""
+        if self.vectors is None:
+            return Factor(self.values / scale.square(), None)
+        return Factor.of(self.matrix / (scale[:, :, None] * scale[:, None, :]))
+
+    def shifted(self, shift: Tensor) -> Factor:
+        """The factor of M + shift·I, for shifts (groups, 1)."""
+        return Factor(self.values + shift, self.vectors)

@@ -1,0 +1,87 @@
+"""The output covariance of a linearised layer, J Σ Jᵀ, without the Jacobian J.
+
+A layer y = V ã used at positions t has J_c = Σ_t g_ct ã_tᵀ for output c, with g the gradients of the network's outputs
+with respect to y. For independent weights with variances σ² and one position,
+
+    Cov_cc' = Σ_o (Σ_i ã_i² σ²_oi) g_co g_c'o.
+
+A Kronecker layer is of this form in its eigenbasis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bayeslim.errors import ShapeMismatch
+from bayeslim.posteriors.layer_matrix import LayerMatrix
+
+CHUNK = 2**25
+"""How many numbers a chunk of summed gradients holds at most, unless one example has more."""
+
+
+def diagonal_functional_covariance(
+    layer: LayerMatrix, variance: Mapping[str, Tensor], inputs: Tensor, gradients: Tensor
+) -> Tensor:
+    """The covariance that a layer's independent weights give the network's outputs.
+
+    Args:
+        layer: the layer's layout.
+        variance: marginal variances by name, of at least the layer's parameters.
+        inputs: what the layer multiplies its weights with, (B, T, groups · inputs), without the bias's 1.
+        gradients: gradients of each network output with respect to the layer's, (C, B, T, groups · outputs).
+
+    Returns:
+        (B, C, C).
+    """
+    matrix = layer.matrix(variance)
+    return gradient_covariance(matrix, *positions(layer, inputs.to(matrix), gradients.to(matrix)))
+
+
+def positions(layer: LayerMatrix, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs with the bias's 1 as (B, T, groups, inputs), and gradients as (B, C, T, groups, outputs)."""
+    groups, outputs, width = layer.size
+    features = width - (layer.bias is not None)
+    fits = (
+        inputs.ndim == 3
+        and inputs.shape[2] == groups * features
+        and gradients.ndim == 4
+        and gradients.shape[1:] == (*inputs.shape[:2], groups * outputs)
+    )
+    if not fits:
+        raise ShapeMismatch(
+            f'The inputs of "{layer.weight}" must be (B, T, {groups * features}) and the gradients '
+            f"(C, B, T, {groups * outputs}). Got {tuple(inputs.shape)} and {tuple(gradients.shape)}."
+        )
+    a = inputs.reshape(*inputs.shape[:2], groups, features)
+    if layer.bias is not None:
+        a = torch.cat([a, torch.ones_like(a[..., :1])], -1)
+    return a, gradients.transpose(0, 1).reshape(inputs.shape[0], -1, inputs.shape[1], groups, outputs)
+
+
+def gradient_covariance(variance: Tensor, a: Tensor, g: Tensor) -> Tensor:
+    """Σ_oi J_coi σ²_oi J_c'oi with J = Σ_t g_t a_tᵀ, in chunks of examples.
+
+    Args:
+        variance: σ², (groups, outputs, inputs).
+        a: (B, T, groups, inputs).
+        g: (B, C, T, groups, outputs).
+
+    Returns:
+        (B, C, C).
+    """
+    examples, classes, uses = g.shape[:3]
+    if uses == 1:
+        spread = torch.einsum("bgi,goi->bgo", a[:, 0].square(), variance)
+        whitened = (g[:, :, 0] * spread.sqrt()[:, None]).flatten(2)
+        return whitened @ whitened.mT
+    std = variance.sqrt()
+    step = max(1, CHUNK // (classes * std.numel()))
+    covariance = g.new_empty(examples, classes, classes)
+    for start in range(0, examples, step):
+        part = slice(start, start + step)
+        whitened = (torch.einsum("bctgo,btgi->bcgoi", g[part], a[part]) * std).flatten(2)
+        covariance[part] = whitened @ whitened.mT
+    return covariance

@@ -1,0 +1,180 @@
+"""P_RR of one Kronecker layer: solving for the weights that are kept.
+
+The joint solve is conjugate gradients on the masked product V ↦ K ∘ (G (K ∘ V) A + δ V), preconditioned by the masked
+inverse K ∘ P⁻¹(K ∘ V), which is free to set up. On LeNet-300-100 it takes 20 to 220 products for a residual of 1e-6, a
+third of what the diagonal takes.
+
+Row by row, the kept entries of G_oo A + δ I are gathered and factored in batches (as in SparseGPT: Frantar & Alistarh
+2023, arXiv:2301.00774). Neither forms the layer's covariance.
+
+Log-determinant and marginal variances are exact where a group keeps at most `EXACT` weights. Beyond that the
+log-determinant is a stochastic Lanczos quadrature, and a variance is its row's, times what correlations between rows
+added to it before the cut: exact if nothing is cut, or if G is diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayeslim.posteriors.cholesky import cholesky
+from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver, conjugate_gradients, log_det_estimate
+from bayeslim.posteriors.kronecker_block import KroneckerBlock
+
+CHUNK = 2**27
+"""How many numbers a batch of factored rows holds at most, unless one row has more."""
+
+EXACT = 2048
+"""Up to how many kept weights of a group their precision is formed and factored."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptBlock:
+    """The kept weights of one layer.
+
+    Attributes:
+        block: the layer.
+        kept: True = kept, (groups, outputs, inputs).
+        solver: how far conjugate gradients go.
+    """
+
+    block: KroneckerBlock
+    kept: Tensor
+    solver: Solver = DEFAULT_SOLVER
+
+    def product(self, v: Tensor) -> Tensor:
+        """P_RR v_R."""
+        return self.block.precision_product(v * self.kept) * self.kept
+
+    def solve(self, v: Tensor) -> Tensor:
+        """P_RR⁻¹ v_R; leading dimensions are separate right-hand sides."""
+
+        def precondition(r: Tensor) -> Tensor:
+            return self.block.covariance_product(r) * self.kept
+
+        return conjugate_gradients(self.product, v * self.kept, precondition, self.solver).value
+
+    def log_det(self) -> Tensor:
+        """log|P_RR|, float64."""
+        if self._small():
+            logs = [factor.diagonal().double().log().sum() for _, factor in self._exact()]
+            return 2 * torch.stack(logs).sum()
+        root = self.block.precision_diagonal.sqrt()
+
+        def scaled(v: Tensor) -> Tensor:
+            return self.product(v / root) / root
+
+        estimate = log_det_estimate(scaled, self.kept, root.dtype).sum()
+        return estimate + 2 * (root.double().log() * self.kept).sum()
+
+    def variance(self) -> Tensor:
+        """The diagonal of P_RR⁻¹, zero where cut."""
+        if self._small():
+            variance = torch.zeros_like(self.block.eigenvalues)
+            for group, (places, factor) in enumerate(self._exact()):
+                inverse = torch.cholesky_inverse(factor).diagonal().to(variance)
+                variance[group].view(-1)[places] = inverse
+            return variance
+        inflation = self.block.variance / self.block.rowwise.variance
+        return _rowwise_variance(self.block, self.kept) * inflation
+
+    def _small(self) -> bool:
+        return int(self.kept.flatten(1).sum(1).max()) <= EXACT
+
+    def _exact(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each group: flat places of the kept weights, and the Cholesky factor of their precision, in float64."""
+        for group, kept in enumerate(self.kept):
+            places = kept.flatten().nonzero()[:, 0]
+            yield places, cholesky(self._entries(group, places).double())[0]
+
+    def _entries(self, group: int, places: Tensor) -> Tensor:
+        """P of one group at flat places, (n, n)."""
+        block = self.block
+        inputs = block.inputs.size
+        o, i = places // inputs, places % inputs
+        if block.corrected is None:
+            entries = block.outputs.entries(group, o[:, None], o) * block.inputs.entries(group, i[:, None], i)
+            entries = entries + torch.diag_embed(block.prior.expand(len(places)))
+            if block.scale is not None:
+                scale = block.scale[group].flatten()[places]
+                entries = entries * scale[:, None] * scale
+            return entries
+        columns = []
+        for part in places.split(max(1, CHUNK // block.eigenvalues.numel())):
+            unit = block.eigenvalues.new_zeros(len(part), *block.eigenvalues.shape)
+            unit[:, group].view(len(part), -1)[torch.arange(len(part)), part] = 1
+            columns.append(block.precision_product(unit)[:, group].reshape(len(part), -1)[:, places])
+        return torch.cat(columns) if columns else block.eigenvalues.new_zeros(0, 0)
+
+
+def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tensor:
+    """Where kept weights go if rows (outputs) are independent, each with precision G_oo A + δ I.
+
+    Args:
+        block: the layer.
+        kept: (groups, outputs, inputs).
+        mean: (groups, outputs, inputs).
+    """
+    rows = block.rowwise
+    pull = rows.precision_product(mean * ~kept) * kept
+    moved = torch.zeros_like(mean)
+    for row, places, valid, factor in _kept_rows(rows, kept, kept.any(-1) & ~kept.all(-1)):
+        target = pull[row[:, 0], row[:, 1]].gather(1, places)[..., None]
+        solved = torch.cholesky_solve(target, factor)[..., 0] * valid
+        moved[row[:, 0], row[:, 1]] = torch.zeros_like(mean[0, 0]).expand(len(row), -1).scatter_add(1, places, solved)
+    return (mean + moved) * kept
+
+
+def _rowwise_variance(block: KroneckerBlock, kept: Tensor) -> Tensor:
+    variance = torch.zeros_like(block.eigenvalues)
+    for row, places, valid, factor in _kept_rows(block.rowwise, kept, kept.any(-1)):
+        inverse = torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1) * valid
+        variance[row[:, 0], row[:, 1]] = inverse.new_zeros(len(row), kept.shape[-1]).scatter_add(1, places, inverse)
+    return variance
+
+
+def _kept_rows(rows: KroneckerBlock, kept: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Chunks of rows with the Cholesky factors of their kept precision.
+
+    Rows of like counts go together; shorter ones are padded with places whose precision is the identity.
+
+    Yields:
+        (group, output) of the rows (n, 2), the kept places (n, m), which are no padding (n, m), factors (n, m, m).
+    """
+    found = wanted.nonzero()
+    counts = kept[found[:, 0], found[:, 1]].sum(-1)
+    order = counts.argsort(descending=True)
+    found, counts = found[order], counts[order]
+    start = 0
+    while start < len(found):
+        width = int(counts[start])
+        row = found[start : start + max(1, CHUNK // width**2)]
+        start += len(row)
+        mask = kept[row[:, 0], row[:, 1]]
+        places = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :width]
+        valid = mask.gather(1, places)
+        yield row, places, valid, cholesky(_row_precision(rows, row, places, valid))[0]
+
+
+def _row_precision(rows: KroneckerBlock, row: Tensor, places: Tensor, valid: Tensor) -> Tensor:
+    """Each row's precision at its places, the identity at padding, (n, m, m)."""
+    group, output = row[:, 0], row[:, 1]
+    left, right = places[:, :, None], places[:, None, :]
+    if rows.corrected is None:
+        entries = rows.inputs.entries(group[:, None, None], left, right)
+        entries = entries * rows.outputs.values[group, output, None, None]
+        entries = entries + torch.diag_embed(rows.prior.expand(places.shape))
+    else:
+        values = rows.eigenvalues[group, output]
+        if rows.inputs.vectors is None:
+            entries = torch.diag_embed(values.gather(1, places))
+        else:
+            vectors = rows.inputs.vectors[group[:, None], places]
+            entries = (vectors * values[:, None, :]) @ vectors.mT
+    if rows.scale is not None:
+        scale = rows.scale[group, output].gather(1, places)
+        entries = entries * scale[:, :, None] * scale[:, None, :]
+    return torch.where(valid[:, :, None] & valid[:, None, :], entries, torch.eye(places.shape[1]).to(entries))
