@@ -9,6 +9,7 @@ on the number of threads.
 from __future__ import annotations
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,6 +23,16 @@ SMALL = 1 << 12
 """Below this many values torch's own generator is quicker than seeding a stream."""
 
 _pool: ThreadPoolExecutor | None = None
+
+
+def _forget_pool() -> None:
+    """A forked process has none of its parent's threads and would wait for them for ever."""
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
 
 
 def standard_normal(

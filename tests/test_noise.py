@@ -1,0 +1,124 @@
+"""Fast normal noise: its distribution, its independence, and that it depends on the seed alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from scipy import stats
+
+from bayeslim import noise
+from bayeslim.noise import CHUNK, SMALL, standard_normal, standard_normal_like
+
+SIZES = [1, SMALL - 1, SMALL, CHUNK, 3 * CHUNK + 7]
+"""Torch's own generator, both sides of the switch, a whole chunk, and several with a ragged end."""
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def threads():
+    """Set the number of threads, put back afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [4000, 200_003])
+def test_is_standard_normal(size, dtype):
+    draws = standard_normal((size,), dtype=dtype, generator=seeded(0)).double().numpy()
+    assert stats.kstest(draws, "norm").pvalue > 1e-3
+    # moments 1 to 4 of N(0, 1), within five standard errors
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert (draws**power).mean() == pytest.approx(moment, abs=5 * (variance / size) ** 0.5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_do_not_depend_on_the_number_of_threads(size, threads):
+    threads(1)
+    one = standard_normal((size,), generator=seeded(3))
+    threads(2)
+    assert torch.equal(one, standard_normal((size,), generator=seeded(3)))
+    threads(3)
+    assert torch.equal(one, standard_normal((size,), generator=seeded(3)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_is_repeatable_and_moves_on(size):
+    torch.manual_seed(7)
+    first, second = standard_normal((size,)), standard_normal((size,))
+    torch.manual_seed(7)
+    assert torch.equal(first, standard_normal((size,)))
+    assert torch.equal(second, standard_normal((size,)))
+    assert not torch.equal(first, second)
+    generator = seeded(7)
+    third = standard_normal((size,), generator=generator)
+    assert not torch.equal(third, standard_normal((size,), generator=generator))
+    assert torch.equal(third, standard_normal((size,), generator=seeded(7)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_generator_leaves_the_global_stream_alone(size):
+    before = torch.get_rng_state()
+    standard_normal((size,), generator=seeded(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_chunks_calls_and_seeds_are_independent():
+    draws = standard_normal((4, CHUNK), generator=seeded(1))
+    same_seed_other_call = standard_normal((2, CHUNK), generator=seeded(2))
+    rows = torch.cat([draws, same_seed_other_call]).double()
+    correlations = torch.corrcoef(rows) - torch.eye(len(rows))
+    assert correlations.abs().max() < 5 / CHUNK**0.5
+    # neighbours across the border of two chunks, over many calls
+    generator = seeded(3)
+    border = torch.stack([standard_normal((CHUNK + 1,), generator=generator)[-2:] for _ in range(2000)])
+    assert torch.corrcoef(border.T.double())[0, 1].abs() < 5 / 2000**0.5
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5, 4), (70, 60, 50)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_shape_and_dtype(shape, dtype):
+    draws = standard_normal(shape, dtype=dtype)
+    assert draws.shape == shape
+    assert draws.dtype == dtype
+    assert draws.is_contiguous()
+    assert standard_normal_like(draws).shape == shape
+    assert standard_normal_like(draws).dtype == dtype
+
+
+def test_like_keeps_the_device():
+    assert standard_normal_like(torch.empty(100, 100, device="meta")).device.type == "meta"
+
+
+def test_like_does_not_track_gradients():
+    assert not standard_normal_like(torch.ones(100, 100, requires_grad=True)).requires_grad
+
+
+def test_works_in_a_forked_process():
+    """The threads of a parent do not exist in its child, which must not wait for them."""
+    script = (
+        "import os, signal, torch\n"
+        "from bayeslim.noise import standard_normal\n"
+        "torch.set_num_threads(2)\n"
+        "first = standard_normal((1 << 18,), generator=torch.Generator().manual_seed(0))\n"
+        "if os.fork() == 0:\n"
+        "    signal.alarm(30)\n"
+        "    again = standard_normal((1 << 18,), generator=torch.Generator().manual_seed(0))\n"
+        "    os._exit(0 if (first.numpy() == again.numpy()).all() else 1)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_small_draws_are_torchs_own():
+    torch.manual_seed(0)
+    small = standard_normal((SMALL - 1,))
+    torch.manual_seed(0)
+    assert torch.equal(small, torch.randn(SMALL - 1))
+    assert noise.SMALL <= noise.CHUNK
