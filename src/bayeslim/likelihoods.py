@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.results import Prediction
 
 
@@ -57,6 +57,11 @@ def _per_example(values: Tensor) -> Tensor:
     return values.flatten(1).sum(1) if values.ndim > 1 else values
 
 
+def _single(outputs: Tensor) -> Tensor:
+    """In single precision at least: half precision is for networks, not for their log-probabilities and averages."""
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
 def _entropy(probs: Tensor) -> Tensor:
     entropy: Tensor = torch.special.entr(probs).sum(-1)
     return entropy
@@ -82,7 +87,12 @@ class Categorical(Likelihood):
         return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
 
     def _logits(self, outputs: Tensor) -> Tensor:
-        return outputs if self.class_dim == -1 else outputs.movedim(self.class_dim, -1)
+        return _single(outputs).movedim(self.class_dim, -1)
+
+    @property
+    def _stacked_class_dim(self) -> int:
+        """Where the classes are once draws or columns are stacked in front of the outputs."""
+        return self.class_dim + 1 if self.class_dim >= 0 else self.class_dim
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log softmax(f)_y, summed over positions, (B,)."""
@@ -99,6 +109,7 @@ class Categorical(Likelihood):
                 f"Got targets of shape {tuple(targets.shape)}. "
                 "Set Categorical(class_dim=...) if the classes are elsewhere."
             )
+        targets = targets.long()
         if logits.ndim == 2:
             return -F.cross_entropy(logits, targets, ignore_index=self.ignore_index, reduction="none")
         losses = F.cross_entropy(
@@ -108,8 +119,7 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        draws = outputs.movedim(self.class_dim + 1, -1) if self.class_dim >= 0 else outputs
-        probs = draws.float().softmax(-1)
+        probs = _single(outputs).movedim(self._stacked_class_dim, -1).softmax(-1)
         mean = probs.mean(0)
         entropy = _entropy(mean)
         aleatoric = _entropy(probs).mean(0)
@@ -127,11 +137,9 @@ class Categorical(Likelihood):
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """Columns √p_c (e_c − p): Σ_c s_c s_cᵀ = diag(p) − p pᵀ, (C, *outputs.shape)."""
         probs = self._logits(outputs).softmax(-1)
-        classes = probs.shape[-1]
         columns = torch.diag_embed(probs.sqrt()) - probs.sqrt().unsqueeze(-1) * probs.unsqueeze(-2)
         columns = columns.movedim(-2, 0)  # (..., c, C) -> (c, ..., C)
-        assert columns.shape[0] == classes
-        return columns if self.class_dim == -1 else columns.movedim(-1, self.class_dim + 1)
+        return columns.movedim(-1, self._stacked_class_dim).to(outputs.dtype)
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw classes."""
@@ -147,12 +155,12 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Y log σ(f) + (1−y) log σ(−f), summed over the targets of an example, (B,)."""
-        outputs, targets = _aligned(self, outputs, targets)
+        outputs, targets = _aligned(self, _single(outputs), targets)
         return -_per_example(F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none"))
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the probabilities over draws, (S, B, ...)."""
-        probs = outputs.float().sigmoid()
+        probs = _single(outputs).sigmoid()
         mean = probs.mean(0)
         both = torch.stack([probs, 1 - probs], -1)
         entropy, aleatoric = _entropy(both.mean(0)), _entropy(both).mean(0)
@@ -183,13 +191,13 @@ class Poisson(Likelihood):
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Y f − eᶠ − log y!, summed over the targets of an example, (B,)."""
-        outputs, targets = _aligned(self, outputs, targets)
+        outputs, targets = _aligned(self, _single(outputs), targets)
         counts = targets.to(outputs.dtype)
         return _per_example(counts * outputs - outputs.exp() - torch.lgamma(counts + 1))
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the rates over draws, (S, B, ...); a count's own variance is its rate."""
-        rates = outputs.float().exp()
+        rates = _single(outputs).exp()
         aleatoric, epistemic = rates.mean(0), rates.var(0, correction=0)
         variance = aleatoric + epistemic
         return Prediction(
@@ -232,6 +240,8 @@ class Gaussian(Likelihood):
             )
         if not isinstance(noise, str) and not noise > 0:
             raise ValueError(f"Gaussian(noise=...) is a standard deviation and must be positive. Got {noise}.")
+        if not initial_noise > 0:
+            raise ValueError(f"initial_noise is a standard deviation and must be positive. Got {initial_noise}.")
         self.mode = noise if isinstance(noise, str) else "fixed"
         self._config = {"noise": noise, "initial_noise": initial_noise}
         start = math.log(noise if not isinstance(noise, str) else initial_noise)
@@ -248,13 +258,14 @@ class Gaussian(Likelihood):
     def noise(self) -> Tensor:
         """The noise's standard deviation, where it does not depend on the input."""
         if self.mode == "heteroscedastic":
-            raise AttributeError("A heteroscedastic Gaussian has a noise for each input: read it from the outputs.")
+            raise BayeslimError("A heteroscedastic Gaussian has a noise for each input: read it from the outputs.")
         return self.log_noise.exp()
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of the targets."""
+        outputs = _single(outputs)
         if self.mode != "heteroscedastic":
-            return outputs, self.log_noise
+            return outputs, self.log_noise.to(outputs.dtype)
         if outputs.shape[-1] % 2:
             raise ShapeMismatch(
                 "A heteroscedastic Gaussian reads means and log variances from the last dimension, which must be even. "
@@ -297,8 +308,9 @@ class Gaussian(Likelihood):
         """
         mean, log_std = self._moments(outputs)
         if self.mode != "heteroscedastic":
-            return _diagonal_columns(torch.exp(-log_std).expand(outputs.shape))
-        return _diagonal_columns(torch.cat([torch.exp(-log_std), torch.full_like(mean, math.sqrt(0.5))], -1))
+            return _diagonal_columns(torch.exp(-log_std).expand(outputs.shape)).to(outputs.dtype)
+        scales = torch.cat([torch.exp(-log_std), torch.full_like(mean, math.sqrt(0.5))], -1)
+        return _diagonal_columns(scales).to(outputs.dtype)
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw targets."""
