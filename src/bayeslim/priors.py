@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayeslim.errors import NoSiteMatched
+from bayeslim.errors import NoSiteMatched, ShapeMismatch
 from bayeslim.noise import standard_normal_like
 from bayeslim.select import matcher, owner
 
@@ -74,7 +74,8 @@ class Normal(Prior):
     def log_prob(self, weight: Tensor) -> Tensor:
         """−½ ((w − m)/s)² − log s − ½ log 2π."""
         std = torch.as_tensor(self.std, dtype=weight.dtype, device=weight.device)
-        return -0.5 * ((weight - self.mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
+        mean = torch.as_tensor(self.mean, dtype=weight.dtype, device=weight.device)
+        return -0.5 * ((weight - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
         """½ Σ [((μ − m)² + σ²)/s² − 1 − log(σ²/s²)]."""
@@ -126,6 +127,15 @@ PriorSpec = Prior | Mapping[Any, Prior]
 
 def resolve(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict[str, Prior]:
     """The prior of every random parameter."""
+    found = _matched(prior, model, names)
+    for name, chosen in found.items():
+        for field, value in chosen.config().items():
+            if isinstance(value, Tensor):
+                _check_broadcasts(value, model.get_parameter(name), f'{field} of the prior of "{name}"')
+    return found
+
+
+def _matched(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict[str, Prior]:
     if isinstance(prior, Prior):
         return dict.fromkeys(names, prior)
     if not isinstance(prior, Mapping) or not all(isinstance(p, Prior) for p in prior.values()):
@@ -145,6 +155,18 @@ def resolve(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict[
             )
         found[name] = chosen
     return found
+
+
+def _check_broadcasts(value: Tensor, parameter: Tensor, what: str) -> None:
+    """A larger shape would count every weight several times."""
+    try:
+        fits = torch.broadcast_shapes(value.shape, parameter.shape) == parameter.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeMismatch(
+            f"The {what} must broadcast to the parameter's shape {tuple(parameter.shape)}. Got {tuple(value.shape)}."
+        )
 
 
 PRIORS: dict[str, type[Prior]] = {c.name: c for c in (Normal,)}

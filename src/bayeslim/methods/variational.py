@@ -125,7 +125,9 @@ class Variational(Method):
                 noise = {n: -noise[n] if mirror else standard_normal_like(stds[n]) for n in whole}
                 params = {n: torch.addcmul(means[n], stds[n], noise[n]).to(means[n].dtype) for n in whole}
                 nll = nll - bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean()
-        kl = torch.stack([prior.kl(means[n], stds[n], log_stds[n]) for n, prior in bnn.priors.items()]).sum()
+        # The sum over the weights of a half-precision network needs the precision of σ.
+        kls = [prior.kl(means[n].to(stds[n].dtype), stds[n], log_stds[n]) for n, prior in bnn.priors.items()]
+        kl = torch.stack(kls).sum()
         if kl_weight is None:
             kl_weight = self.kl_schedule.weight(bnn.position)
         return Terms(nll / self.samples, kl, kl_weight * self.temperature, num_data)
