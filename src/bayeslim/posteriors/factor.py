@@ -56,7 +56,7 @@ class Factor:
         else:
             wide = matrix.double().reshape(-1, *matrix.shape[-2:])
             values, vectors = torch.linalg.eigh((wide + wide.mT) / 2)
-            vectors = vectors.to(dtype)
+            vectors = vectors.to(dtype).contiguous()
         rounding = 1e-8 if matrix.dtype == torch.float64 else 1e-3
         lowest, highest = float(values.detach().min()), float(values.detach().max())
         if lowest < -rounding * max(highest, 0.0):

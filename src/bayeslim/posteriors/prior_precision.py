@@ -71,8 +71,8 @@ def diagonal(resolved: Mapping[str, Tensor], mean: Mapping[str, Tensor], like: T
 def to_tensors(prior_precision: PriorPrecision) -> Params:
     """A prior precision as named tensors, for saving."""
     if not isinstance(prior_precision, Mapping):
-        return {"prior": torch.as_tensor(prior_precision).detach()}
-    return {f"prior:{key}": torch.as_tensor(value).detach() for key, value in prior_precision.items()}
+        return {"prior": _tensor(prior_precision).detach()}
+    return {f"prior:{key}": _tensor(value).detach() for key, value in prior_precision.items()}
 
 
 def from_tensors(tensors: Mapping[str, Tensor]) -> PriorPrecision:
@@ -82,8 +82,12 @@ def from_tensors(tensors: Mapping[str, Tensor]) -> PriorPrecision:
     return {key.removeprefix("prior:"): value for key, value in tensors.items() if key.startswith("prior:")}
 
 
+def _tensor(value: float | Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+
+
 def _checked(what: str, value: float | Tensor) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    tensor = _tensor(value)
     if not bool(torch.isfinite(tensor).all()) or bool((tensor < 0).any()):
         raise ValueError(f"The prior precision of {what} must be finite and not negative. Got {value}.")
     return tensor
