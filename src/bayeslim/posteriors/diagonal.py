@@ -61,10 +61,10 @@ class Diagonal(Posterior):
         """Σ log N(wᵢ | μᵢ, σᵢ²); a point mass counts as 0 at its point and −∞ elsewhere."""
         total = torch.zeros((), dtype=torch.float64)
         for name, mean in self._mean.items():
-            std = self._std[name].to(mean.dtype)
+            std = self._std[name]
             point = std == 0
             safe = torch.where(point, torch.ones_like(std), std)
-            off = params[name] - mean
+            off = params[name].to(std.dtype) - mean
             density = -0.5 * (off / safe).square() - safe.log() - 0.5 * math.log(2 * math.pi)
             at_point = torch.where(off == 0, torch.zeros_like(density), torch.full_like(density, -torch.inf))
             total = total + torch.where(point, at_point, density).double().sum().cpu()
