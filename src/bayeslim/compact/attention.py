@@ -1,0 +1,151 @@
+"""Rules for products of activations (attention) and for recurrent layers.
+
+In softmax(q kᵀ / √d) v a head is a batch dimension of both products, so the parts of q, k and v that belong to one head go
+together. Without heads, the dimensions of q and k that are multiplied with each other go together, and those of v on their own.
+
+In an LSTM or GRU a unit is a row of every gate, of every layer and of both directions: the kernels take one size for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bayeslim.compact.contraction import contract, place
+from bayeslim.compact.identity import Contraction, Identities, Product, rule
+from bayeslim.compact.labels import varying
+from bayeslim.compact.ops import Call
+
+
+@rule("matmul", "mm", "bmm")
+def _matmul(walk: Identities, call: Call) -> Any:
+    left, right = call.node.args[0], call.node.args[1]
+    return _product(walk, call, left, right)
+
+
+@rule("addmm", "baddbmm")
+def _matmul_with_bias(walk: Identities, call: Call) -> Any:
+    bias, left, right = call.node.args[:3]
+    labels = _product(walk, call, left, right)
+    walk.of[call.node] = labels
+    return walk.combine([call.node, bias], call.result.shape)  # type: ignore[list-item]
+
+
+def _product(walk: Identities, call: Call, left: Any, right: Any) -> Any:
+    if _is_matrix(walk, right):
+        return contract(walk, call, left, -1, right, -1, -2, None, folds=False)
+    if _is_matrix(walk, left):
+        return contract(walk, call, right, -2, left, -2, -1, None, folds=False)
+    if walk.env[left].ndim < 2 or walk.env[right].ndim < 2:
+        return walk.unknown(call, "it is multiplied by a vector")
+    rank = call.result.ndim
+    a, b = (labels[(None,) * (rank - labels.ndim)] for labels in (walk.read(left), walk.read(right)))
+    if any(dim < rank - 2 for dim in varying(a) + varying(b)):
+        a, b = (walk.labels.unite_along(labels, [rank - 2, rank - 1]) for labels in (a, b))
+        return _share_batch(walk, [a, b]).expand(call.result.shape)
+    if rank - 1 in varying(a) or rank - 2 in varying(b):
+        a, b = walk.labels.unite_along(a, [rank - 2]), walk.labels.unite_along(b, [rank - 1])
+        return _over_channels(walk, call, (left, right), (-1, -2), a.select(-2, 0), b.select(-1, 0))
+    if varying(a) and varying(b):
+        for labels in (a, b):
+            walk.labels.freeze(labels, "it is multiplied with every channel of another tensor")
+        return walk.labels.fixed("it is a product of all channels with all channels", call.result.shape)
+    return (a.narrow(-1, 0, 1) if varying(a) else b.narrow(-2, 0, 1)).expand(call.result.shape)
+
+
+def _is_matrix(walk: Identities, node: Any) -> bool:
+    """Whether a node is a parameter used as a matrix, possibly with batch dimensions of size 1."""
+    found = walk.weight(node)
+    return found is not None and len(found[1]) >= 2 and all(dim < 0 for dim in found[1][:-2]) and min(found[1][-2:]) >= 0
+
+
+def _over_channels(
+    walk: Identities, call: Call, nodes: tuple[fx.Node, fx.Node], dims: tuple[int, int], a: Tensor, b: Tensor
+) -> Tensor:
+    """Σ_k a_k b_k over channels of two activations: equal places go together, the result has no channels."""
+    walk.labels.tie(a, b)
+    labels = walk.labels.find(a)
+    line = labels.reshape(-1, labels.shape[-1])[0]
+    walk.products.append(Product(call.node, nodes, dims, line))
+    return walk.labels.fixed("it is a sum over channels", call.result.shape)
+
+
+def _share_batch(walk: Identities, operands: list[Tensor]) -> Tensor:
+    """Tie operands along batch dimensions; one that is broadcast there takes no part."""
+    dims = {dim for labels in operands for dim in varying(labels)}
+    tied = [labels for labels in operands if all(labels.shape[dim] > 1 for dim in dims)]
+    for labels in operands:
+        if any(labels.shape[dim] > 1 for dim in dims) and not any(labels is other for other in tied):
+            walk.labels.unite_along(labels, list(dims))
+    for labels in tied:
+        walk.labels.tie(tied[0].narrow(-1, 0, 1).narrow(-2, 0, 1), labels.narrow(-1, 0, 1).narrow(-2, 0, 1))
+    walk.kinds.append(("head", tied[0]))
+    return walk.labels.find(tied[0].narrow(-1, 0, 1).narrow(-2, 0, 1))
+
+
+@rule("scaled_dot_product_attention")
+def _attention(walk: Identities, call: Call) -> Any:
+    q, k, v = (walk.read(call.nodes[key]) for key in ("query", "key", "value"))
+    rank = q.ndim
+    mask = call.nodes["attn_mask"]
+    if any(dim < rank - 2 for dim in varying(q) + varying(k) + varying(v)):
+        q, k, v = (walk.labels.unite_along(labels, [rank - 2, rank - 1]) for labels in (q, k, v))
+        if q.shape[-3] != k.shape[-3]:  # several heads of q share one of k and v
+            shared = q.shape[-3] // k.shape[-3]
+            walk.labels.unite_along(q.unflatten(-3, (k.shape[-3], shared)), [rank - 3 + 1])
+            k, v = (labels.repeat_interleave(shared, -3) for labels in (k, v))
+        operands = [q, k, v]
+        if mask is not None:
+            labels = walk.labels.unite_along(walk.read(mask), [-1 % walk.env[mask].ndim, -2 % walk.env[mask].ndim])
+            operands.append(labels[(None,) * (rank - labels.ndim)])
+        return _share_batch(walk, operands).expand(call.result.shape)
+    q, k = (walk.labels.unite_along(labels, [rank - 2]) for labels in (q, k))
+    if varying(q) or varying(k):
+        _over_channels(walk, call, (call.nodes["query"], call.nodes["key"]), (-1, -1), q.select(-2, 0), k.select(-2, 0))
+    v = walk.labels.unite_along(v, [rank - 2])
+    return v.narrow(-2, 0, 1).expand(call.result.shape)
+
+
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+def _recurrent(walk: Identities, call: Call) -> Any:
+    if call.node.target._overloadname != "input":  # type: ignore[union-attr]
+        return walk.unknown(call, "a packed sequence is not understood")
+    layers, both, biased = call.values["num_layers"], call.values["bidirectional"], call.values["has_biases"]
+    directions = 2 if both else 1
+    weights = [walk.weight(node) for node in call.nodes["params"]]
+    each = 4 if biased else 2
+    if any(found is None for found in weights) or len(weights) != each * layers * directions:
+        return walk.unknown(call, "a recurrent layer with projections is not understood")
+    names = [found[0] for found in weights if found is not None]
+    hidden = call.values["params"][1].shape[1]
+    units = walk.labels.mint(hidden)
+    walk.kinds.append(("recurrent unit", units))
+    columns = walk.channels(call.nodes["input"], -1)
+    for start in range(0, len(names), each):
+        first = start < each * directions
+        _gates(walk, call, names[start : start + each], units, columns if first else units.repeat(directions), first)
+    states = call.nodes["hx"]
+    for state in states if isinstance(states, (tuple, list)) else [states]:
+        walk.labels.tie(walk.channels(state, -1), units)
+    out, *last = call.result
+    return [place(units.repeat(directions), -1, out.shape)] + [place(units, -1, part.shape) for part in last]
+
+
+def _gates(walk: Identities, call: Call, names: list[str], units: Tensor, columns: Tensor, first: bool) -> None:
+    """One layer in one direction: weights from below, from the past, and their biases, with a row for every gate of a unit."""
+    gates = walk.axis(names[0], 0, "produces").numel() // len(units)
+    rows = units.repeat(gates)
+    for name in names:
+        walk.labels.tie(walk.axis(name, 0, "produces"), rows)
+    for name, read in ((names[0], columns), (names[1], units)):
+        walk.labels.tie(walk.axis(name, 1, "reads"), read)
+        shape = (len(rows), len(read))
+        source = call.nodes["input"] if first and name == names[0] else None
+        outputs, inputs = rows[:, None].expand(shape), read.expand(shape)
+        walk.contractions.append(Contraction(call.node, source, -1, name, 0, 1, _count(shape, 1), _count(shape, 0), inputs, outputs))
+
+
+def _count(shape: tuple[int, int], dim: int) -> Tensor:
+    return torch.arange(shape[dim]).view([-1 if d == dim else 1 for d in range(2)]).expand(shape)

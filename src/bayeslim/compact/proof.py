@@ -1,0 +1,112 @@
+"""Two networks give the same answers: checked on the example and on random inputs like it, in double precision where they run in it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bayeslim.compact.trace import run_example
+from bayeslim.errors import UnsupportedModel
+from bayeslim.types import Inputs, device_of, to_device
+
+_ROUNDING = {torch.float64: 0.0, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+
+
+def difference(masked: nn.Module, slim: nn.Module, example: Inputs, tolerance: float) -> float:
+    """The largest difference between the outputs of two networks, relative to the largest output; infinite if the second fails.
+
+    Args:
+        masked: the reference, in eval mode.
+        slim: the other network, in eval mode.
+        example: inputs.
+        tolerance: stops early beyond it.
+
+    Raises:
+        UnsupportedModel: if the reference does not repeat itself, or gives no finite output.
+    """
+    example = to_device(example, device_of(masked))
+    _check_reference(masked, example)
+    worst = 0.0
+    pair = _in_double(masked, slim, example)
+    for inputs in _like(example):
+        expected = run_example(pair[0], _cast(inputs, pair[2]))
+        try:
+            actual = run_example(pair[1], _cast(inputs, pair[2]))
+        except Exception:
+            return float("inf")
+        worst = max(worst, _relative(expected, actual, pair[2]))
+        if worst > tolerance:
+            break
+    return worst
+
+
+def _in_double(masked: nn.Module, slim: nn.Module, example: Inputs) -> tuple[nn.Module, nn.Module, torch.dtype | None]:
+    try:
+        wide = copy.deepcopy(masked).double(), copy.deepcopy(slim).double()
+        with torch.no_grad():
+            for network in wide:
+                run_example(network, _cast(example, torch.float64))
+    except Exception:
+        return masked, slim, None
+    return *wide, torch.float64
+
+
+def _check_reference(masked: nn.Module, example: Inputs) -> None:
+    first, second = _tensors(run_example(masked, example)), _tensors(run_example(masked, example))
+    if not all(bool(torch.isfinite(x).all()) for x in first):
+        raise UnsupportedModel(
+            f"{type(masked).__name__} gives infinite or undefined outputs on the example, so nothing can be checked against them. "
+            "Use an example on which the network works."
+        )
+    if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise UnsupportedModel(
+            f"{type(masked).__name__} gives different outputs for the same input in eval mode, so it cannot be compared with a smaller one. "
+            "Make its forward deterministic in eval mode."
+        )
+
+
+def _like(example: Inputs) -> list[Inputs]:
+    """The example, and two random inputs like it: noise of its scale, and its integers in another order."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randomise(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dtype == torch.bool or not x.numel():
+            return x
+        if not x.is_floating_point():
+            return x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
+        scale = x.float().std(correction=0).clamp(min=0.1) if x.numel() > 1 else torch.ones(())
+        noise = torch.randn(x.shape, generator=generator).to(x.device)
+        return (x.float().mean() + 1.5 * scale * noise).to(x.dtype)
+
+    return [example, *(pytree.tree_map(randomise, example) for _ in range(2))]
+
+
+def _cast(inputs: Inputs, dtype: torch.dtype | None) -> Inputs:
+    def cast(x: Any) -> Any:
+        return x.to(dtype) if dtype is not None and isinstance(x, Tensor) and x.is_floating_point() else x
+
+    return pytree.tree_map(cast, inputs)
+
+
+def _relative(expected: Any, actual: Any, dtype: torch.dtype | None) -> float:
+    worst = 0.0
+    left, right = _tensors(expected), _tensors(actual)
+    if [x.shape for x in left] != [x.shape for x in right]:
+        return float("inf")
+    for a, b in zip(left, right, strict=True):
+        finite = torch.isfinite(a)
+        if not torch.equal(finite, torch.isfinite(b)):
+            return float("inf")
+        a, b = a[finite].double(), b[finite].double()
+        if a.numel():
+            gap = float((a - b).abs().max()) / max(1e-12, float(a.abs().max()))
+            worst = max(worst, 0.0 if gap <= (0.0 if dtype else _ROUNDING.get(left[0].dtype, 0.0)) else gap)
+    return worst
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(output) if isinstance(x, Tensor)]

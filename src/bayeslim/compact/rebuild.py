@@ -1,0 +1,158 @@
+"""A smaller network from smaller tensors: the user's own modules with new sizes, or the traced graph with new constants."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bayeslim.compact.graph import Structure
+from bayeslim.compact.shapes import Shrinking
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_Norm = nn.modules.batchnorm._NormBase
+
+
+def put_tensors(model: nn.Module, tensors: dict[str, Tensor], names: dict[str, tuple[str, ...]]) -> None:
+    """Give a network other values for parameters and buffers, keeping tied ones tied.
+
+    Args:
+        model: changed in place.
+        tensors: new values, each under one of the tensor's names.
+        names: for a name, all names of its tensor.
+    """
+    for name, value in tensors.items():
+        old = _get(model, name)
+        new = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+        for alias in names.get(name, (name,)):
+            owner, _, attribute = alias.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, new)
+
+
+def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
+    """Make the sizes that PyTorch's own modules remember those of their tensors.
+
+    Args:
+        model: changed in place.
+        groups: new numbers of groups, by the name of the weight.
+    """
+    for path, module in model.named_modules():
+        weight: Any = getattr(module, "weight", None)
+        if isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED)):
+            module.groups = groups.get(f"{path}.weight" if path else "weight", module.groups)
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = weight.shape
+        elif isinstance(module, _CONVOLUTIONS):
+            module.out_channels, module.in_channels = weight.shape[0], weight.shape[1] * module.groups
+        elif isinstance(module, _TRANSPOSED):
+            module.in_channels, module.out_channels = weight.shape[0], weight.shape[1] * module.groups
+        elif isinstance(module, _Norm) and (weight is not None or module.running_mean is not None):
+            module.num_features = len(weight if weight is not None else module.running_mean)
+        elif isinstance(module, nn.GroupNorm) and module.num_groups == module.num_channels and weight is not None:
+            module.num_groups = module.num_channels = len(weight)
+        elif isinstance(module, nn.Embedding):
+            module.embedding_dim = weight.shape[1]
+        elif isinstance(module, nn.PReLU):
+            module.num_parameters = len(weight)
+        elif isinstance(module, nn.RNNBase) and not module.proj_size:
+            module.input_size, module.hidden_size = module.weight_ih_l0.shape[1], module.weight_hh_l0.shape[1]
+
+
+def new_groups(structure: Structure, shrinking: Shrinking) -> dict[str, int]:
+    """The number of groups of each grouped convolution that loses some, by the name of its weight."""
+    result = {}
+    for contraction in structure.identity.contractions:
+        if contraction.node in structure.identity.groups:
+            schema = [argument.name for argument in contraction.node.target._schema.arguments]  # type: ignore[union-attr]
+            _, args, kwargs = shrinking.arguments(contraction.node)
+            bound = dict(zip(schema, args, strict=False)) | kwargs
+            result[contraction.weight] = bound["groups"]
+    return result
+
+
+def resize_attributes(model: nn.Module, structure: Structure, shrinking: Shrinking) -> bool:
+    """Change integer attributes of the user's modules that hold a size which shrinks in their forward, such as a number of heads.
+
+    Returns:
+        Whether anything was changed.
+    """
+    changes: dict[str, dict[int, set[int]]] = {}
+    for node in structure.identity.trace.module.graph.nodes:
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        if node.op != "call_function" or not stack or node not in structure.identity.of:
+            continue
+        new = shrinking.arguments(node)[1]
+        for old_value, new_value in zip(_integers(node.args), _integers(new), strict=False):
+            if old_value != new_value and new_value > 0:
+                changes.setdefault(stack[-1][0], {}).setdefault(old_value, set()).add(new_value)
+    changed = False
+    for path, sizes in changes.items():
+        module = model.get_submodule(path)
+        for attribute, value in vars(module).items():
+            if type(value) is int and len(sizes.get(value, ())) == 1:
+                setattr(module, attribute, next(iter(sizes[value])))
+                changed = True
+    return changed
+
+
+def rewrite_graph(structure: Structure, shrinking: Shrinking, model: nn.Module, tensors: dict[str, Tensor]) -> fx.GraphModule:
+    """The traced graph with smaller tensors and the constants that follow from them.
+
+    Args:
+        structure: who is who.
+        shrinking: what stays.
+        model: the network, for the names and flags of its tensors.
+        tensors: new values of those that shrink.
+    """
+    trace = structure.identity.trace
+    graph = copy.deepcopy(trace.module.graph)
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    twins = dict(zip(trace.module.graph.nodes, graph.nodes, strict=True))
+    for node, twin in twins.items():
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        twin.target, args, kwargs = shrinking.arguments(node)
+        twin.args = fx.node.map_arg(args, lambda n: twins[n])
+        twin.kwargs = fx.node.map_arg(kwargs | ({"device": device} if "device" in kwargs else {}), lambda n: twins[n])
+    graph.eliminate_dead_code()
+    root = copy.deepcopy(trace.module)
+    put_tensors(root, {name: tensor.detach().cpu() for name, tensor in _all_tensors(model).items() if _has(root, name)}, {})
+    put_tensors(root, tensors, structure.identity.trace.names)
+    result = fx.GraphModule(root, graph, class_name=type(model).__name__)
+    for aliases in trace.names.values():
+        for alias in aliases[1:]:
+            owner, _, attribute = alias.rpartition(".")
+            if _has(result, aliases[0]) and owner in dict(result.named_modules()):
+                setattr(result.get_submodule(owner), attribute, _get(result, aliases[0]))
+    return result.to(device)
+
+
+def _integers(args: Any) -> list[int]:
+    """All numbers in the arguments of a node, in order; -2 stands for those known only at run time."""
+    flat: list[int] = []
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            flat += _integers(arg)
+        else:
+            flat.append(arg if type(arg) is int else -2)
+    return flat
+
+
+def _all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _get(model: nn.Module, name: str) -> Any:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(model.get_submodule(owner), attribute)
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    try:
+        _get(model, name)
+    except AttributeError:
+        return False
+    return True

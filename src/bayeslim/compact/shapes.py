@@ -1,0 +1,171 @@
+"""Shrunk tensors: which places of each tensor stay when classes of labels go, and the constants of the graph that must follow.
+
+A graph holds sizes as plain numbers: `view(x, [-1, 800])`, `split(x, 64)`, `x[:, :32]`, the groups of a convolution. Each is rewritten
+from the labels of the tensors around it. A movement is legal if the rewritten operation, run on the labels that stay, gives
+exactly the labels that should stay of its result; otherwise the classes that it touches are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bayeslim.compact.identity import Identities
+from bayeslim.compact.labels import varying
+from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, move
+
+_SIZED = {"view", "_unsafe_view", "reshape", "expand", "broadcast_to", *CREATION}
+_SPLITS = {"split", "chunk", "split_with_sizes", "tensor_split"}
+
+
+class Shrinking:
+    """The shapes of every tensor of a graph once the classes marked in `gone` are removed.
+
+    Args:
+        identity: who is who.
+        gone: mask over all labels, by representative.
+    """
+
+    def __init__(self, identity: Identities, gone: Tensor):
+        self.identity = identity
+        self.gone = gone
+
+    def kept(self, labels: Tensor) -> tuple[int, Tensor] | None:
+        """The dimension along which a tensor shrinks and the places that stay, or None if it stays whole."""
+        found = self.identity.labels.find(labels)
+        dims = varying(found)
+        if not dims:
+            return None
+        line = found
+        for dim in range(found.ndim):
+            if dim != dims[0]:
+                line = line.narrow(dim, 0, 1)
+        stay = ~self.gone[line.reshape(-1)]
+        return None if bool(stay.all()) else (dims[0], stay.nonzero().flatten())
+
+    def of(self, labels: Tensor) -> Tensor:
+        """The part of a tensor of labels that stays."""
+        found, kept = self.identity.labels.find(labels), self.kept(labels)
+        return found if kept is None else found.index_select(*kept)
+
+    def arguments(self, node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The operation that a node becomes: its function, positional and keyword arguments.
+
+        Raises:
+            ValueError: if it cannot follow.
+        """
+        name, args, kwargs = _name(node), list(node.args), dict(node.kwargs)
+        labels = self.identity.of.get(node)
+        if name in _SIZED:
+            shrunk = self._shrunk_dims(node)
+            place = next((i for i, arg in enumerate(args) if isinstance(arg, (list, tuple))), None)
+            if shrunk and place is not None:
+                args[place] = _resized(args[place], shrunk)
+        elif name in _SPLITS and any(self.kept(part) is not None for part in labels):
+            dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+            sizes = [self.of(part).shape[dim] for part in labels]
+            return torch.ops.aten.split_with_sizes.default, (args[0], sizes, dim), {}
+        elif name in ("slice", "select") and self._source(node) is not None:
+            self._offsets(node, name, args)
+        elif node in self.identity.groups:
+            self._groups(node, args, kwargs)
+        elif name == "scaled_dot_product_attention" and kwargs.get("scale") is None:
+            kwargs["scale"] = 1 / math.sqrt(self.identity.of[node.args[0]].shape[-1])  # type: ignore[index]
+        return node.target, tuple(args), kwargs
+
+    def illegal(self) -> list[fx.Node]:
+        """The operations that cannot follow."""
+        return [node for node in self.identity.of if node.op == "call_function" and not self._is_legal(node)]
+
+    def _is_legal(self, node: fx.Node) -> bool:
+        labels = self.identity.of[node]
+        parts = [part for part in (labels if isinstance(labels, list) else [labels]) if part is not None]
+        touched = [*parts, *(self.identity.of[n] for n in node.all_input_nodes if isinstance(self.identity.of.get(n), Tensor))]
+        if all(self.kept(part) is None for part in touched):
+            return True
+        try:
+            target, args, kwargs = self.arguments(node)
+            if _name(node) not in MOVEMENT | INDEXING or labels is None:
+                return True
+            mapped = fx.node.map_arg(args, self._lookup)
+            result = move(node, self._lookup, (args, kwargs)) if target is node.target else target(*mapped)
+        except (ValueError, RuntimeError, IndexError):
+            return False
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        return len(results) == len(parts) and all(torch.equal(a, self.of(b)) for a, b in zip(results, parts, strict=True))
+
+    def _shrunk_dims(self, node: fx.Node) -> dict[int, int]:
+        """The new sizes of the dimensions of a node's result that shrink, counted from the right (-1, -2, ...)."""
+        labels = self.identity.of.get(node)
+        if labels is not None:
+            kept = self.kept(labels)
+            return {} if kept is None else {kept[0] - labels.ndim: len(kept[1])}
+        found = self.identity.weight(node)
+        if found is None:
+            return {}
+        name, dims = found
+        lines = {place - len(dims): self.identity.axes.get((name, dim)) for place, dim in enumerate(dims)}
+        kept_lines = {place: self.kept(axis.labels) for place, axis in lines.items() if axis is not None}
+        return {place: len(kept[1]) for place, kept in kept_lines.items() if kept is not None}
+
+    def _lookup(self, node: fx.Node) -> Any:
+        if node in self.identity.scalars or not isinstance(self.identity.of.get(node), Tensor):
+            return self.identity.scalar(node)
+        return self.of(self.identity.of[node])
+
+    def _source(self, node: fx.Node) -> tuple[int, Tensor] | None:
+        source = self.identity.of.get(node.args[0])  # type: ignore[arg-type]
+        return None if source is None else self.kept(source)
+
+    def _offsets(self, node: fx.Node, name: str, args: list[Any]) -> None:
+        """Start, end or index along the shrinking dimension, counted in the places that stay."""
+        source: Tensor = self.identity.of[node.args[0]]  # type: ignore[index]
+        dim, places = self._source(node)  # type: ignore[misc]
+        along = (args[1] if len(args) > 1 else 0) % source.ndim
+        if along != dim:
+            return
+        size = source.shape[dim]
+        for place in range(2, min(len(args), 4)):
+            if isinstance(args[place], fx.Node):
+                raise ValueError("an offset that depends on the input")
+            if args[place] is not None:
+                offset = args[place] + size if args[place] < 0 else min(args[place], size)
+                if name == "select" and offset not in places:
+                    raise ValueError("a channel picked by number")
+                args[place] = int((places < offset).sum())
+
+    def _groups(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> None:
+        source = self.identity.of[node.args[0]]  # type: ignore[index]
+        kept = self.kept(source)
+        if kept is None:
+            return
+        groups = len(kept[1]) // self.identity.groups[node]
+        place = [argument.name for argument in node.target._schema.arguments].index(_group_argument(node))  # type: ignore[union-attr]
+        if place < len(args):
+            args[place] = groups
+        else:
+            kwargs[_group_argument(node)] = groups
+
+
+def _group_argument(node: fx.Node) -> str:
+    return "num_groups" if _name(node) == "group_norm" else "groups"
+
+
+def _name(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name.split("::")[-1] if schema is not None else ""
+
+
+def _resized(sizes: Any, shrunk: dict[int, int]) -> list[Any]:
+    sizes = list(sizes)
+    for place, size in shrunk.items():
+        if isinstance(sizes[place], fx.Node):
+            if -1 in sizes:
+                raise ValueError("two sizes would have to be inferred")
+            sizes[place] = -1
+        elif sizes[place] != -1:
+            sizes[place] = size
+    return sizes

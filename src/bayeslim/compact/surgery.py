@@ -1,0 +1,247 @@
+"""Compaction: from a network with zeros to a plain network that is really smaller.
+
+Every unit that is not needed goes: those whose incoming or outgoing weights are all zero, and whatever only they needed. A constant
+that such a unit still fed forward (its bias through its activation, a BatchNorm's shift) is added to the bias of its readers where that
+is exact; where it is not, the unit stays. Zeros that leave no unit idle stay as zeros.
+
+The result is the user's own module with smaller layers where its forward allows it, otherwise the traced graph; either way it is
+checked against the masked network before it is returned.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.compact.gather import drop_unread_inputs
+from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
+from bayeslim.compact.graph import units as find_units
+from bayeslim.compact.liveness import Liveness
+from bayeslim.compact.proof import difference
+from bayeslim.compact.rebuild import new_groups, put_tensors, resize_attributes, resize_modules, rewrite_graph
+from bayeslim.compact.shapes import Shrinking
+from bayeslim.compact.trace import evaluating_copy, run_example, tensors_of
+from bayeslim.errors import BayeslimError, ShapeMismatch, closest
+from bayeslim.types import Inputs, device_of, to_device
+
+
+class CompactionFailed(BayeslimError, RuntimeError):
+    """The smaller network does not give the answers of the masked one."""
+
+
+@dataclass(frozen=True, repr=False)
+class Compaction:
+    """A smaller network and how it came about.
+
+    Attributes:
+        network: the smaller network, plain PyTorch, in the mode the original was in (a graph is always in eval mode).
+        kind: "modules" if it consists of the user's own modules, "graph" if it is the traced graph.
+        why: the reason for the kind.
+        removed: places of the removed units in `units.units`.
+        kept: for each parameter that shrank, the places that stay along each dimension.
+        difference: the largest difference found between the two networks' outputs, relative to the largest output.
+        units: all units of the original.
+        parameters: how many parameters there were, and are.
+    """
+
+    network: nn.Module
+    kind: Literal["modules", "graph"]
+    why: str
+    removed: tuple[int, ...]
+    kept: dict[str, dict[int, Tensor]]
+    difference: float
+    units: UnitGraph
+    parameters: tuple[int, int]
+
+    def __repr__(self) -> str:
+        before, after = self.parameters
+        return (
+            f"Compaction: {len(self.removed)} of {len(self.units.units)} units removed, {before:,} -> {after:,} parameters "
+            f"({before / max(after, 1):.3g}x), as {self.kind} ({self.why}); largest relative difference {self.difference:.2g}"
+        )
+
+
+def compact_network(
+    model: nn.Module,
+    masks: Mapping[str, Tensor] | None,
+    example: Inputs,
+    *,
+    tolerance: float = 1e-6,
+    drop_inputs: bool = False,
+) -> nn.Module:
+    """The smaller network alone; see `compaction`, which also says how it came about.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> mask = torch.arange(8) < 3
+    >>> slim = compact_network(net, {"0.weight": mask[:, None].expand(8, 4), "0.bias": mask}, torch.randn(2, 4))
+    >>> slim
+    Sequential(
+      (0): Linear(in_features=4, out_features=3, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=3, out_features=2, bias=True)
+    )
+    """
+    return compaction(model, masks, example, tolerance=tolerance, drop_inputs=drop_inputs).network
+
+
+def compaction(
+    model: nn.Module,
+    masks: Mapping[str, Tensor] | None,
+    example: Inputs,
+    *,
+    tolerance: float = 1e-6,
+    drop_inputs: bool = False,
+    units: UnitGraph | None = None,
+) -> Compaction:
+    """Turn a masked network into a smaller one that gives the same answers in eval mode.
+
+    Args:
+        model: the network. It is not changed.
+        masks: True where a weight is kept, by parameter name; missing parameters are kept whole. None: the zeros of the network as it is.
+        example: inputs on which to trace and check: a tensor, a tuple of arguments or a dict.
+        tolerance: the largest difference allowed, relative to the largest output; in double precision where the network runs in
+            it, else on top of the rounding of its own precision.
+        drop_inputs: read only those input features that the first layers use, through a gather (the result is then a graph).
+        units: the units, if they were found before.
+
+    Raises:
+        ShapeMismatch: if masks do not fit the network, or the network not the example.
+        UnsupportedModel: if the network cannot be traced, or is random in eval mode.
+        ValueError: if it has parameters that are not finite.
+        CompactionFailed: if the smaller network gives other answers.
+    """
+    masked = _masked_copy(model, masks)
+    run_example(masked, to_device(example, device_of(masked)))
+    found = units if units is not None else find_units(masked, example)
+    _check_units(found, masked)
+    identity = found.structure.identity
+    tensors = {name: tensor.detach().cpu() for name, tensor in tensors_of(masked).items()}
+    live = Liveness(identity, tensors)
+    shrinking = Shrinking(identity, _unneeded(found, live))
+    kept, slices = _slices(identity, shrinking)
+    small = {name: _sliced(tensors[name], dims) for name, dims in slices.items()}
+    for place, contraction in enumerate(identity.contractions):
+        if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
+            shift = live.folded(place, shrinking.gone).to(tensors[contraction.bias].dtype)
+            shift = _sliced(shift, slices.get(contraction.bias, {}))
+            small[contraction.bias] = small.get(contraction.bias, tensors[contraction.bias]) + shift
+    device = device_of(masked)
+    small = {name: tensor.to(device) for name, tensor in small.items()}
+    network, kind, why, gap = _rebuild(masked, found, shrinking, small, example, tolerance, drop_inputs)
+    if kind == "modules":
+        modes = {name: module.training for name, module in model.named_modules()}
+        for name, module in network.named_modules():
+            module.training = modes.get(name, module.training)
+    roots = found.structure.roots
+    return Compaction(
+        network, kind, why,
+        removed=tuple(shrinking.gone[roots].nonzero().flatten().tolist()),
+        kept={name: dims for name, dims in kept.items() if name in found.shapes},
+        difference=gap, units=found, parameters=(_count(model), _count(network)),
+    )  # fmt: skip
+
+
+def _masked_copy(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, mask in (masks or {}).items():
+        if name not in parameters:
+            hint = closest(name, parameters)
+            raise ShapeMismatch(
+                f'masks names "{name}", which is no parameter of {type(model).__name__}.'
+                f"{f' Closest names: {hint}.' if hint else ''} Use the names of model.named_parameters()."
+            )
+        if mask.dtype != torch.bool or mask.shape != parameters[name].shape:
+            raise ShapeMismatch(
+                f'The mask of "{name}" must be boolean with shape {tuple(parameters[name].shape)}, True where a weight is kept. '
+                f"Got {mask.dtype} with shape {tuple(mask.shape)}."
+            )
+    for name, tensor in tensors_of(model).items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f'"{name}" of {type(model).__name__} holds NaN or infinite values. Repair or retrain the network first.')
+    masked = evaluating_copy(model)
+    copied = dict(masked.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, mask in (masks or {}).items():
+            copied[name].masked_fill_(~mask.to(copied[name].device), 0)
+    return masked
+
+
+def _check_units(units: UnitGraph, model: nn.Module) -> None:
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if shapes != units.shapes:
+        odd = sorted(name for name in {**shapes, **units.shapes} if shapes.get(name) != units.shapes.get(name))
+        raise ShapeMismatch(f"The units are those of another network: {', '.join(odd[:3])} differ. Find them again with units(model, example).")
+
+
+def _unneeded(units: UnitGraph, live: Liveness) -> Tensor:
+    """The classes that go: not needed, no tensor left empty, every operation able to follow. What has to come back is needed from then on."""
+    identity, roots = units.structure.identity, units.structure.roots
+    removable = torch.zeros(identity.labels.count, dtype=torch.bool)
+    removable[roots] = True
+    seeds = ~removable
+    while True:
+        gone = removable & ~live.needed(seeds)
+        back = restore_empty(identity, gone)
+        for node in Shrinking(identity, gone & ~back).illegal():
+            for part in (node, *node.all_input_nodes):
+                labels = identity.of.get(part)
+                for tensor in labels if isinstance(labels, list) else [labels]:
+                    if tensor is not None:
+                        back[identity.labels.find(tensor)] = True
+        if not bool((back & gone).any()):
+            return gone
+        seeds = seeds | back
+
+
+def _slices(identity: object, shrinking: Shrinking) -> tuple[dict[str, dict[int, Tensor]], dict[str, dict[int, Tensor]]]:
+    slices: dict[str, dict[int, Tensor]] = {}
+    for name, dim, labels, _ in sliced_axes(shrinking.identity):
+        stay = ~shrinking.gone[shrinking.identity.labels.find(labels)]
+        if not bool(stay.all()):
+            slices.setdefault(name, {})[dim] = stay.nonzero().flatten()
+    return slices, slices
+
+
+def _sliced(tensor: Tensor, dims: dict[int, Tensor]) -> Tensor:
+    for dim, places in dims.items():
+        tensor = tensor.index_select(dim, places)
+    return tensor.clone()
+
+
+def _rebuild(
+    masked: nn.Module, units: UnitGraph, shrinking: Shrinking, small: dict[str, Tensor], example: Inputs, tolerance: float, drop_inputs: bool
+) -> tuple[nn.Module, Literal["modules", "graph"], str, float]:
+    structure = units.structure
+    names = structure.identity.trace.names
+    aliases = {aliases[0]: aliases for aliases in names.values()}
+    if not drop_inputs:
+        for with_attributes in (False, True):
+            network = copy.deepcopy(masked)
+            put_tensors(network, small, aliases)
+            resize_modules(network, new_groups(structure, shrinking))
+            if with_attributes and not resize_attributes(network, structure, shrinking):
+                break
+            gap = difference(masked, network, example, tolerance)
+            if gap <= tolerance:
+                return network, "modules", "the network's own modules take the new sizes", gap
+    graph = rewrite_graph(structure, shrinking, masked, small)
+    why = "the forward of the network's own modules relies on the old sizes"
+    if drop_inputs:
+        graph, dropped = drop_unread_inputs(graph)
+        why = f"{dropped} input features are dropped behind a gather"
+    gap = difference(masked, graph, example, tolerance)
+    if gap > tolerance:
+        raise CompactionFailed(
+            f"The compacted {type(masked).__name__} differs from the masked one by {gap:.2g} of its largest output (tolerance {tolerance:.2g}). "
+            "Nothing was changed. Raise tolerance if that is only rounding."
+        )
+    return graph, "graph", why, gap
+
+
+def _count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
