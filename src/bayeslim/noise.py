@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import math
 import os
+import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -61,6 +64,19 @@ def standard_normal(
 def standard_normal_like(tensor: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     """Draw ε ~ N(0, 1) of a tensor's shape, dtype and device."""
     return standard_normal(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Whatever is drawn inside leaves the global generators (torch's, Python's and numpy's) as they were."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users' modules may draw from it
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
 
 
 def _worthwhile(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device) -> bool:

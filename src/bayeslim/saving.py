@@ -12,6 +12,7 @@ from torch import nn
 from bayeslim import zoo
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import POSTERIORS, Posterior
 from bayeslim.storage import check_fits, decode, encode, read_folder, write_folder
 from bayeslim.types import Params
@@ -114,7 +115,7 @@ def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Mo
             # Without memory first: a file must not make us allocate more than it holds.
             outline = zoo.create(**architecture["zoo"]).state_dict()
         check_fits(outline, {name: state[name] for name in outline if name in state}, "the architecture it names")
-        with torch.random.fork_rng():
+        with kept_random_state():
             return zoo.create(**architecture["zoo"])
     except CorruptFile:
         raise

@@ -15,14 +15,15 @@ sequences) get independent noise, the usual mean-field approximation of the loca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from bayeslim.noise import standard_normal_like
-from bayeslim.types import Inputs, arguments
+from bayeslim.noise import kept_random_state, standard_normal_like
+from bayeslim.types import Inputs, arguments, call_with
 
 LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Linear,
@@ -39,7 +40,7 @@ LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
 class _Substitute:
     """A layer seen with another weight and bias; everything else is the layer's own."""
 
-    def __init__(self, layer: nn.Module, weight: Tensor, bias: Tensor | None):
+    def __init__(self, layer: Any, weight: Tensor, bias: Tensor | None):
         self.layer = layer
         self.weight = weight
         self.bias = bias
@@ -55,18 +56,20 @@ class _Noisy:
     training: bool
     weight: Tensor
 
-    def forward(self, input: Tensor, *args: Any) -> Tensor:
-        mean: Tensor = self.plain.forward(self, input, *args)
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        mean: Tensor = self.plain.forward(self, input, *args, **kwargs)
         if not self.training:
             return mean
-        return self.perturbed(input, mean, *args)
+        return self.perturbed(input, mean, *args, **kwargs)
 
-    def perturbed(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+    def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         raise NotImplementedError
 
-    def run_with(self, weight: Tensor, bias: Tensor | None, input: Tensor, *args: Any) -> Tensor:
+    def run_with(self, weight: Tensor, bias: Tensor | None, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The plain layer's own forward with other parameters."""
-        return self.plain.forward(_Substitute(self, weight, bias), input, *args)  # type: ignore[arg-type, no-any-return]
+        layer: Any = _Substitute(self, weight, bias)
+        output: Tensor = self.plain.forward(layer, input, *args, **kwargs)
+        return output
 
     def powers_of_std(self, power: int) -> tuple[Tensor, Tensor | None]:
         """A power of σ, of the weight, and of the bias if that is random."""
@@ -76,25 +79,25 @@ class _Noisy:
 
 
 class _Local(_Noisy):
-    def perturbed(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+    def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weight, bias = self.powers_of_std(2)
         if _half_precision(input, mean):
             # σ² of a small σ underflows in half precision.
             with torch.autocast(input.device.type, enabled=False):
-                variance = self.run_with(weight, bias, input.float().square(), *args)
+                variance = self.run_with(weight, bias, input.float().square(), *args, **kwargs)
         else:
-            variance = self.run_with(weight, bias, input.square(), *args)
+            variance = self.run_with(weight, bias, input.square(), *args, **kwargs)
         # The root of a variance of exactly zero (an input that is all zeros) would have an infinite gradient.
         std = (variance + 1e-20).sqrt()
         return torch.addcmul(mean, std.to(mean.dtype), standard_normal_like(mean))
 
 
 class _Flipout(_Noisy):
-    def perturbed(self, input: Tensor, mean: Tensor, *args: Any) -> Tensor:
+    def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weight, bias = self.powers_of_std(1)
         delta = (weight * standard_normal_like(weight)).to(self.weight.dtype)
         channel = -1 if issubclass(self.plain, nn.Linear) else 1
-        noise = _signs(mean, channel) * self.run_with(delta, None, input * _signs(input, channel), *args)
+        noise = _signs(mean, channel) * self.run_with(delta, None, input * _signs(input, channel), *args, **kwargs)
         if bias is not None:
             shape = [1] * mean.ndim
             shape[channel] = bias.numel()
@@ -157,7 +160,8 @@ def noise(model: nn.Module, on: bool) -> Iterator[None]:
     for layer in changed:
         layer.training = on
     try:
-        yield
+        with own_layers() if changed else nullcontext():
+            yield
     finally:
         for layer in changed:
             layer.training = not on
@@ -176,25 +180,70 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
-    """Which of the named modules run exactly once when `model` is called on `inputs`.
+class _Uses(TorchFunctionMode):
+    """Counts the operations that take some tensors and give a tensor; reading a shape is no use of a weight."""
 
-    The pass changes nothing: evaluation mode, no gradients, no random numbers kept.
+    def __init__(self, tensors: Iterable[Tensor]):
+        super().__init__()
+        self.counts = {id(tensor): 0 for tensor in tensors}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(True for _ in _tensors(result)):
+            for tensor in _tensors((args, kwargs)):
+                if id(tensor) in self.counts:
+                    self.counts[id(tensor)] += 1
+        return result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
+    """Which of the named modules run exactly once when `model` is called on `inputs`, and alone use their weights.
+
+    The pass is in the model's own mode, since a module may do something else in another, and changes nothing: no
+    gradients, no random numbers and no buffers are kept.
     """
-    counts: dict[str, int] = dict.fromkeys(candidates, 0)
+    runs: dict[str, int] = dict.fromkeys(candidates, 0)
 
     def counter(path: str) -> Callable[..., None]:
         def count(*_: Any) -> None:
-            counts[path] += 1
+            runs[path] += 1
 
         return count
 
-    handles = [model.get_submodule(path).register_forward_pre_hook(counter(path)) for path in counts]
+    layers = {path: model.get_submodule(path) for path in runs}
+    uses = _Uses(p for layer in layers.values() for p in layer.parameters(recurse=False))
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    handles = [layer.register_forward_pre_hook(counter(path)) for path, layer in layers.items()]
     args, kwargs = arguments(inputs)
     try:
-        with evaluating(model), torch.no_grad(), torch.random.fork_rng():
-            model(*args, **kwargs)
+        with torch.no_grad(), kept_random_state(), own_layers(), uses:
+            call_with(model, buffers, args, kwargs)
     finally:
         for handle in handles:
             handle.remove()
-    return {path for path, count in counts.items() if count == 1}
+    return {
+        path
+        for path, layer in layers.items()
+        if runs[path] == 1 and all(uses.counts[id(p)] <= 1 for p in layer.parameters(recurse=False))
+    }
+
+
+@contextmanager
+def own_layers() -> Iterator[None]:
+    """Transformer layers call their linear layers, instead of handing the weights to a fused kernel."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)

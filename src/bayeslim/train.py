@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bayeslim.checkpoints import Checkpoint
 from bayeslim.errors import BayeslimError, BayeslimWarning, NonFiniteLoss
 from bayeslim.metrics import Classification, Regression
+from bayeslim.noise import kept_random_state
 from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
 from bayeslim.types import device_of, split_batch, to_device
@@ -358,13 +359,8 @@ def _seeded(seed: int | None, rank: int) -> Iterator[None]:
     if seed is None:
         yield
         return
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - augmentations may use it
-    with torch.random.fork_rng():
+    with kept_random_state():
         torch.manual_seed(seed + rank)
         random.seed(seed + rank)
-        np.random.seed((seed + rank) % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
+        np.random.seed((seed + rank) % 2**32)  # noqa: NPY002 - augmentations may use it
+        yield

@@ -55,8 +55,27 @@ def call(model: nn.Module, inputs: Inputs, params: Mapping[str, Tensor] | None =
     """Call `model` on tensor, tuple or dict inputs, with `params` in place of its own where given."""
     args, kwargs = arguments(inputs)
     if params:
-        return as_tensor(functional_call(model, dict(params), args, kwargs), model)
+        return as_tensor(call_with(model, params, args, kwargs), model)
     return as_tensor(model(*args, **kwargs), model)
+
+
+def call_with(model: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """`functional_call` with other parameters and buffers, tied ones under all their names.
+
+    torch's own tying sets a module that stands under two names twice, and then fails to put its tensors back.
+    """
+    names: dict[Tensor, list[str]] = {}
+    for path, module in model.named_modules():
+        for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                names.setdefault(tensor, []).append(f"{path}.{leaf}" if path else leaf)
+    given = dict(tensors)
+    for tied in names.values():
+        if len(tied) > 1:
+            value = next((given[name] for name in tied if name in given), None)
+            if value is not None:
+                given.update(dict.fromkeys(tied, value))
+    return functional_call(model, given, args, dict(kwargs), tie_weights=False)
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
