@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from bayeslim.curvature.diag import diag
 from bayeslim.curvature.ekfac import ekfac
-from bayeslim.curvature.factors import EigenFactors, Factors, LayerFactors
+from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.ggn import DenseCurvature, ggn
 from bayeslim.curvature.jacobian import jacobian, jacobians
 from bayeslim.curvature.kfac import kfac
 from bayeslim.curvature.kfra import kfra
-from bayeslim.curvature.layers import Layout
 from bayeslim.curvature.lowrank import LowRankCurvature, lowrank
 
 __all__ = [
     "DenseCurvature",
-    "EigenFactors",
     "Factors",
     "LayerFactors",
-    "Layout",
     "LowRankCurvature",
     "diag",
     "ekfac",

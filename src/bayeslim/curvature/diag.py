@@ -112,9 +112,7 @@ def _add_matrix_squares(total: Params, layer: LayerPass, view: MatrixLayer, want
             return
         a, g = matrices
         if "weight" in wanted:
-            squares = squared_sum(a, g)
-            weight, _ = view.layout.from_matrix(squares if view.order is None else squares[..., view.order])
-            total[wanted["weight"]] += weight
+            total[wanted["weight"]] += view.weight(squared_sum(a, g))
         if "bias" in wanted:
             total[wanted["bias"]] += g.sum(2).square().sum((0, 1)).flatten()
 
@@ -126,8 +124,8 @@ def chunks_of(layer: LayerPass, view: MatrixLayer) -> list[tuple[int, int]]:
     x, _, g = layer.calls[0]
     features = sum(view.feature_bytes(x, shape) for x, shape, _ in layer.calls)
     gradients = 8 * sum(g[:, 0].numel() for _, _, g in layer.calls)
-    plain = len(layer.calls) == 1 and features <= 4 * view.layout.columns * view.layout.groups
-    matrix = 0 if plain else 4 * g.shape[0] * view.layout.rows * view.layout.columns * view.layout.groups
+    plain = len(layer.calls) == 1 and features <= 4 * view.columns * view.groups
+    matrix = 0 if plain else 4 * g.shape[0] * view.rows * view.columns * view.groups
     step = examples_at_once(features + gradients + matrix, x.device)
     return [(start, min(start + step, x.shape[0])) for start in range(0, x.shape[0], step)]
 
@@ -147,7 +145,7 @@ def squared_sum(a: Tensor, g: Tensor) -> Tensor:
 
 def embedding_squares(layer: LayerPass, view: EmbeddingLayer, start: int, stop: int, dtype: torch.dtype) -> Tensor:
     """Σ_k Σ_b (Σ_t g_kbt at the rows that example b looked up)², (V, D), from those rows alone."""
-    vocabulary, width = view.layout.shape
+    vocabulary, width = view.columns, view.rows
     total = torch.zeros(vocabulary, width, dtype=dtype, device=view.module.weight.device)
     keys, values = [], []
     for x, _, g in layer.calls:

@@ -1,12 +1,11 @@
 """Eigenvalue-corrected Kronecker factors (EKFAC).
 
-G ⊗ A has the eigenvectors Q_G ⊗ Q_A with products of eigenvalues μ_o λ_i. Keeping the basis, the best eigenvalues (in
+G ⊗ A has the eigenvectors Q_G ⊗ Q_A with products of eigenvalues λ_o μ_i. Keeping the basis, the best eigenvalues (in
 the Frobenius norm) are the second moments of the gradients in that basis:
 
-    S[o, i] = Σ_n Σ_k (Q_Gᵀ ∇W Q_A)²[o, i]
+    E[o, i] = Σ_n Σ_k (Q_Gᵀ ∇W Q_A)²[o, i]
 
-a second pass over the data. The trace of the layer's block is then that of the GGN, and weight sharing is exact on
-the diagonal.
+a second pass over the data. The trace of each layer's block is then that of the GGN, weight sharing included.
 
 George et al. 2018, arXiv:1806.03884
 """
@@ -22,12 +21,13 @@ from torch import Tensor, nn
 from bayeslim.curvature.columns import Columns, check_columns, output_columns
 from bayeslim.curvature.diag import chunks_of, embedding_squares, squared_sum
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
-from bayeslim.curvature.factors import EigenFactors, Factors, LayerFactors
+from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer
 from bayeslim.curvature.probe import examples
 from bayeslim.curvature.sweep import batches, examples_at_once, seeded, sum_over_processes, undisturbed
 from bayeslim.errors import ShapeMismatch
 from bayeslim.likelihoods import Likelihood
+from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.types import Batch, Params
 
 
@@ -40,8 +40,8 @@ def ekfac(
     columns: Columns = "signs",
     seed: int = 0,
     progress: bool = False,
-) -> dict[str, EigenFactors]:
-    """Correct the eigenvalues of Kronecker factors, in their dtype, by the weights' names.
+) -> dict[str, KroneckerFactors]:
+    """Eigendecompose Kronecker factors and correct their eigenvalues, in their dtype, by the weights' names.
 
     Args:
         model: that the factors are of; it is left as it was.
@@ -69,10 +69,7 @@ def ekfac(
                 if gradients.whole is not None:
                     _add_whole(sums, gradients, backward)
     sum_over_processes(*(rotated.squares for rotated in sums.values()))
-    return {
-        name: EigenFactors(rotated.layer, rotated.input_basis, rotated.output_basis, rotated.squares)
-        for name, rotated in sums.items()
-    }
+    return {name: replace(rotated.factors, corrected=rotated.squares) for name, rotated in sums.items()}
 
 
 @dataclass
@@ -80,15 +77,17 @@ class _Rotated:
     """Squares of one layer's gradients in the factors' eigenbasis."""
 
     layer: LayerFactors
-    input_basis: Tensor
-    output_basis: Tensor
+    factors: KroneckerFactors
     squares: Tensor
 
     @classmethod
     def of(cls, layer: LayerFactors) -> _Rotated:
-        _, input_basis, _, output_basis = layer.eigh()
-        size = (*layer.G.shape[:2], layer.A.shape[-1])
-        return cls(layer, input_basis, output_basis, torch.zeros(size, dtype=layer.G.dtype, device=layer.G.device))
+        return cls(layer, layer.decompose(), torch.zeros(layer.layer.size, dtype=layer.G.dtype, device=layer.G.device))
+
+    @property
+    def output_basis(self) -> Tensor:
+        assert self.factors.outputs.vectors is not None
+        return self.factors.outputs.vectors
 
     def add_layer(self, seen: LayerPass) -> None:
         """Add the gradients that a layer's inputs and output gradients make."""
@@ -102,22 +101,22 @@ class _Rotated:
             matrices = seen.matrices(start, stop, dtype)
             if matrices is not None:
                 a, g = matrices
-                basis = self.input_basis[:, : view.layout.columns]
+                vectors = self.factors.inputs.vectors
+                assert vectors is not None
+                basis = vectors[:, : view.columns]
                 if view.order is not None:  # features come in the patches' order: turn the basis instead
                     basis = torch.empty_like(basis).index_copy_(1, view.order, basis)
                 a = torch.einsum("btgi,gij->btgj", a, basis)
                 if self.layer.bias is not None:
-                    a = a + self.input_basis[:, -1]
+                    a = a + vectors[:, -1]
                 self.squares += squared_sum(a, torch.einsum("kbtgo,gop->kbtgp", g, self.output_basis))
 
     def add_parameters(self, grads: Params) -> None:
         """Add gradients of single examples, (K, b, *shape) by name."""
-        layer = self.layer
-        weights = grads[layer.weight].flatten(0, 1)
-        biases = grads[layer.bias].flatten(0, 1) if layer.bias is not None else [None] * len(weights)
-        matrices = torch.stack([layer.layout.to_matrix(w, b) for w, b in zip(weights, biases, strict=True)])
+        matrices = self.layer.layer.matrix({name: grads[name].flatten(0, 1) for name in self.layer.names})
         turned = self.output_basis.mT @ matrices.to(self.squares.dtype)
-        turned = turned if layer.diagonal_inputs else turned @ self.input_basis
+        vectors = self.factors.inputs.vectors
+        turned = turned if vectors is None else turned @ vectors
         self.squares += turned.square().sum(0)
 
 

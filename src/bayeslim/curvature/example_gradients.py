@@ -254,13 +254,10 @@ def _entries(
         return _pick(g.sum(2).flatten(2), index)
     if index is None:
         full = torch.einsum("btgi,kbtgo->kbgoi", a, g)
-        full = full if view.order is None else full[..., view.order]
         index = torch.arange(full[0, 0].numel(), device=a.device)
-        group, row, column = view.layout.locate(index)
-        return full.flatten(2)[..., (group * view.layout.rows + row) * view.layout.columns + column]
-    group, row, column = view.layout.locate(index)
-    column = column if view.order is None else view.order[column]
-    inputs, outputs = group * view.layout.columns + column, group * view.layout.rows + row
+        outputs, inputs = view.locate(index)
+        return full.flatten(2)[..., outputs * view.columns + inputs % view.columns]
+    outputs, inputs = view.locate(index)
     a, g = a.flatten(2), g.flatten(3)
     if a.shape[1] == 1:
         return g[:, :, 0][..., outputs] * a[:, 0][..., inputs]
@@ -279,4 +276,4 @@ def _scratch(gradients: ExampleGradients, backward: Backward, name: str, index: 
     if not isinstance(layer.view, MatrixLayer):
         return max((x[0].numel() for x, _, _ in layer.calls), default=0)
     features = max((layer.view.feature_bytes(x, shape) // 4 for x, shape, _ in layer.calls), default=0)
-    return features + (layer.view.module.weight.numel() if features > layer.view.layout.columns or index is None else 0)
+    return features + (layer.view.module.weight.numel() if features > layer.view.columns or index is None else 0)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayeslim.curvature.columns import Columns, check_columns, output_columns
 from bayeslim.curvature.example_gradients import Chosen, ExampleGradients, chosen_weights, rows
+from bayeslim.curvature.moments import add_outer_products, symmetric
 from bayeslim.curvature.sweep import accumulation_dtype, batches, seeded, sum_over_processes, undisturbed
 from bayeslim.likelihoods import Likelihood
 from bayeslim.types import Batch
@@ -72,10 +73,18 @@ def ggn(
     device = params[next(iter(weights))].device
     matrix = torch.zeros(size, size, dtype=dtype, device=device)
     count = for_each_row(
-        lambda found: matrix.addmm_(found.T, found), model, loader, likelihood, weights, columns, dtype, seed, progress
+        lambda found: add_outer_products(matrix.unsqueeze(0), found.unsqueeze(1)),
+        model,
+        loader,
+        likelihood,
+        weights,
+        columns,
+        dtype,
+        seed,
+        progress,
     )
     sum_over_processes(matrix, count)
-    return DenseCurvature((matrix + matrix.T) / 2, weights, int(count))
+    return DenseCurvature(symmetric(matrix), weights, int(count))
 
 
 def for_each_row(

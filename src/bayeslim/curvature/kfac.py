@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from bayeslim.curvature.capture import Capture
 from bayeslim.curvature.columns import Columns, check_columns, output_columns
 from bayeslim.curvature.factors import Factors, LayerFactors
-from bayeslim.curvature.layers import MatrixLayer, matrix_layer
-from bayeslim.curvature.moments import InputMoment, add_outer_products
+from bayeslim.curvature.layers import MatrixLayer, matrix_layer, scale_layer
+from bayeslim.curvature.moments import InputMoment, add_outer_products, symmetric
 from bayeslim.curvature.probe import Probe, probe
 from bayeslim.curvature.sweep import (
     accumulation_dtype,
@@ -40,6 +40,7 @@ from bayeslim.curvature.sweep import (
     undisturbed,
 )
 from bayeslim.likelihoods import Likelihood
+from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.types import Batch
 
 
@@ -96,7 +97,8 @@ def kfac(
     sum_over_processes(count)
     layers = {}
     for key, layer in sums.items():
-        reason = layer.reduce_over_processes() or seen.hidden.get(layer.weight)
+        absent = layer.reduce_over_processes()
+        reason = next((seen.hidden[name] for name in layer.names if name in seen.hidden), absent)
         if reason is None and sharing == "reduce" and key in seen.ran - seen.examples_first:
             reason = "its inputs do not have the examples in their first dimension, which reduce needs"
         if reason is None:
@@ -161,7 +163,9 @@ class _LayerSums:
         return None if self.inputs.count else f'its layer "{self.weight.rpartition(".")[0]}" never ran'
 
     def factors(self) -> LayerFactors:
-        return LayerFactors(self.weight, self.bias, self.view.layout, self.inputs.mean(), _symmetric(self.G))
+        shape, groups, transposed = self.view.layer.shape, self.view.groups, self.view.inputs_first
+        layer = LayerMatrix(self.weight, self.bias, shape, groups, transposed)
+        return LayerFactors(layer, self.inputs.mean(), symmetric(self.G))
 
 
 def _plan(
@@ -187,15 +191,11 @@ def _plan(
         weight, bias = wanted.get("weight"), wanted.get("bias")
         if view is None:
             kind = type(module).__name__
-            unsupported.update(dict.fromkeys(wanted.values(), f"{kind} is not linear in its weights, or may not be"))
+            reason = f"{kind} scales elementwise" if scale_layer(module) else f"{kind} may not be linear in it"
+            unsupported.update(dict.fromkeys(wanted.values(), reason))
         elif weight is None:
             unsupported.update(dict.fromkeys(wanted.values(), "is a bias without its weight"))
         else:
-            layout, device = view.layout, module.weight.device
-            G = torch.zeros(layout.groups, layout.rows, layout.rows, dtype=dtype, device=device)
+            G = torch.zeros(view.groups, view.rows, view.rows, dtype=dtype, device=chosen[weight].device)
             sums[path] = _LayerSums(view, weight, bias, InputMoment(view, bias is not None, dtype), G, reduce)
     return sums, unsupported
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.mT) / 2

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bayeslim.curvature.columns import output_columns
 from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.layers import matrix_layer
-from bayeslim.curvature.moments import InputMoment, add_outer_products
+from bayeslim.curvature.moments import InputMoment, add_outer_products, symmetric
 from bayeslim.curvature.sweep import (
     accumulation_dtype,
     batches,
@@ -34,6 +34,7 @@ from bayeslim.curvature.sweep import (
 )
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
+from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.types import Batch
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -93,7 +94,6 @@ class _Sums:
         self.count = torch.zeros((), dtype=torch.float64)
         self.moments: dict[int, InputMoment] = {}
         self.slopes: dict[int, Tensor] = {}
-        self.output: Tensor | None = None
         device = next(p.device for _, module in steps for p in module.parameters())
         width = 0
         for n, (_, module) in enumerate(steps):
@@ -131,28 +131,24 @@ class _Sums:
                 h = module(h)
         self.count += h.shape[0]
         for column in output_columns(likelihood, h, targets, "exact", seeded(0)):
-            assert self.output is not None
             add_outer_products(self.output, column.reshape(h.shape[0], 1, -1).to(self.dtype))
 
     def tensors(self) -> list[Tensor]:
-        assert self.output is not None
         inputs = [tensor for moment in self.moments.values() for tensor in moment.tensors()]
         return [*inputs, *self.slopes.values(), self.output, self.count]
 
     def recursion(self) -> Iterator[LayerFactors]:
-        assert self.output is not None
-        G, examples = self.output[0], float(self.count)
+        G, examples = symmetric(self.output)[0], float(self.count)
         found = []
         for n, (_, module) in reversed(list(enumerate(self.steps))):
             if n in self.slopes:
-                G = G * self.slopes[n][0] / examples
+                G = G * symmetric(self.slopes[n])[0] / examples
             elif isinstance(module, nn.Linear):
                 weight = self.names.get(id(module.weight))
                 if weight is not None:
                     bias = self.names.get(id(module.bias)) if module.bias is not None else None
-                    layout = self.moments[n].view.layout
-                    mean = self.moments[n].mean()
-                    found.append(LayerFactors(weight, bias, layout, mean, ((G + G.T) / 2).unsqueeze(0)))
+                    layer = LayerMatrix(weight, bias, tuple(module.weight.shape))
+                    found.append(LayerFactors(layer, self.moments[n].mean(), ((G + G.T) / 2).unsqueeze(0)))
                 W = module.weight.detach().to(self.dtype)
                 G = W.T @ G @ W
         yield from reversed(found)

@@ -18,7 +18,6 @@ enter the class of a layer that behaves like one of these.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,54 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayeslim.curvature.patches import patch_order, patches
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a weight is a stack of matrices.
-
-    Attributes:
-        shape: of the weight.
-        groups: how many matrices.
-        inputs_first: whether the weight has its input dimension first, as embeddings and transposed convolutions do.
-    """
-
-    shape: tuple[int, ...]
-    groups: int = 1
-    inputs_first: bool = False
-
-    @property
-    def rows(self) -> int:
-        """Outputs of one group."""
-        return self.shape[1] if self.inputs_first else self.shape[0] // self.groups
-
-    @property
-    def columns(self) -> int:
-        """Inputs of one group, kernel positions counted."""
-        inputs = self.shape[0] // self.groups if self.inputs_first else self.shape[1]
-        return inputs * math.prod(self.shape[2:])
-
-    def to_matrix(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The weight as (groups, rows, columns), with the bias as one more column where given."""
-        if self.inputs_first:
-            weight = weight.reshape(self.groups, self.shape[0] // self.groups, self.rows, -1).transpose(1, 2)
-        matrix = weight.reshape(self.groups, self.rows, self.columns)
-        return matrix if bias is None else torch.cat([matrix, bias.reshape(self.groups, self.rows, 1)], -1)
-
-    def from_matrix(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weight, and bias where the matrix has its column; the inverse of `to_matrix`."""
-        bias = matrix[..., self.columns].reshape(-1) if matrix.shape[-1] > self.columns else None
-        weight = matrix[..., : self.columns]
-        if self.inputs_first:
-            kernel = math.prod(self.shape[2:])
-            weight = weight.reshape(self.groups, self.rows, -1, kernel).transpose(1, 2)
-        return weight.reshape(self.shape), bias
-
-    def locate(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Group, row and column of weights given by their flat indices."""
-        places = self.to_matrix(torch.arange(math.prod(self.shape), device=index.device).view(self.shape)).flatten()
-        at = torch.empty_like(places).scatter_(0, places, torch.arange(len(places), device=index.device))[index]
-        return at // (self.rows * self.columns), at // self.columns % self.rows, at % self.columns
+from bayeslim.posteriors.layer_matrix import LayerMatrix
 
 
 class MatrixLayer:
@@ -84,13 +36,26 @@ class MatrixLayer:
         module: the user's layer.
     """
 
+    inputs_first = False
+
     def __init__(self, module: Any):
         self.module = module
-        self.layout = self.make_layout()
+        shape, groups = tuple(module.weight.shape), getattr(module, "groups", 1)
+        self.layer = LayerMatrix("weight", None, shape, groups, self.inputs_first)
+        self.groups, self.rows, self.columns = self.layer.size
 
-    def make_layout(self) -> Layout:
-        """How the weight is a matrix."""
-        return Layout(tuple(self.module.weight.shape))
+    def weight(self, matrix: Tensor) -> Tensor:
+        """A stack of matrices (groups, rows, columns), columns in the order of the features, as a weight."""
+        matrix = matrix if self.order is None else matrix[..., self.order]
+        return self.layer.params(matrix)["weight"]
+
+    def locate(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and feature of weights given by their flat indices, counted through all groups."""
+        numbers = torch.arange(self.module.weight.numel(), device=index.device)
+        place = numbers.scatter(0, self.layer.matrix({"weight": numbers.view(self.layer.shape)}).flatten(), numbers)
+        row, column = place[index] // self.columns, place[index] % self.columns
+        column = column if self.order is None else self.order[column]
+        return row, row // self.rows * self.columns + column
 
     def batched(self, x: Tensor) -> bool:
         """Whether an input has a batch dimension."""
@@ -111,16 +76,12 @@ class MatrixLayer:
 
     def feature_bytes(self, x: Tensor, output_shape: torch.Size) -> int:
         """Memory that the features of one example take."""
-        positions = math.prod(output_shape) // max(1, output_shape[0] * self.layout.rows * self.layout.groups)
-        return 4 * positions * self.layout.columns * self.layout.groups
+        positions = math.prod(output_shape) // max(1, output_shape[0] * self.rows * self.groups)
+        return 4 * positions * self.columns * self.groups
 
 
 class ConvolutionLayer(MatrixLayer):
     """Conv1d, Conv2d, Conv3d, with any stride, padding, padding mode, dilation and groups."""
-
-    def make_layout(self) -> Layout:
-        """Outputs first, a matrix for each group."""
-        return Layout(tuple(self.module.weight.shape), self.module.groups)
 
     def batched(self, x: Tensor) -> bool:
         """Whether an input has a batch dimension."""
@@ -142,7 +103,7 @@ class ConvolutionLayer(MatrixLayer):
     def gradients(self, g: Tensor) -> Tensor:
         """Channels last, positions flattened."""
         g = g if g.ndim == self.module.weight.ndim else g.unsqueeze(0)
-        return g.movedim(1, -1).reshape(g.shape[0], -1, self.layout.groups, self.layout.rows)
+        return g.movedim(1, -1).reshape(g.shape[0], -1, self.groups, self.rows)
 
     @property
     def order(self) -> Tensor | None:
@@ -151,15 +112,13 @@ class ConvolutionLayer(MatrixLayer):
 
     def _order(self, flipped: bool) -> Tensor:
         kernel = self.module.kernel_size
-        return patch_order(kernel, self.layout.columns // math.prod(kernel), flipped, self.module.weight.device)
+        return patch_order(kernel, self.columns // math.prod(kernel), flipped, self.module.weight.device)
 
 
 class TransposedConvolutionLayer(ConvolutionLayer):
     """ConvTranspose1d, ConvTranspose2d, ConvTranspose3d."""
 
-    def make_layout(self) -> Layout:
-        """Inputs first, a matrix for each group."""
-        return Layout(tuple(self.module.weight.shape), self.module.groups, inputs_first=True)
+    inputs_first = True
 
     def features(self, x: Tensor, output_shape: torch.Size) -> Tensor:
         """Patches of the input with stride − 1 zeros between its pixels."""
@@ -183,9 +142,7 @@ class TransposedConvolutionLayer(ConvolutionLayer):
 class EmbeddingLayer(MatrixLayer):
     """Embedding: one-hot features, of which the padding index has none."""
 
-    def make_layout(self) -> Layout:
-        """The table has its inputs first."""
-        return Layout(tuple(self.module.weight.shape), inputs_first=True)
+    inputs_first = True
 
     def batched(self, x: Tensor) -> bool:
         """Whether an input has a batch dimension."""

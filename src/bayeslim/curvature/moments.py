@@ -9,15 +9,29 @@ from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLa
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
 
+BLOCK = 256
+"""Rows of a large symmetric product computed at once on a CPU."""
+
 
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
-    """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype."""
-    if total.shape[0] == 1:
-        flat = rows.reshape(-1, rows.shape[-1])
-        total[0].addmm_(flat.T, flat)
-    else:
+    """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
+
+    Only the upper triangle counts, see `symmetric`: below it large matrices are not filled, which saves half the work.
+    """
+    if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
         total.baddbmm_(grouped.mT, grouped)
+        return
+    flat = rows.reshape(-1, rows.shape[-1])
+    size = flat.shape[1]
+    step = BLOCK if size > 2 * BLOCK and flat.device.type == "cpu" else size
+    for start in range(0, size, step):
+        total[0, start : start + step, start:].addmm_(flat[:, start : start + step].T, flat[:, start:])
+
+
+def symmetric(total: Tensor) -> Tensor:
+    """The full matrices of sums made by `add_outer_products`."""
+    return total.triu() + total.triu(1).mT
 
 
 class InputMoment:
@@ -32,11 +46,11 @@ class InputMoment:
     """
 
     def __init__(self, view: MatrixLayer, bias: bool, dtype: torch.dtype):
-        layout, device = view.layout, view.module.weight.device
+        device = view.module.weight.device
         self.view, self.bias = view, bias
         self.diagonal = isinstance(view, EmbeddingLayer)
-        size = (layout.groups, layout.columns)
-        self.outer = torch.zeros(size if self.diagonal else (*size, layout.columns), dtype=dtype, device=device)
+        size = (view.groups, view.columns)
+        self.outer = torch.zeros(size if self.diagonal else (*size, view.columns), dtype=dtype, device=device)
         self.total = torch.zeros(size, dtype=dtype, device=device)
         self.count = torch.zeros((), dtype=torch.float64)
         self._rows: RowMoment | None = None
@@ -49,7 +63,7 @@ class InputMoment:
             self.count += len(indices)
             if view.module.padding_idx is not None:
                 indices = indices[indices != view.module.padding_idx]
-            self.outer[0] += torch.bincount(indices, minlength=view.layout.columns)
+            self.outer[0] += torch.bincount(indices, minlength=view.columns)
         elif self._by_rows(x):
             assert isinstance(view, ConvolutionLayer)
             assert self._rows is not None
@@ -94,16 +108,15 @@ class InputMoment:
         return self.outer, self.total, self.count
 
     def mean(self) -> Tensor:
-        """The second moment, (groups, I, I) in the weights' order, or the diagonal (1, I) of an embedding."""
+        """The second moment, (groups, I, I) in the weights' order, or the diagonal (I,) of an embedding."""
         self._flush()
         count = self.count.to(self.outer.device, self.outer.dtype)
         if self.diagonal:
-            return self.outer / count
-        outer, total = self.outer, self.total
+            return self.outer[0] / count
+        outer, total = symmetric(self.outer), self.total
         order = self.view.order
         if order is not None:
             outer, total = outer[:, order][:, :, order], total[:, order]
-        outer = (outer + outer.mT) / 2
         if self.bias:
             corner = count.expand(total.shape[0], 1, 1)
             outer = torch.cat(

@@ -68,7 +68,12 @@ def sum_over_processes(*tensors: Tensor) -> None:
     """Add each tensor, in place, over all processes; nothing to do outside a distributed run."""
     if _distributed():
         for tensor in tensors:
-            dist.all_reduce(tensor)
+            if tensor.device.type == "cpu" and dist.get_backend() == "nccl":
+                moved = tensor.cuda()
+                dist.all_reduce(moved)
+                tensor.copy_(moved)
+            else:
+                dist.all_reduce(tensor)
 
 
 def examples_at_once(bytes_per_example: int, device: torch.device) -> int:

@@ -29,9 +29,10 @@ class WholeNetwork:
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]):
-        known = dict(model.named_parameters())
+        fixed = {name: p.detach() for name, p in model.named_parameters()}
         self.model = model
-        self.params: Params = {name: known[name].detach() for name in names}
+        self.params: Params = {name: fixed.pop(name) for name in names}
+        self.fixed = fixed
         self._vectorised = True
 
     def gradients(self, inputs: Inputs, columns: Tensor) -> Params:
@@ -55,7 +56,7 @@ class WholeNetwork:
             row = [next(moved).unsqueeze(0) if moves else leaf for leaf, moves in zip(leaves, batched, strict=True)]
             single = tree_unflatten(row, tree)
             pull: Callable[[Tensor], tuple[Params]]
-            pull = vjp(lambda params: call(self.model, single, params)[0], self.params)[1]
+            pull = vjp(lambda params: call(self.model, single, self.fixed | params)[0], self.params)[1]
             gradients: Params = vmap(lambda column: pull(column)[0])(columns)
             return gradients
 
@@ -69,7 +70,7 @@ class WholeNetwork:
         params = {name: p.clone().requires_grad_() for name, p in self.params.items()}
         stacked = {name: p.new_zeros(*columns.shape[:2], *p.shape) for name, p in params.items()}
         for n in range(total):
-            outputs = call(self.model, examples(inputs, n, n + 1, total), params)
+            outputs = call(self.model, examples(inputs, n, n + 1, total), self.fixed | params)
             if not outputs.requires_grad:
                 continue
             for k, column in enumerate(columns[:, n]):
