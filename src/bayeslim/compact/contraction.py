@@ -205,6 +205,16 @@ def _per_channel_norm(walk: Identities, call: Call) -> Any:
     ]
 
 
+@rule("prelu", "_prelu_kernel")
+def _prelu(walk: Identities, call: Call) -> Any:
+    source, slope = call.operands
+    if walk.env[slope].numel() == 1:
+        return walk.read(source)
+    labels = walk.channels(source, 1)
+    tie_vector(walk, slope, labels)
+    return place(labels, 1, call.result.shape)
+
+
 @rule("layer_norm", "rms_norm", "native_layer_norm", "_fused_rms_norm")
 def _layer_norm(walk: Identities, call: Call) -> Any:
     source = call.nodes["input"]
@@ -227,10 +237,11 @@ def _group_norm(walk: Identities, call: Call) -> Any:
         walk.labels.freeze(labels, "it feeds a GroupNorm, whose mean runs over a group of channels")
     for key in ("weight", "bias"):
         tie_vector(walk, call.nodes[key], labels)
-    if isinstance(call.result, Tensor):
+    if not isinstance(call.result, Tensor):
+        return [place(labels, 1, call.result[0].shape)] + [walk.labels.fixed("it is a statistic", part.shape) for part in call.result[1:]]
+    if groups == len(labels):
         walk.groups[call.node] = 1
-        return place(labels, 1, call.result.shape)
-    return [place(labels, 1, call.result[0].shape)] + [walk.labels.fixed("it is a statistic", part.shape) for part in call.result[1:]]
+    return place(labels, 1, call.result.shape)
 
 
 @rule("glu")

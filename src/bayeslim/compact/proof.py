@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,32 +17,46 @@ from bayeslim.types import Inputs, device_of, to_device
 _ROUNDING = {torch.float64: 0.0, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
 
-def difference(masked: nn.Module, slim: nn.Module, example: Inputs, tolerance: float) -> float:
-    """The largest difference between the outputs of two networks, relative to the largest output; infinite if the second fails.
+@dataclass(frozen=True)
+class Proof:
+    """How far two networks are apart.
+
+    Attributes:
+        difference: the largest difference between their outputs, relative to the largest output; infinite if the second fails.
+        holds: whether that is within the tolerance.
+    """
+
+    difference: float
+    holds: bool
+
+
+def compare(masked: nn.Module, slim: nn.Module, example: Inputs, tolerance: float) -> Proof:
+    """Compare a network with a reference.
 
     Args:
         masked: the reference, in eval mode.
         slim: the other network, in eval mode.
         example: inputs.
-        tolerance: stops early beyond it.
+        tolerance: the difference allowed in double precision; in another, the rounding of that comes on top.
 
     Raises:
         UnsupportedModel: if the reference does not repeat itself, or gives no finite output.
     """
     example = to_device(example, device_of(masked))
     _check_reference(masked, example)
+    reference, other, dtype = _in_double(masked, slim, example)
     worst = 0.0
-    pair = _in_double(masked, slim, example)
     for inputs in _like(example):
-        expected = run_example(pair[0], _cast(inputs, pair[2]))
+        expected = run_example(reference, _cast(inputs, dtype))
         try:
-            actual = run_example(pair[1], _cast(inputs, pair[2]))
+            actual = run_example(other, _cast(inputs, dtype))
         except Exception:
-            return float("inf")
-        worst = max(worst, _relative(expected, actual, pair[2]))
-        if worst > tolerance:
-            break
-    return worst
+            return Proof(float("inf"), False)
+        worst = max(worst, _relative(_tensors(expected), _tensors(actual)))
+        precision = _tensors(expected)[0].dtype
+        if worst > tolerance + _ROUNDING.get(precision, 0.0):
+            return Proof(worst, False)
+    return Proof(worst, True)
 
 
 def _in_double(masked: nn.Module, slim: nn.Module, example: Inputs) -> tuple[nn.Module, nn.Module, torch.dtype | None]:
@@ -92,19 +107,17 @@ def _cast(inputs: Inputs, dtype: torch.dtype | None) -> Inputs:
     return pytree.tree_map(cast, inputs)
 
 
-def _relative(expected: Any, actual: Any, dtype: torch.dtype | None) -> float:
-    worst = 0.0
-    left, right = _tensors(expected), _tensors(actual)
-    if [x.shape for x in left] != [x.shape for x in right]:
+def _relative(expected: list[Tensor], actual: list[Tensor]) -> float:
+    if [x.shape for x in expected] != [x.shape for x in actual]:
         return float("inf")
-    for a, b in zip(left, right, strict=True):
+    worst = 0.0
+    for a, b in zip(expected, actual, strict=True):
         finite = torch.isfinite(a)
         if not torch.equal(finite, torch.isfinite(b)):
             return float("inf")
-        a, b = a[finite].double(), b[finite].double()
-        if a.numel():
-            gap = float((a - b).abs().max()) / max(1e-12, float(a.abs().max()))
-            worst = max(worst, 0.0 if gap <= (0.0 if dtype else _ROUNDING.get(left[0].dtype, 0.0)) else gap)
+        gap, scale = (a[finite].double() - b[finite].double()).abs(), a[finite].double().abs()
+        if gap.numel():
+            worst = max(worst, float(gap.max()) / max(float(scale.max()), 1e-12))
     return worst
 
 

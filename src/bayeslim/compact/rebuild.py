@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor, fx, nn
 
 from bayeslim.compact.graph import Structure
 from bayeslim.compact.shapes import Shrinking
+from bayeslim.compact.trace import tensors_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _Norm = nn.modules.batchnorm._NormBase
+_MOST_ATTRIBUTES = 4
 
 
 def put_tensors(model: nn.Module, tensors: dict[str, Tensor], names: dict[str, tuple[str, ...]]) -> None:
@@ -73,12 +76,27 @@ def new_groups(structure: Structure, shrinking: Shrinking) -> dict[str, int]:
     return result
 
 
-def resize_attributes(model: nn.Module, structure: Structure, shrinking: Shrinking) -> bool:
-    """Change integer attributes of the user's modules that hold a size which shrinks in their forward, such as a number of heads.
+def size_attributes(model: nn.Module, structure: Structure, shrinking: Shrinking) -> list[dict[tuple[nn.Module, str], int]]:
+    """Integer attributes of the user's modules that may hold a size which shrinks in their forward, such as a number of heads.
 
     Returns:
-        Whether anything was changed.
+        Choices of new values, to be tried in turn: two attributes may hold the same number, and only one of them shrink.
     """
+    candidates: dict[tuple[str, str], dict[tuple[nn.Module, str], int]] = {}
+    for path, sizes in _new_sizes(structure, shrinking).items():
+        module = model.get_submodule(path)
+        for attribute, value in vars(module).items():
+            if type(value) is int and len(sizes.get(value, ())) == 1:
+                key = type(module).__qualname__, attribute
+                candidates.setdefault(key, {})[module, attribute] = next(iter(sizes[value]))
+    if len(candidates) > _MOST_ATTRIBUTES:
+        return []
+    subsets = [subset for size in range(len(candidates), 0, -1) for subset in itertools.combinations(candidates.values(), size)]
+    return [{key: value for part in subset for key, value in part.items()} for subset in subsets]
+
+
+def _new_sizes(structure: Structure, shrinking: Shrinking) -> dict[str, dict[int, set[int]]]:
+    """By module: which numbers among the arguments of its operations become which."""
     changes: dict[str, dict[int, set[int]]] = {}
     for node in structure.identity.trace.module.graph.nodes:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -88,14 +106,7 @@ def resize_attributes(model: nn.Module, structure: Structure, shrinking: Shrinki
         for old_value, new_value in zip(_integers(node.args), _integers(new), strict=False):
             if old_value != new_value and new_value > 0:
                 changes.setdefault(stack[-1][0], {}).setdefault(old_value, set()).add(new_value)
-    changed = False
-    for path, sizes in changes.items():
-        module = model.get_submodule(path)
-        for attribute, value in vars(module).items():
-            if type(value) is int and len(sizes.get(value, ())) == 1:
-                setattr(module, attribute, next(iter(sizes[value])))
-                changed = True
-    return changed
+    return changes
 
 
 def rewrite_graph(structure: Structure, shrinking: Shrinking, model: nn.Module, tensors: dict[str, Tensor]) -> fx.GraphModule:
@@ -119,7 +130,7 @@ def rewrite_graph(structure: Structure, shrinking: Shrinking, model: nn.Module, 
         twin.kwargs = fx.node.map_arg(kwargs | ({"device": device} if "device" in kwargs else {}), lambda n: twins[n])
     graph.eliminate_dead_code()
     root = copy.deepcopy(trace.module)
-    put_tensors(root, {name: tensor.detach().cpu() for name, tensor in _all_tensors(model).items() if _has(root, name)}, {})
+    put_tensors(root, {name: tensor.detach().cpu() for name, tensor in tensors_of(model).items() if _has(root, name)}, {})
     put_tensors(root, tensors, structure.identity.trace.names)
     result = fx.GraphModule(root, graph, class_name=type(model).__name__)
     for aliases in trace.names.values():
@@ -139,10 +150,6 @@ def _integers(args: Any) -> list[int]:
         else:
             flat.append(arg if type(arg) is int else -2)
     return flat
-
-
-def _all_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _get(model: nn.Module, name: str) -> Any:

@@ -11,7 +11,8 @@ checked against the masked network before it is returned.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +23,8 @@ from bayeslim.compact.gather import drop_unread_inputs
 from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
 from bayeslim.compact.liveness import Liveness
-from bayeslim.compact.proof import difference
-from bayeslim.compact.rebuild import new_groups, put_tensors, resize_attributes, resize_modules, rewrite_graph
+from bayeslim.compact.proof import compare
+from bayeslim.compact.rebuild import new_groups, put_tensors, resize_modules, rewrite_graph, size_attributes
 from bayeslim.compact.shapes import Shrinking
 from bayeslim.compact.trace import evaluating_copy, run_example, tensors_of
 from bayeslim.errors import BayeslimError, ShapeMismatch, closest
@@ -123,7 +124,7 @@ def compaction(
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors_of(masked).items()}
     live = Liveness(identity, tensors)
     shrinking = Shrinking(identity, _unneeded(found, live))
-    kept, slices = _slices(identity, shrinking)
+    slices = _slices(shrinking)
     small = {name: _sliced(tensors[name], dims) for name, dims in slices.items()}
     for place, contraction in enumerate(identity.contractions):
         if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
@@ -141,7 +142,7 @@ def compaction(
     return Compaction(
         network, kind, why,
         removed=tuple(shrinking.gone[roots].nonzero().flatten().tolist()),
-        kept={name: dims for name, dims in kept.items() if name in found.shapes},
+        kept={name: dims for name, dims in slices.items() if name in found.shapes},
         difference=gap, units=found, parameters=(_count(model), _count(network)),
     )  # fmt: skip
 
@@ -198,13 +199,14 @@ def _unneeded(units: UnitGraph, live: Liveness) -> Tensor:
         seeds = seeds | back
 
 
-def _slices(identity: object, shrinking: Shrinking) -> tuple[dict[str, dict[int, Tensor]], dict[str, dict[int, Tensor]]]:
+def _slices(shrinking: Shrinking) -> dict[str, dict[int, Tensor]]:
+    """For each tensor that shrinks, the places that stay along each dimension."""
     slices: dict[str, dict[int, Tensor]] = {}
     for name, dim, labels, _ in sliced_axes(shrinking.identity):
         stay = ~shrinking.gone[shrinking.identity.labels.find(labels)]
         if not bool(stay.all()):
             slices.setdefault(name, {})[dim] = stay.nonzero().flatten()
-    return slices, slices
+    return slices
 
 
 def _sliced(tensor: Tensor, dims: dict[int, Tensor]) -> Tensor:
@@ -220,27 +222,42 @@ def _rebuild(
     names = structure.identity.trace.names
     aliases = {aliases[0]: aliases for aliases in names.values()}
     if not drop_inputs:
-        for with_attributes in (False, True):
-            network = copy.deepcopy(masked)
-            put_tensors(network, small, aliases)
-            resize_modules(network, new_groups(structure, shrinking))
-            if with_attributes and not resize_attributes(network, structure, shrinking):
-                break
-            gap = difference(masked, network, example, tolerance)
-            if gap <= tolerance:
-                return network, "modules", "the network's own modules take the new sizes", gap
+        network = copy.deepcopy(masked)
+        put_tensors(network, small, aliases)
+        resize_modules(network, new_groups(structure, shrinking))
+        for attributes in ({}, *size_attributes(network, structure, shrinking)):
+            with _attributes(attributes) as keep:
+                proof = compare(masked, network, example, tolerance)
+                if proof.holds:
+                    keep()
+                    return network, "modules", "the network's own modules take the new sizes", proof.difference
     graph = rewrite_graph(structure, shrinking, masked, small)
     why = "the forward of the network's own modules relies on the old sizes"
     if drop_inputs:
         graph, dropped = drop_unread_inputs(graph)
         why = f"{dropped} input features are dropped behind a gather"
-    gap = difference(masked, graph, example, tolerance)
-    if gap > tolerance:
+    proof = compare(masked, graph, example, tolerance)
+    if not proof.holds:
         raise CompactionFailed(
-            f"The compacted {type(masked).__name__} differs from the masked one by {gap:.2g} of its largest output (tolerance {tolerance:.2g}). "
-            "Nothing was changed. Raise tolerance if that is only rounding."
+            f"The compacted {type(masked).__name__} differs from the masked one by {proof.difference:.2g} of its largest output (tolerance "
+            f"{tolerance:.2g}). Nothing was changed. Raise tolerance if that is only rounding; otherwise this is a fault of bayeslim."
         )
-    return graph, "graph", why, gap
+    return graph, "graph", why, proof.difference
+
+
+@contextmanager
+def _attributes(values: Mapping[tuple[nn.Module, str], int]) -> Iterator[Callable[[], None]]:
+    """Give attributes other values for a while, or for good if the function that it yields is called."""
+    before = {(module, name): getattr(module, name) for module, name in values}
+    kept: list[bool] = []
+    for (module, name), value in values.items():
+        setattr(module, name, value)
+    try:
+        yield lambda: kept.append(True)
+    finally:
+        if not kept:
+            for (module, name), value in before.items():
+                setattr(module, name, value)
 
 
 def _count(model: nn.Module) -> int:
