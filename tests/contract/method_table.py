@@ -1,0 +1,14 @@
+"""Every method, one line each: whatever stands here is run through every promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import bayeslim as bl
+
+METHODS: dict[str, Callable[[], bl.Method]] = {
+    "variational-local": lambda: bl.Variational(estimator="local"),
+    "variational-shared": lambda: bl.Variational(estimator="shared"),
+    "variational-flipout": lambda: bl.Variational(estimator="flipout"),
+    "variational-antithetic": lambda: bl.Variational(samples=2, antithetic=True),
+}
