@@ -24,7 +24,7 @@ from bayeslim.priors import Normal, PriorSpec, resolve
 from bayeslim.results import Fit
 from bayeslim.schedules import Position
 from bayeslim.select import Selection, Sites, sites
-from bayeslim.types import Batch, Inputs, call
+from bayeslim.types import Batch, Inputs, Params, call, device_of
 
 LIKELIHOOD_PREFIX = "likelihood:"
 """Where a likelihood's own parameters stand in a `state_dict`; no module can have such a name."""
@@ -54,7 +54,7 @@ def bayesianize(
     >>> bnn
     Bayesian Linear: variational posterior over 12 of 15 parameters, categorical likelihood
     """
-    return Bayesian(copy.deepcopy(model), method, likelihood, prior, sites, num_data)
+    return Bayesian(copy.deepcopy(model), method, copy.deepcopy(likelihood), prior, sites, num_data)
 
 
 def bayesianize_(
@@ -85,6 +85,8 @@ class Bayesian(nn.Module):
         step: optimizer steps taken.
         steps_per_epoch: minibatches in an epoch, for schedules.
         state: what a method keeps beside the model's parameters.
+        masks: for a pruned network, which weights are left (True) by parameter name; training keeps the others at zero.
+        plan_: the plan it was pruned by, or None.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Bayesian(nn.Module):
         priors = resolve(Normal(1.0) if prior is None else prior, model, report.names)
         self.model = model
         self.method = method
-        self.likelihood = likelihood
+        self.likelihood = likelihood.to(device_of(model))
         self.sites: Sites = report
         self.priors = priors
         self.num_data = num_data
@@ -110,6 +112,8 @@ class Bayesian(nn.Module):
         self.steps_per_epoch: int | None = None
         self.state: dict[str, Any] = {}
         self.terms: Terms | None = None
+        self.masks: Params = {}
+        self.plan_: Any = None
         method.convert(self)
 
     def data_size(self) -> int:
@@ -167,12 +171,20 @@ class Bayesian(nn.Module):
 
     def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
         """Count this optimizer's steps as training steps; for one that `bnn.optimizer` did not make."""
+        # Bound methods of one object are equal, so an optimizer that is used again is not counted twice.
+        if self._stepped not in optimizer._optimizer_step_post_hooks.values():
+            optimizer.register_step_post_hook(self._stepped)
 
-        def stepped(*_: Any) -> None:
-            self.step += 1
-            self.method.observe(self)
+    def _stepped(self, *_: Any) -> None:
+        self.step += 1
+        self.method.observe(self)
 
-        optimizer.register_step_post_hook(stepped)
+    def keep_zeros(self) -> None:
+        """Put weights that were cut back to exactly zero; called after every optimizer step."""
+        with torch.no_grad():
+            for name, mask in self.masks.items():
+                weight = self.model.get_parameter(name)
+                weight.masked_fill_(~mask.to(weight.device), 0)
 
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
@@ -202,6 +214,15 @@ class Bayesian(nn.Module):
         rest = {k.removeprefix(LIKELIHOOD_PREFIX): v for k, v in state_dict.items() if k.startswith(LIKELIHOOD_PREFIX)}
         self.likelihood.load_state_dict(rest, strict=strict, assign=assign)
         return self.model.load_state_dict(own, strict=strict, assign=assign)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """The names of `state_dict` back to those of the modules, for when a module that holds this one loads."""
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            own = name.removeprefix(prefix)
+            of_likelihood = own.startswith(LIKELIHOOD_PREFIX)
+            place = f"likelihood.{own.removeprefix(LIKELIHOOD_PREFIX)}" if of_likelihood else f"model.{own}"
+            state_dict[prefix + place] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __repr__(self) -> str:
         total = sum(site.size for site in self.sites)
