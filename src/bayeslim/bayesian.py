@@ -177,6 +177,7 @@ class Bayesian(nn.Module):
 
     def _stepped(self, *_: Any) -> None:
         self.step += 1
+        self.keep_zeros()
         self.method.observe(self)
 
     def keep_zeros(self) -> None:

@@ -59,7 +59,11 @@ def _(
     posterior: Diagonal, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
     device = device_of(bnn.model)
-    kl = sum(float(p.kl(posterior.mean[n].double(), posterior.std[n].double())) for n, p in bnn.priors.items())
+    kl = 0.0
+    for name, prior in bnn.priors.items():
+        kept = bnn.masks.get(name, torch.ones_like(posterior.mean[name], dtype=torch.bool))
+        centre, spread = posterior.mean[name][kept].double(), posterior.std[name][kept].double()
+        kl += float(prior.at(kept).kl(centre, spread))
     values, count = [], 0
     for _ in progress(range(samples), "evidence"):
         params = posterior.sample(generator=generator)
@@ -71,6 +75,6 @@ def _(
             count += len(each)
         values.append(log_lik - kl)
     mean = math.fsum(values) / samples
-    spread = math.fsum((v - mean) ** 2 for v in values)
-    std_error = math.sqrt(spread / (samples - 1) / samples) if samples > 1 else math.inf
+    squares = math.fsum((v - mean) ** 2 for v in values)
+    std_error = math.sqrt(squares / (samples - 1) / samples) if samples > 1 else math.inf
     return Evidence(mean, "elbo", is_bound=True, std_error=std_error, num_data=count)

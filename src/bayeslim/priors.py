@@ -45,6 +45,10 @@ class Prior:
         entropy = (std.log() if log_std is None else log_std) + 0.5 * math.log(2 * math.pi * math.e)
         return -(self.log_prob(weight) + entropy).sum()
 
+    def at(self, mask: Tensor) -> Prior:
+        """The prior of the weights that a mask picks, in a row; itself, unless weights have settings of their own."""
+        return self
+
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw weights of a shape."""
         raise NotImplementedError
@@ -86,6 +90,13 @@ class Normal(Prior):
             return 0.5 * (off.square() + (std / scale).square() - 1).sum() - (log_std - scale.log()).sum()
         kl: Tensor = _NormalKL.apply(mean - self.mean if self.mean else mean, std, log_std, float(self.std))
         return kl
+
+    def at(self, mask: Tensor) -> Normal:
+        """The prior of the weights that a boolean mask picks."""
+        own = [
+            v.to(mask.device).expand(mask.shape)[mask] if isinstance(v, Tensor) else v for v in (self.std, self.mean)
+        ]
+        return Normal(*own)
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw weights of a shape."""

@@ -62,9 +62,15 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptFile(f"{path} does not describe a Bayesian network: {error!r}.") from error
     check_fits(bnn.state_dict(), state, what)
+    masks = {n.removeprefix("mask:"): t for n, t in tensors.items() if n.startswith("mask:")}
+    parameters = dict(bnn.model.named_parameters())
+    for name, mask in masks.items():
+        if name not in parameters or mask.shape != parameters[name].shape or mask.dtype != torch.bool:
+            raise CorruptFile(f'{path} holds a mask of "{name}" that does not fit {what}.')
     bnn.state.update({key: _restore(key, entry, tensors) for key, entry in posteriors.items()})
     bnn.load_state_dict(state)
     bnn.step, bnn.steps_per_epoch = step, steps_per_epoch
+    bnn.masks = masks
     return bnn.eval()
 
 
@@ -74,6 +80,7 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
         if isinstance(value, Posterior):
             posteriors[key] = {"kind": value.kind, "config": encode(value.config(), tensors)}
             tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in value.tensors().items()})
+    tensors.update({f"mask:{name}": mask for name, mask in bnn.masks.items()})
     return {
         "architecture": _architecture(bnn.model),
         "method": encode(bnn.method, tensors),

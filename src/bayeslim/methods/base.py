@@ -10,6 +10,7 @@ Its hooks, in the order of their life; all have defaults but `posterior`:
     fit          train, or compute what there is to compute
     posterior    the posterior, as data
     draw         one random network's outputs on inputs, for `bnn(x)` in training mode
+    condition    make the posterior the one given zeros (on a copy, for pruning)
     predictive   predictions, when the method knows better than the posterior's type
     evidence     the evidence, likewise
 
@@ -18,6 +19,7 @@ A method holds settings only. What changes lives in the model's parameters or in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -97,6 +99,14 @@ class Method:
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """The outputs of one network drawn from the posterior."""
         return call(bnn.model, inputs, bnn.posterior_.sample())
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Condition the posterior of `bnn` on w = 0 wherever a mask is False, and move its network to the new mean."""
+        posterior = bnn.posterior_.condition(masks, **options)
+        bnn.state["posterior"] = posterior
+        with torch.no_grad():
+            for name, value in posterior.mean.items():
+                bnn.model.get_parameter(name).copy_(value)
 
     def predictive(
         self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None

@@ -12,8 +12,10 @@ Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Well
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -125,12 +127,26 @@ class Variational(Method):
                 noise = {n: -noise[n] if mirror else standard_normal_like(stds[n]) for n in whole}
                 params = {n: torch.addcmul(means[n], stds[n], noise[n]).to(means[n].dtype) for n in whole}
                 nll = nll - bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean()
-        # The sum over the weights of a half-precision network needs the precision of σ.
-        kls = [prior.kl(means[n].to(stds[n].dtype), stds[n], log_stds[n]) for n, prior in bnn.priors.items()]
+        kls = []
+        for n, prior in bnn.priors.items():
+            # The sum over the weights of a half-precision network needs the precision of σ.
+            q = (means[n].to(stds[n].dtype), stds[n], log_stds[n])
+            if n in bnn.masks:
+                prior, q = prior.at(bnn.masks[n]), (q[0][bnn.masks[n]], q[1][bnn.masks[n]], q[2][bnn.masks[n]])
+            kls.append(prior.kl(*q))
         kl = torch.stack(kls).sum()
         if kl_weight is None:
             kl_weight = self.kl_schedule.weight(bnn.position)
         return Terms(nll / self.samples, kl, kl_weight * self.temperature, num_data)
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Zero means and zero spreads where a mask is False; independent survivors stay where they are."""
+        conditioned = bnn.posterior_.condition(masks, **options)
+        with torch.no_grad():
+            for name, value in conditioned.mean.items():
+                bnn.model.get_parameter(name).copy_(value)
+                if name in masks:
+                    self.family.log_std(bnn.model, name).masked_fill_(~masks[name], -math.inf)
 
     def posterior(self, bnn: Bayesian) -> Diagonal:
         """The fitted family."""
