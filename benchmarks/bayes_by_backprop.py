@@ -2,8 +2,8 @@
 
     python benchmarks/bayes_by_backprop.py --device cuda
 
-Two posteriors: the exact objective (temperature 1), and a cold one, whose KL counts less. The prior's standard deviation
-(and for the cold one the temperature) is chosen by the log-likelihood of 10,000 validation images held out of the
+Two posteriors: the exact objective (temperature 1), and a cold one, whose KL counts less. The prior's standard
+deviation (and for the cold one the temperature) is chosen by the log-likelihood of 10,000 validation images held out of the
 training set; the network is then trained on all 60,000 images with that setting, once a seed, and looked at on the test
 set once, after the last epoch.
 Finished runs are kept in the results file and not repeated, so an interrupted benchmark goes on where it was.
@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -85,12 +84,13 @@ def run_all(jobs: list[dict[str, Any]], done: list[dict[str, Any]], workers: int
                 results.append(result)
                 save()
                 print(
-                    f"temperature {result['temperature']:g}, prior std {result['prior_std']:g}, seed {result['seed']}, {result['epochs']} epochs: "
+                    f"temperature {result['temperature']:g}, prior std {result['prior_std']:g}, seed {result['seed']}, "
+                    f"{result['epochs']} epochs: "
                     f"{'validation' if result['validation'] else 'test'} error {100 * result['sample']['error']:.2f} % "
                     f"(mean network {100 * result['mean']['error']:.2f} %), {result['seconds']:.0f} s",
                     flush=True,
                 )
-    return results
+    return sorted(results, key=lambda run: run["seed"])
 
 
 def main() -> None:
@@ -113,7 +113,8 @@ def main() -> None:
         device = torch.cuda.get_device_name() if options.device != "cpu" else "cpu"
         environment = {"torch": torch.__version__, "device": device, "bayeslim": bl.__version__}
         content = {
-            "command": " ".join(["python", "benchmarks/bayes_by_backprop.py", *sys.argv[1:]]),
+            "command": f"python benchmarks/bayes_by_backprop.py --device {options.device}",
+            "settings": {k: v for k, v in vars(options).items() if k != "results"},
             "environment": environment,
         }
         options.results.parent.mkdir(parents=True, exist_ok=True)
