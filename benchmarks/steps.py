@@ -1,0 +1,157 @@
+"""What being Bayesian costs: training steps and predictions, as ratios to the plain network's in the same run.
+
+    python benchmarks/steps.py          this library against the plain network
+    make benchmark-peers                the same, with the peers of peers.txt in the same process
+
+A step is forward, KL, backward and optimizer on a batch of 128; a prediction averages 32 networks and is compared with
+one pass of the plain network. Contenders take turns: every round times each of them, in a new order, and a ratio is
+taken within its round, so that a busy moment of the machine touches both sides alike. Printed is the median over rounds
+with the quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import OURS, PEERS, PLAIN, SAMPLES, Contender, plain
+from environment import RESULTS, save, versions
+
+import bayeslim as bl
+
+BATCH = 128
+NETWORKS = {"mlp": "MLP 784-400-400-10", "lenet5": "LeNet-5"}
+CALLS = {"mlp": 8, "lenet5": 3}
+"""Timed calls of a step in one round."""
+INPUTS = (1_000, 10_000)
+
+Times = dict[str, list[float]]
+
+
+def build(network: str) -> dict[str, Contender]:
+    """Every contender whose package is installed, on the same initial network and batch."""
+    torch.manual_seed(0)
+    model = bl.zoo.create(network)
+    batch = torch.rand(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
+    installed = versions(PEERS)
+    builders = {PLAIN: plain, **OURS} | {name: PEERS[name] for name in installed}
+    return {name: builder(model, batch) for name, builder in builders.items()}
+
+
+def take_turns(actions: dict[str, Callable[[], Any]], rounds: int, calls: int) -> Times:
+    """Seconds of each action, once a round: the median of some calls after one that is not timed."""
+    order = list(actions)
+    shuffle = random.Random(0).shuffle
+    times: Times = {name: [] for name in actions}
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            actions[name]()
+            times[name].append(statistics.median(_seconds(actions[name]) for _ in range(calls)))
+    return times
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def summary(times: Times) -> dict[str, dict[str, float]]:
+    """Median milliseconds, and the ratio to the plain network: its median and quartiles over rounds."""
+    rows = {}
+    for name, seconds in times.items():
+        ratios = [mine / base for mine, base in zip(seconds, times[PLAIN], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        milliseconds = 1e3 * statistics.median(seconds)
+        rows[name] = {"ms": milliseconds, "ratio": middle, "ratio_low": low, "ratio_high": high}
+        rows[name] = {key: float(f"{value:.4g}") for key, value in rows[name].items()}
+    return rows
+
+
+def measure(network: str, rounds: int, inputs: tuple[int, ...] = INPUTS) -> dict[str, dict[str, dict[str, float]]]:
+    """All timings of one network, by what was timed."""
+    contenders = build(network)
+    steps = {name: contender.step for name, contender in contenders.items()}
+    results = {"step": summary(take_turns(steps, rounds, CALLS[network]))}
+    for count in inputs:
+        x = torch.rand(count, 1, 28, 28)
+        predictions = {name: _prediction(contender, x) for name, contender in contenders.items()}
+        # A prediction is many passes already: few rounds do, and the large ones take minutes.
+        few = max(1, rounds // (3 if count * (network == "lenet5") < 5_000 else 8))
+        results[f"predict {count}"] = summary(take_turns(predictions, few, calls=1))
+    return results
+
+
+def _prediction(contender: Contender, x: torch.Tensor) -> Callable[[], Any]:
+    def predict() -> torch.Tensor:
+        with torch.no_grad():
+            return contender.predict(x)
+
+    return predict
+
+
+def goals(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> list[dict[str, Any]]:
+    """What was promised, beside what this run measured."""
+    found = []
+
+    def check(what: str, measured: float, limit: float) -> None:
+        found.append({"goal": what, "limit": limit, "measured": float(f"{measured:.4g}"), "met": measured <= limit})
+
+    for network, parts in results.items():
+        title = NETWORKS[network]
+        steps = {name: row["ratio"] for name, row in parts["step"].items()}
+        peers = {name: ratio for name, ratio in steps.items() if name in PEERS}
+        if network == "mlp" and peers:
+            best = min(peers, key=peers.__getitem__)
+            check(f"{title}: shared step / best peer's ({best})", steps["bayeslim shared"] / peers[best], 0.7)
+        if network == "lenet5":
+            check(f"{title}: shared step / plain step", steps["bayeslim shared"], 1.15)
+        check(f"{title}: local step / plain step", steps["bayeslim local"], 2.4)
+        for part, rows in parts.items():
+            if part.startswith("predict"):
+                check(f"{title}: {part} inputs, {SAMPLES} samples / one pass", rows["bayeslim shared"]["ratio"], 33)
+    return found
+
+
+def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
+    """The results for a person to read."""
+    lines = []
+    for network, parts in results.items():
+        for part, rows in parts.items():
+            against = "the plain step" if part == "step" else "one plain pass"
+            heading = "training step" if part == "step" else f"{part} inputs, {SAMPLES} samples"
+            lines += ["", f"{NETWORKS[network]}, {heading} (ratio to {against})"]
+            for name, row in rows.items():
+                spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+                lines.append(f"  {name:<24}{row['ms']:>11.2f} ms {row['ratio']:>8.2f}   ({spread})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="which networks")
+    parser.add_argument("--rounds", type=int, default=24, help="rounds of training steps; predictions take fewer")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results file")
+    options = parser.parse_args()
+    missing = [name for name in PEERS if name not in versions(PEERS)]
+    if missing:
+        print(f"Not installed, so not compared: {', '.join(missing)} (make benchmark-peers has them all).")
+    results = {network: measure(network, options.rounds) for network in options.networks}
+    print(table(results), "\n")
+    checked = goals(results)
+    for goal in checked:
+        print(f"{'met   ' if goal['met'] else 'MISSED'} {goal['goal']}: {goal['measured']:.2f} (limit {goal['limit']})")
+    report = {"rounds": options.rounds, "batch": BATCH, "samples": SAMPLES, "results": results, "goals": checked}
+    print(f"\nSaved {save('steps', report, PEERS, options.results)}")
+
+
+if __name__ == "__main__":
+    main()
