@@ -3,9 +3,9 @@
     python benchmarks/bayes_by_backprop.py --device cuda
 
 Two posteriors: the exact objective (temperature 1), and a cold one, whose KL counts less. The prior's standard
-deviation (and for the cold one the temperature) is chosen by the log-likelihood of 10,000 validation images held out of the
-training set; the network is then trained on all 60,000 images with that setting, once a seed, and looked at on the test
-set once, after the last epoch.
+deviation (and for the cold one the temperature) is chosen by the log-likelihood of 10,000 validation images held out of
+the training set; the network is then trained on all 60,000 images with that setting, once a seed, and looked at on the
+test set once, after the last epoch.
 Finished runs are kept in the results file and not repeated, so an interrupted benchmark goes on where it was.
 
 Blundell et al. 2015, arXiv:1505.05424, report 1.82 % for this network, prior and data.
