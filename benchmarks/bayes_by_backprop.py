@@ -2,8 +2,9 @@
 
     python benchmarks/bayes_by_backprop.py --device cuda
 
-Two posteriors: the exact objective (temperature 1), and a cold one, whose KL counts less. The prior's standard
-deviation (and for the cold one the temperature) is chosen by the log-likelihood of 10,000 validation images held out of
+Three objectives: the ELBO with the same KL weight in every minibatch; the ELBO with Blundell's weights, which put most
+of an epoch's KL in its first minibatches; and a cold posterior, whose KL counts less. The prior's standard deviation
+(and for the cold one the temperature) is chosen by the log-likelihood of 10,000 validation images held out of
 the training set; the network is then trained on all 60,000 images with that setting, once a seed, and looked at on the
 test set once, after the last epoch.
 Finished runs are kept in the results file and not repeated, so an interrupted benchmark goes on where it was.
@@ -26,6 +27,7 @@ import torch.multiprocessing as mp
 
 import bayeslim as bl
 
+SCHEDULES = {"uniform": bl.schedules.Uniform(), "blundell": bl.schedules.Blundell()}
 RESULTS = Path(__file__).parent / "results" / "bayes_by_backprop.json"
 
 
@@ -42,7 +44,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     loader = bl.data.Loader(data.train_x, data.train_y, batch_size=job["batch"], device=device, seed=job["seed"])
     bnn = bl.bayesianize(
         bl.zoo.create("mlp", hidden=job["units"]),
-        bl.Variational(estimator=job["estimator"], temperature=job["temperature"]),
+        bl.Variational(
+            estimator=job["estimator"], temperature=job["temperature"], kl_schedule=SCHEDULES[job["schedule"]]
+        ),
         likelihood=bl.likelihoods.Categorical(),
         prior=bl.priors.Normal(job["prior_std"]),
     )
@@ -122,23 +126,20 @@ def main() -> None:
         temporary.write_text(json.dumps({**content, **summary, "runs": done}, indent=1))
         os.replace(temporary, options.results)
 
-    grids = {"exact": [(1.0, std) for std in (0.03, 0.05, 0.1, 0.2, 0.5, 1.0)]}
-    grids["cold"] = [(temperature, std) for temperature in (0.3, 0.1, 0.03, 0.01) for std in (0.1, 0.2, 0.5)]
+    grids = {
+        "exact": [("uniform", 1.0, std) for std in (0.03, 0.05, 0.1, 0.2, 0.5, 1.0)],
+        "blundell": [("blundell", 1.0, std) for std in (0.1, 0.2, 0.5, 1.0)],
+        "cold": [("uniform", temperature, std) for temperature in (0.3, 0.1, 0.03, 0.01) for std in (0.1, 0.2, 0.5)],
+    }
     summary: dict[str, Any] = {}
     for label, grid in grids.items():
         search = [
-            {
-                **common,
-                "temperature": t,
-                "prior_std": s,
-                "seed": 100,
-                "epochs": options.search_epochs,
-                "validation": True,
-            }
-            for t, s in grid
+            dict(zip(("schedule", "temperature", "prior_std"), setting, strict=True))
+            | {**common, "seed": 100, "epochs": options.search_epochs, "validation": True}
+            for setting in grid
         ]
         best = min(run_all(search, done, options.workers, save), key=lambda run: run["sample"]["nll"])
-        chosen = {"temperature": best["temperature"], "prior_std": best["prior_std"]}
+        chosen = {key: best[key] for key in ("schedule", "temperature", "prior_std")}
         print(f"{label}: chosen on validation data {chosen}", flush=True)
         final = [
             {**common, **chosen, "seed": seed, "epochs": options.epochs, "validation": False}
