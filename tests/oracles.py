@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def flat(params: dict[str, Tensor], names: Sequence[str]) -> Tensor:
@@ -72,11 +73,12 @@ def hessian(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: S
     names = names or parameter_names(model)
     start = flat(dict(model.named_parameters()), names).detach()
     total = torch.zeros(())
-    for x, y in batches:
-        f = outputs_of(model, names, x)
-        total = total + torch.autograd.functional.hessian(
-            lambda v, f=f, y=y: -likelihood.log_prob(f(v), y).sum(), start
-        )
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        for x, y in batches:
+            f = outputs_of(model, names, x)
+            total = total + torch.autograd.functional.hessian(
+                lambda v, f=f, y=y: -likelihood.log_prob(f(v), y).sum(), start
+            )
     return total
 
 

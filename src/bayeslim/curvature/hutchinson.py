@@ -10,13 +10,15 @@ Hutchinson 1989 · Bekas, Kokiopoulou & Saad 2007
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bayeslim.curvature.probe import graph_nodes
 from bayeslim.curvature.sweep import batches, seeded, sum_over_processes, undisturbed
+from bayeslim.errors import UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.types import Batch, Params, call
 
@@ -43,19 +45,33 @@ def hutchinson(
     with undisturbed(model), sdpa_kernel(SDPBackend.MATH):
         for inputs, targets in batches(model, loader, "Hessian", progress):
             loss = -likelihood.log_prob(call(model, inputs, params), targets).sum()
-            slopes = torch.autograd.grad(loss, list(params.values()), create_graph=True, materialize_grads=True)
-            for _ in range(probes):
-                signs = [_signs(p, generator) for p in params.values()]
-                along = sum((s * z).sum() for s, z in zip(slopes, signs, strict=True))
-                if not isinstance(along, torch.Tensor) or not along.requires_grad:
-                    continue  # the loss is linear in every parameter
-                products = torch.autograd.grad(along, list(params.values()), retain_graph=True, materialize_grads=True)
+            for signs, products in _products(loss, list(params.values()), probes, generator):
                 for name, z, product in zip(params, signs, products, strict=True):
                     total[name] += (z * product).to(dtype) / probes
     sum_over_processes(*total.values())
     return total
 
 
-def _signs(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _products(
+    loss: Tensor, params: list[Tensor], probes: int, generator: torch.Generator
+) -> Iterator[tuple[list[Tensor], tuple[Tensor, ...]]]:
+    """Random signs z and H z, a few times; nothing where the loss is linear in every parameter."""
+    try:
+        slopes = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+        if any(node.name().endswith("::Error") for node in graph_nodes(*slopes)):
+            raise RuntimeError("a custom function is marked once_differentiable")  # its zeros would pass for an answer
+        for _ in range(probes):
+            signs = [_signs(p, generator) for p in params]
+            along = torch.stack([(s * z).sum() for s, z in zip(slopes, signs, strict=True)]).sum()
+            if along.requires_grad:
+                yield signs, torch.autograd.grad(along, params, retain_graph=True, materialize_grads=True)
+    except RuntimeError as error:
+        raise UnsupportedModel(
+            "The Hessian's diagonal needs second derivatives, and an operation of the model cannot be differentiated "
+            f'twice ({error}). Use kind="ggn", which needs first derivatives only.'
+        ) from error
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
     bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
     return bits.to(like.device, like.dtype).mul_(2).sub_(1)

@@ -9,11 +9,11 @@ first dimension is the batch (a transformer may put time first, a vision model m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_map
 
 from bayeslim.curvature.capture import Capture
@@ -101,17 +101,21 @@ def _reads(outputs: Tensor, params: Mapping[str, Tensor]) -> dict[str, int]:
     """How many operations in the graph of `outputs` read each parameter."""
     reads = dict.fromkeys(params, 0)
     names = {id(p): name for name, p in params.items()}
-    seen: set[torch.autograd.graph.Node] = set()
-    stack = [outputs.grad_fn] if outputs.grad_fn is not None else []
+    for node in graph_nodes(outputs):
+        for parent, _ in node.next_functions:
+            name = names.get(id(getattr(parent, "variable", None)))
+            if name is not None:
+                reads[name] += 1
+    return reads
+
+
+def graph_nodes(*tensors: Tensor) -> Iterator[Node]:
+    """Every operation in the autograd graph of some tensors, once."""
+    seen: set[Node] = set()
+    stack = [tensor.grad_fn for tensor in tensors]
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for parent, _ in node.next_functions:
-            variable = getattr(parent, "variable", None)
-            if variable is not None and id(variable) in names:
-                reads[names[id(variable)]] += 1
-            elif parent is not None:
-                stack.append(parent)
-    return reads
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(parent for parent, _ in node.next_functions)
