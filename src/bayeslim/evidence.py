@@ -9,7 +9,7 @@ reused). Parameters trained as points are held at their values: it is the eviden
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import singledispatch
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ImproperPrior
+from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Diagonal, Posterior
 from bayeslim.progress import progress
 from bayeslim.results import Evidence
@@ -31,17 +32,24 @@ def log_evidence(
 
     Args:
         bnn: a Bayesian network.
-        loader: the training data, once through.
+        loader: the training data, in batches; it is gone through once for every draw.
         samples: Monte-Carlo draws, where the method needs them.
         generator: where the random numbers come from.
     """
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1. Got {samples}.")
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            f"log_evidence goes through the data several times, and a {type(loader).__name__} can be read once. "
+            "Pass a DataLoader or a list of batches."
+        )
     improper = sorted({type(p).__name__ for p in bnn.priors.values() if not p.is_proper})
     if improper:
         raise ImproperPrior(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
             "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
         )
-    with torch.no_grad(), stochastic.evaluating(bnn):
+    with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
         known = bnn.method.evidence(bnn, loader, samples, generator)
         return known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
 
@@ -59,11 +67,6 @@ def _(
     posterior: Diagonal, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
     device = device_of(bnn.model)
-    kl = 0.0
-    for name, prior in bnn.priors.items():
-        kept = bnn.masks.get(name, torch.ones_like(posterior.mean[name], dtype=torch.bool))
-        centre, spread = posterior.mean[name][kept].double(), posterior.std[name][kept].double()
-        kl += float(prior.at(kept).kl(centre, spread))
     values, count = [], 0
     for _ in progress(range(samples), "evidence"):
         params = posterior.sample(generator=generator)
@@ -73,8 +76,19 @@ def _(
             each = bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets)
             log_lik += float(each.double().sum())
             count += len(each)
-        values.append(log_lik - kl)
+        # Anew for every draw, since it has a spread of its own where it is estimated.
+        values.append(log_lik - _kl(posterior, bnn))
     mean = math.fsum(values) / samples
     squares = math.fsum((v - mean) ** 2 for v in values)
     std_error = math.sqrt(squares / (samples - 1) / samples) if samples > 1 else math.inf
     return Evidence(mean, "elbo", is_bound=True, std_error=std_error, num_data=count)
+
+
+def _kl(posterior: Diagonal, bnn: Bayesian) -> float:
+    """KL(q ‖ p) over the weights that are left."""
+    kl = 0.0
+    for name, prior in bnn.priors.items():
+        kept = bnn.masks.get(name, torch.ones_like(posterior.mean[name], dtype=torch.bool))
+        centre, spread = posterior.mean[name][kept].double(), posterior.std[name][kept].double()
+        kl += float(prior.at(kept).kl(centre, spread))
+    return kl

@@ -79,6 +79,18 @@ def kept_random_state() -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
 
 
+@contextmanager
+def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+    """What is drawn inside follows from `generator`, if there is one; then the global generators stay as they were."""
+    if generator is None:
+        yield
+        return
+    seed = int(torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator))
+    with kept_random_state():
+        torch.manual_seed(seed)
+        yield
+
+
 def _worthwhile(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype in (torch.float32, torch.float64) and math.prod(shape) >= SMALL
 

@@ -7,7 +7,7 @@ new posteriors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import singledispatch
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
+from bayeslim.errors import ShapeMismatch
+from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs, arguments, batch_size, call, device_of, split_batch, to_device
@@ -36,8 +38,8 @@ def predict(
 
     Args:
         bnn: a Bayesian network.
-        x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored. Inputs
-            go to the network's device.
+        x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored; it is
+            read once, so that shuffling does no harm. Inputs go to the network's device.
         samples: how many networks to average, S.
         how: "sample" draws S networks and averages what they say; "local" draws noise for every example at the
             pre-activations instead; "mean" and "map" use the one network at the posterior's mean or mode; "auto" is
@@ -49,7 +51,7 @@ def predict(
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
-    with torch.no_grad(), stochastic.evaluating(bnn):
+    with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
         known = bnn.method.predictive(bnn, x, samples, how, generator)
         if known is not None:
             return known
@@ -90,7 +92,10 @@ def _local_pass(bnn: Bayesian, batches: Callable[[], Iterator[Inputs]]) -> Tenso
 def _batches(x: Any, size: int | None, device: torch.device) -> Callable[[], Iterator[Inputs]]:
     """A function that starts a fresh pass over the inputs."""
     if _is_loader(x):
-        return lambda: (to_device(split_batch(batch)[0], device) for batch in x)
+        kept = [split_batch(batch)[0] for batch in x]
+        if not kept:
+            raise ShapeMismatch("The loader gave no batches: there is nothing to predict.")
+        return lambda: (to_device(inputs, device) for inputs in kept)
     x = to_device(x, device)
     args, kwargs = arguments(x)
     values = (*args, *kwargs.values())
@@ -110,5 +115,5 @@ def _slice(x: Inputs, part: slice) -> Inputs:
 
 
 def _is_loader(x: Any) -> bool:
-    """Loaders are iterated; tensors, tuples, dicts and packed sequences are inputs themselves."""
-    return hasattr(x, "__iter__") and not isinstance(x, (Tensor, tuple, list, dict))
+    """Loaders are iterated; tensors, tuples, mappings and packed sequences are inputs themselves."""
+    return hasattr(x, "__iter__") and not isinstance(x, (Tensor, tuple, list, Mapping))

@@ -1,0 +1,223 @@
+"""Prediction: against the exact predictive, whatever the batches, and without a trace on the network."""
+
+from __future__ import annotations
+
+from collections import UserDict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayeslim as bl
+from bayeslim import likelihoods
+from bayeslim.errors import ShapeMismatch
+from bayeslim.posteriors import Diagonal
+from oracles import linear_regression
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def classifier(method: bl.Method | None = None, std: float = 0.3) -> bl.Bayesian:
+    family = bl.families.DiagonalGaussian(initial_std=std)
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 4))
+    method = method or bl.Variational(family=family)
+    return bl.bayesianize(model, method, likelihood=likelihoods.Categorical(), num_data=10)
+
+
+def at_posterior(model: nn.Module, likelihood, mean, std) -> bl.Bayesian:
+    """A Bayesian network whose posterior is what is given."""
+    bnn = bl.bayesianize(model, bl.Variational(), likelihood=likelihood, num_data=1)
+    for name in bnn.sites.names:
+        bnn.model.get_parameter(name).data.copy_(mean)
+        bnn.method.family.log_std(bnn.model, name).data.copy_(std.log())
+    return bnn
+
+
+@pytest.mark.parametrize("how", ["sample", "auto", "local"])
+def test_converges_to_the_exact_predictive_of_linear_regression(how):
+    """Orthogonal inputs make the exact posterior diagonal, so mean-field prediction has nothing to lose."""
+    noise, n, samples = 0.6, 12, 3000
+    X = torch.linalg.qr(torch.randn(n, 3).double())[0] * torch.tensor([3.0, 2.0, 1.0])
+    y = X @ torch.randn(3).double() + noise * torch.randn(n)
+    mean, covariance, _ = linear_regression(X, y, noise, 1.0)
+    assert torch.allclose(covariance, torch.diag(covariance.diagonal()), atol=1e-12)
+    bnn = at_posterior(
+        nn.Linear(3, 1, bias=False).double(), likelihoods.Gaussian(noise), mean, covariance.diagonal().sqrt()
+    )
+    x = torch.randn(5, 3).double()
+    prediction = bl.predict(bnn, x, samples=samples, how=how, generator=seeded())
+    spread = (x @ covariance * x).sum(1, keepdim=True)
+    assert ((prediction.mean - (x @ mean)[:, None]).abs() < 4 * (spread / samples).sqrt()).all()
+    assert torch.allclose(prediction.epistemic, spread, rtol=4 * (2 / samples) ** 0.5)
+    assert torch.allclose(prediction.aleatoric, torch.full_like(spread, noise**2))
+    assert torch.equal(prediction.variance, prediction.aleatoric + prediction.epistemic)
+    assert prediction.samples.shape == (samples, 5, 1)
+
+
+def test_weights_are_drawn_once_a_sample_not_once_a_batch(monkeypatch):
+    bnn, calls = classifier(), []
+    draw = Diagonal.sample
+    monkeypatch.setattr(Diagonal, "sample", lambda self, *a, **k: calls.append(1) or draw(self, *a, **k))
+    x = torch.randn(1, 3).expand(10, 3)
+    prediction = bl.predict(bnn, x, samples=7, batch_size=2)
+    assert len(calls) == 7
+    # the same example in every batch, so the same output from the same weights
+    assert torch.allclose(prediction.samples, prediction.samples[:, :1].expand(7, 10, 4), atol=1e-6)
+    assert prediction.samples.std(0).min() > 1e-3
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10, None])
+@pytest.mark.parametrize("how", ["sample", "mean"])
+def test_batch_size_does_not_change_the_result(batch_size, how):
+    bnn, x = classifier(), torch.randn(10, 3)
+    whole = bl.predict(bnn, x, samples=5, how=how, generator=seeded())
+    parts = bl.predict(bnn, x, samples=5, how=how, batch_size=batch_size, generator=seeded())
+    assert torch.allclose(whole.samples, parts.samples, atol=1e-6)
+    assert torch.allclose(whole.epistemic, parts.epistemic, atol=1e-6)
+
+
+def test_a_loader_equals_its_tensor():
+    bnn, x, y = classifier(), torch.randn(10, 3), torch.zeros(10, dtype=torch.long)
+    whole = bl.predict(bnn, x, samples=5, generator=seeded())
+    loader = DataLoader(TensorDataset(x, y), batch_size=3)
+    for source in (loader, (batch for batch in loader)):
+        assert torch.allclose(whole.samples, bl.predict(bnn, source, samples=5, generator=seeded()).samples, atol=1e-6)
+
+
+def test_a_shuffling_loader_never_mixes_examples():
+    bnn, x = classifier(std=1e-6), torch.randn(40, 3)
+    loader = DataLoader(TensorDataset(x, torch.zeros(40)), batch_size=8, shuffle=True)
+    prediction = bl.predict(bnn, loader, samples=6)
+    assert prediction.samples.std(0).max() < 1e-3
+    assert prediction.samples[0].std(0).min() > 0.05
+
+
+def test_an_empty_loader_is_refused():
+    with pytest.raises(ShapeMismatch, match="no batches"):
+        bl.predict(classifier(), DataLoader([]))
+
+
+@pytest.mark.parametrize("how", ["mean", "map"])
+def test_the_mean_network(how):
+    bnn, x = classifier(), torch.randn(6, 3)
+    prediction = bl.predict(bnn, x, how=how)
+    assert prediction.samples.shape == (1, 6, 4)
+    assert torch.allclose(prediction.samples[0], bnn.mean_network().eval()(x), atol=1e-6)
+    assert prediction.epistemic.max() == 0
+
+
+def test_local_noise_is_independent_between_examples():
+    bnn, x = classifier(), torch.randn(1, 3).expand(2, 3)
+    local = bl.predict(bnn, x, samples=600, how="local").samples[:, :, 0]
+    assert torch.corrcoef(local.T)[0, 1].abs() < 0.2
+    shared = bl.predict(bnn, x, samples=50, how="sample").samples[:, :, 0]
+    assert torch.corrcoef(shared.T)[0, 1] > 0.999
+    assert local.std() == pytest.approx(shared.std().item(), rel=0.5)
+
+
+@pytest.mark.parametrize("how", ["sample", "local", "mean"])
+def test_repeats_by_generator_and_leaves_the_global_one_alone(how):
+    bnn, x = classifier(), torch.randn(6, 3)
+    bl.predict(bnn, x, samples=2, how=how)
+    state = torch.get_rng_state()
+    first = bl.predict(bnn, x, samples=3, how=how, generator=seeded(4)).samples
+    torch.rand(5)
+    second = bl.predict(bnn, x, samples=3, how=how, generator=seeded(4)).samples
+    assert torch.equal(first, second)
+    torch.set_rng_state(state)
+    bl.predict(bnn, x, samples=3, how=how, generator=seeded(4))
+    assert torch.equal(state, torch.get_rng_state())
+    if how != "mean":
+        assert not torch.equal(first, bl.predict(bnn, x, samples=3, how=how, generator=seeded(5)).samples)
+
+
+@pytest.mark.parametrize("how", ["sample", "local", "mean"])
+def test_leaves_the_network_as_it_was(how):
+    bnn, x = classifier(), torch.randn(6, 3)
+    bnn.loss((x, torch.zeros(6, dtype=torch.long))).backward()
+    bnn.train()
+    bnn.model[2].eval()
+    modes = [m.training for m in bnn.modules()]
+    gradients = [None if p.grad is None else p.grad.clone() for p in bnn.parameters()]
+    state = {k: v.clone() for k, v in bnn.state_dict().items()}
+    prediction = bl.predict(bnn, x, samples=3, how=how)
+    assert not prediction.mean.requires_grad
+    assert [m.training for m in bnn.modules()] == modes
+    assert all(torch.equal(v, state[k]) for k, v in bnn.state_dict().items())
+    for p, before in zip(bnn.parameters(), gradients, strict=True):
+        assert p.requires_grad
+        assert before is None or torch.equal(p.grad, before)
+
+
+def test_mode_is_put_back_after_an_error():
+    bnn = classifier().train()
+    with pytest.raises(RuntimeError):
+        bl.predict(bnn, torch.randn(6, 5))
+    assert all(m.training for m in bnn.modules())
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(4, 2)
+
+    def forward(self, left, right):
+        return self.a(left) + self.b(right)
+
+
+def test_tuples_and_dicts():
+    bnn = bl.bayesianize(TwoInputs(), bl.Variational(), likelihood=likelihoods.Categorical())
+    left, right = torch.randn(10, 3), torch.randn(10, 4)
+    expected = bl.predict(bnn, (left, right), samples=4, generator=seeded()).samples
+    as_dict = {"left": left, "right": right}
+    for x in ((left, right), as_dict, UserDict(as_dict)):
+        for size in (3, None):
+            got = bl.predict(bnn, x, samples=4, batch_size=size, generator=seeded()).samples
+            assert torch.allclose(got, expected, atol=1e-6)
+    loader = [{"left": left[i : i + 5], "right": right[i : i + 5], "labels": torch.zeros(5)} for i in (0, 5)]
+    got = bl.predict(bnn, iter(loader), samples=4, generator=seeded()).samples
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(2, 5, num_layers=2, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[1][0][-1])
+
+
+@pytest.mark.parametrize("how", ["sample", "local", "mean"])
+def test_packed_sequences(how):
+    bnn = bl.bayesianize(Recurrent(), bl.Variational(), likelihood=likelihoods.Categorical())
+    sequences = [torch.randn(n, 2) for n in (5, 4, 2)]
+    prediction = bl.predict(bnn, pack_sequence(sequences), samples=4, how=how, batch_size=2)
+    assert prediction.probs.shape == (3, 3)
+    if how == "mean":
+        alone = torch.stack([bnn.mean_network()(s[None])[0] for s in sequences])
+        assert torch.allclose(prediction.samples[0], alone, atol=1e-6)
+
+
+def test_refuses_what_it_cannot_do():
+    bnn, x = classifier(), torch.randn(6, 3)
+    with pytest.raises(ValueError, match="samples"):
+        bl.predict(bnn, x, samples=0)
+    with pytest.raises(ValueError, match="how must be one of"):
+        bl.predict(bnn, x, how="guess")
+
+
+def test_a_method_may_know_better():
+    known = likelihoods.Categorical().predict(torch.zeros(1, 2, 3))
+
+    class Knowing(bl.Variational):
+        def predictive(self, bnn, inputs, samples, how, generator):
+            return known if how == "auto" else None
+
+    bnn = classifier(Knowing())
+    assert bl.predict(bnn, torch.randn(6, 3)) is known
+    assert len(bl.predict(bnn, torch.randn(6, 3), how="sample", samples=2)) == 6
