@@ -185,14 +185,14 @@ class Lists(nn.Module):
     def __init__(self):
         super().__init__()
         self.weights = nn.ParameterList([torch.randn(4, 4) / 2 for _ in range(2)])
-        self.more = nn.ParameterDict({"in": torch.randn(4, 3), "out": torch.randn(2, 4)})
+        self.more = nn.ParameterDict({"first": torch.randn(4, 3), "last": torch.randn(2, 4)})
         self.loose = nn.Parameter(torch.randn(4, 4) / 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x @ self.more["in"].t()
+        h = x @ self.more["first"].t()
         for weight in self.weights:
             h = torch.tanh(h @ weight)
-        return h @ self.loose @ self.more["out"].t()
+        return h @ self.loose @ self.more["last"].t()
 
 
 class Upsampled(nn.Module):

@@ -1,0 +1,82 @@
+"""`torch.compile(fullgraph=True)` of the objective gives the loss and gradients of the plain call.
+
+Recurrent layers are left out: Dynamo itself does not trace them.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from foreign_networks import CASES
+from method_table import METHODS
+
+import bayeslim as bl
+
+# Dynamo makes an object of every autograd function that it traces, and warns of that itself.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+NETWORKS = ("batchnorm", "conv-deep", "transposed-output-size", "embedding", "cells", "cross-attention", "transformer",
+            "tied", "two-names", "run-and-read", "weight-norm", "lists", "dict")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def problem(network: str, method: bl.Method) -> tuple[bl.Bayesian, tuple]:
+    case = CASES[network]
+    likelihood = bl.likelihoods.Gaussian(1.0)
+    bnn = bl.bayesianize(case.build(), method, likelihood=likelihood, sites=case.sites, num_data=10)
+    inputs = case.inputs()
+    return bnn, (inputs, torch.randn_like(bnn(inputs)))
+
+
+def loss_and_gradients(objective, bnn: bl.Bayesian, batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    bnn.zero_grad()
+    torch.manual_seed(11)
+    loss = objective(batch)
+    loss.backward()
+    return loss.detach(), [p.grad for p in bnn.parameters()]
+
+
+def assert_compiled_agrees(bnn: bl.Bayesian, batch, backend: str) -> None:
+    objective = torch.compile(bnn.objective, fullgraph=True, backend=backend)
+    compiled = loss_and_gradients(objective, bnn, batch)
+    terms = bnn.terms
+    torch.testing.assert_close(compiled, loss_and_gradients(bnn.objective, bnn, batch))
+    torch.testing.assert_close(terms.nll + terms.kl / 10, compiled[0])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks(network):
+    assert_compiled_agrees(*problem(network, bl.Variational()), backend="eager")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(method):
+    assert_compiled_agrees(*problem("mlp-all", METHODS[method]()), backend="eager")
+
+
+def test_compiling_before_the_first_call_draws_whole_weights_until_then():
+    case = CASES["mlp"]
+    bnn = bl.bayesianize(case.build(), bl.Variational(), likelihood=bl.likelihoods.Gaussian(1.0), num_data=10)
+    batch = case.inputs(), torch.randn(2, 3)
+    objective = torch.compile(bnn.objective, fullgraph=True, backend="eager")
+    loss, gradients = loss_and_gradients(objective, bnn, batch)
+    assert torch.isfinite(loss)
+    assert all(g.abs().sum() > 0 for g in gradients)
+    plain = loss_and_gradients(bnn.objective, bnn, batch)
+    assert bnn.state["noisy"] == ["0", "2"]
+    torch.testing.assert_close(loss_and_gradients(objective, bnn, batch), plain)
+
+
+def test_a_traced_backward_pass():
+    """As inductor makes it; it draws other random numbers than a plain call."""
+    bnn, batch = problem("mlp", bl.Variational())
+    objective = torch.compile(bnn.objective, fullgraph=True, backend="aot_eager")
+    loss, gradients = loss_and_gradients(objective, bnn, batch)
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in gradients)
