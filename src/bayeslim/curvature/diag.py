@@ -39,6 +39,7 @@ Kind: TypeAlias = Literal["ggn", "signs", "fisher", "empirical", "hutchinson"]
 COLUMNS: dict[str, Columns] = {"ggn": "exact", "signs": "signs", "fisher": "sampled", "empirical": "empirical"}
 
 
+@torch.inference_mode(False)
 def diag(
     model: nn.Module,
     loader: Iterable[Batch],

@@ -31,6 +31,7 @@ from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.types import Batch, Params
 
 
+@torch.inference_mode(False)
 def ekfac(
     model: nn.Module,
     loader: Iterable[Batch],

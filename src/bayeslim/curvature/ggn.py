@@ -41,6 +41,7 @@ class DenseCurvature:
         return f"DenseCurvature of {size:,} weights in {count} parameters from {self.num_data:,} examples"
 
 
+@torch.inference_mode(False)
 def ggn(
     model: nn.Module,
     loader: Iterable[Batch],

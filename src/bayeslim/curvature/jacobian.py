@@ -17,6 +17,7 @@ from bayeslim.curvature.sweep import accumulation_dtype, examples_at_once, undis
 from bayeslim.types import Inputs, batch_size, device_of, to_device
 
 
+@torch.inference_mode(False)
 def jacobian(model: nn.Module, inputs: Inputs, selection: Chosen = None, *, dtype: torch.dtype | None = None) -> Tensor:
     """Jacobians of all outputs of a batch, (B, outputs, S), outputs flattened.
 

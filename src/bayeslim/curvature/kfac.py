@@ -44,6 +44,7 @@ from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.types import Batch
 
 
+@torch.inference_mode(False)
 def kfac(
     model: nn.Module,
     loader: Iterable[Batch],

@@ -47,6 +47,7 @@ IDENTITIES: tuple[type[nn.Module], ...] = (nn.Identity, nn.Dropout, nn.AlphaDrop
 """Modules that do nothing in eval mode."""
 
 
+@torch.inference_mode(False)
 def kfra(
     model: nn.Module,
     loader: Iterable[Batch],
@@ -67,12 +68,13 @@ def kfra(
         progress: whether to show a progress bar.
     """
     steps = list(_steps(model, type(model).__name__))
-    if not any(isinstance(module, nn.Linear) for _, module in steps):
+    weights = [id(module.weight) for _, module in steps if isinstance(module, nn.Linear)]
+    if not weights:
         raise UnsupportedModel("kfra needs at least one nn.Linear in the network. Got none.")
-    if len({id(module) for _, module in steps if isinstance(module, nn.Linear)}) < sum(
-        isinstance(module, nn.Linear) for _, module in steps
-    ):
-        raise UnsupportedModel("kfra needs each linear layer to be used once. Use kfac, which counts every use.")
+    if len(set(weights)) < len(weights):
+        raise UnsupportedModel(
+            "kfra needs each linear layer's weight to be used once. Use kfac, which counts every use."
+        )
     chosen = chosen_parameters(model, names)
     dtype = accumulation_dtype(model, dtype)
     sums = _Sums(steps, {id(p): name for name, p in chosen.items()}, dtype)
@@ -157,7 +159,8 @@ class _Sums:
 def _steps(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     """The modules of nested Sequentials in the order they run."""
     if type(module).forward is nn.Sequential.forward and isinstance(module, nn.Sequential):
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # not named_children, which leaves out a module's second use
+            assert child is not None
             yield from _steps(child, f"{path}.{name}")
     elif isinstance(module, (nn.Linear, *ELEMENTWISE, *IDENTITIES, nn.Flatten)) and (
         not isinstance(module, nn.Linear) or matrix_layer(module) is not None

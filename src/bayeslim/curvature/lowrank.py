@@ -48,6 +48,7 @@ class LowRankCurvature:
         return f"LowRankCurvature: {rank} eigenpairs over {size:,} weights from {self.num_data:,} examples"
 
 
+@torch.inference_mode(False)
 def lowrank(
     model: nn.Module,
     loader: Iterable[Batch],

@@ -1,0 +1,92 @@
+"""A pass over the data leaves no trace on the user's model, also when it fails."""
+
+import copy
+
+import pytest
+import torch
+from curved_networks import make
+from torch.utils.data import DataLoader, TensorDataset
+
+from bayeslim.curvature import diag, ekfac, ggn, jacobian, kfac, kfra, lowrank
+
+
+def passes():
+    def corrected(model, loader, likelihood):
+        return ekfac(model, loader, likelihood, kfac(model, loader, likelihood))
+
+    return {
+        "kfac": kfac,
+        "reduce": lambda *args: kfac(*args, sharing="reduce", columns="sampled"),
+        "ekfac": corrected,
+        "diag": diag,
+        "hutchinson": lambda *args: diag(*args, "hutchinson"),
+        "ggn": lambda *args: ggn(*args, ["9.weight"]),
+        "lowrank": lambda *args: lowrank(*args, 2),
+    }
+
+
+def traces(model):
+    return (
+        [module.training for module in model.modules()],
+        [
+            len(module._forward_hooks) + len(module._backward_hooks) + len(module._forward_pre_hooks)
+            for module in model.modules()
+        ],
+        [p.requires_grad for p in model.parameters()],
+        [p.grad is None for p in model.parameters()],
+    )
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", passes())
+def test_nothing_is_left_behind(name, context):
+    case = make("convolutions and norms")
+    model = case.model.train()
+    model[1].eval()
+    model[3].weight.requires_grad_(False)
+    model[9].weight.grad = torch.ones_like(model[9].weight)
+    model[0].register_forward_hook(lambda module, args, output: None)
+    state = copy.deepcopy(model.state_dict())
+    before, random = traces(model), torch.get_rng_state()
+    loader = DataLoader(TensorDataset(case.x, case.y), batch_size=2, shuffle=True)
+    with context():
+        passes()[name](model, loader, case.likelihood)
+    assert traces(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert bool((model[9].weight.grad == 1).all())
+    assert torch.backends.mha.get_fastpath_enabled()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key])
+
+
+@pytest.mark.parametrize("name", passes())
+def test_nothing_is_left_behind_after_an_error(name):
+    case = make("convolutions and norms")
+    model = case.model.train()
+    before, random = traces(model), torch.get_rng_state()
+
+    def broken():
+        yield case.x[:2], case.y[:2]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        passes()[name](model, broken(), case.likelihood)
+    assert traces(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_jacobians_and_recursion_leave_nothing_either():
+    case = make("mlp")
+    model = case.model.train()
+    before, random = traces(model), torch.get_rng_state()
+    jacobian(model, case.x)
+    kfra(model, case.batches(), case.likelihood)
+    assert traces(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_seed_repeats_and_another_differs():
+    case = make("mlp")
+    run = lambda seed: kfac(case.model, case.batches(), case.likelihood, seed=seed).layers["0.weight"].G  # noqa: E731
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))
