@@ -86,7 +86,9 @@ class Residual(nn.Module):
 
 
 def _resnet(blocks: list[nn.Module], width: int) -> nn.Sequential:
-    return nn.Sequential(conv_bn(3, 8), nn.MaxPool2d(3, 2, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 5))
+    return nn.Sequential(
+        conv_bn(3, 8), nn.MaxPool2d(3, 2, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 5)
+    )
 
 
 @case
@@ -101,7 +103,9 @@ def resnet_18() -> Case:
 def resnet_50() -> Case:
     def block(i: int, o: int, stride: int = 1) -> Residual:
         mid = o // 4
-        return Residual(i, o, stride, nn.Sequential(conv_bn(i, mid, 1), conv_bn(mid, mid, 3, stride), conv_bn(mid, o, 1, act=False)))
+        return Residual(
+            i, o, stride, nn.Sequential(conv_bn(i, mid, 1), conv_bn(mid, mid, 3, stride), conv_bn(mid, o, 1, act=False))
+        )
 
     return _resnet([block(8, 16), block(16, 16), block(16, 24, 2), block(24, 24)], 24), torch.randn(2, 3, 16, 16)
 
@@ -125,7 +129,11 @@ class SqueezeExcite(nn.Module):
 def mobilenet() -> Case:
     def inverted(i: int, mid: int, o: int) -> nn.Sequential:
         return nn.Sequential(
-            conv_bn(i, mid, 1), conv_bn(mid, mid, groups=mid), SqueezeExcite(mid), nn.Hardswish(), conv_bn(mid, o, 1, act=False)
+            conv_bn(i, mid, 1),
+            conv_bn(mid, mid, groups=mid),
+            SqueezeExcite(mid),
+            nn.Hardswish(),
+            conv_bn(mid, o, 1, act=False),
         )
 
     return _resnet([inverted(8, 16, 8), Residual(8, 8, 1, inverted(8, 12, 8))], 8), torch.randn(2, 3, 8, 8)
@@ -135,7 +143,9 @@ class DenseBlock(nn.Module):
     def __init__(self, width: int, growth: int, layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(width + n * growth), nn.ReLU(), nn.Conv2d(width + n * growth, growth, 3, padding=1))
+            nn.Sequential(
+                nn.BatchNorm2d(width + n * growth), nn.ReLU(), nn.Conv2d(width + n * growth, growth, 3, padding=1)
+            )
             for n in range(layers)
         )
 
@@ -181,14 +191,24 @@ class Shuffle(nn.Module):
 @case
 def channel_shuffle() -> Case:
     body = nn.Sequential(
-        conv_bn(8, 16, 1, groups=4), Shuffle(), conv_bn(16, 16, groups=16, act=False), nn.Conv2d(16, 8, 1, groups=2), nn.ChannelShuffle(2)
+        conv_bn(8, 16, 1, groups=4),
+        Shuffle(),
+        conv_bn(16, 16, groups=16, act=False),
+        nn.Conv2d(16, 8, 1, groups=2),
+        nn.ChannelShuffle(2),
     )
     return _resnet([body, conv_bn(8, 8)], 8), torch.randn(2, 3, 8, 8)
 
 
 @case
 def super_resolution() -> Case:
-    layers = [nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.PReLU(8), nn.Conv2d(8, 24, 3), nn.PixelShuffle(2), nn.ReLU()]
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
+        nn.PReLU(8),
+        nn.Conv2d(8, 24, 3),
+        nn.PixelShuffle(2),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.InstanceNorm2d(6, affine=True), nn.Conv2d(6, 3, 3)), torch.randn(2, 3, 8, 8)
 
 
@@ -219,7 +239,9 @@ def gru() -> Case:
 @case
 def transformer_encoder() -> Case:
     layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, norm_first=True)
-    return nn.Sequential(nn.Linear(5, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, 3)), torch.randn(2, 6, 5)
+    return nn.Sequential(
+        nn.Linear(5, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, 3)
+    ), torch.randn(2, 6, 5)
 
 
 class FusedAttention(nn.Module):
@@ -243,7 +265,11 @@ class GroupedAttention(nn.Module):
     def __init__(self, width: int, heads: int, shared: int = 1, rotary: bool = False) -> None:
         super().__init__()
         self.heads, self.size, self.shared, self.rotary = heads, width // heads, shared, rotary
-        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, width // shared), nn.Linear(width, width // shared)
+        self.q, self.k, self.v = (
+            nn.Linear(width, width),
+            nn.Linear(width, width // shared),
+            nn.Linear(width, width // shared),
+        )
         self.proj = nn.Linear(width, width)
         self.register_buffer("angles", torch.arange(8.0)[:, None] / 10 ** torch.arange(self.size // 2))
 
@@ -361,11 +387,15 @@ def shared_module() -> Case:
 
 
 class Custom(nn.Module):
-    """Plain parameters, einsum, a single attention head, a scale for each channel, an outer product, several outputs."""
+    """Plain parameters, einsum, a single attention head, a scale for each channel, several outputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.w1, self.w2, self.scale = nn.Parameter(torch.randn(5, 12)), nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.rand(12))
+        self.w1, self.w2, self.scale = (
+            nn.Parameter(torch.randn(5, 12)),
+            nn.Parameter(torch.randn(8, 12)),
+            nn.Parameter(torch.rand(12)),
+        )
         self.q, self.k, self.v, self.out = nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """Rules for products of activations (attention) and for recurrent layers.
 
-In softmax(q kᵀ / √d) v a head is a batch dimension of both products, so the parts of q, k and v that belong to one head go
-together. Without heads, the dimensions of q and k that are multiplied with each other go together, and those of v on their own.
+In softmax(q kᵀ / √d) v a head is a batch dimension of both products, so the parts of q, k and v that belong to one
+head go together. Without heads, the dimensions of q and k that are multiplied with each other go together, and those
+of v on their own.
 
-In an LSTM or GRU a unit is a row of every gate, of every layer and of both directions: the kernels take one size for all of them.
+In an LSTM or GRU a unit is a row of every gate, of every layer and of both directions: the kernels take one size for
+all of them.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def _product(walk: Identities, call: Call, left: Any, right: Any) -> Any:
 def _is_matrix(walk: Identities, node: Any) -> bool:
     """Whether a node is a parameter used as a matrix, possibly with batch dimensions of size 1."""
     found = walk.weight(node)
-    return found is not None and len(found[1]) >= 2 and all(dim < 0 for dim in found[1][:-2]) and min(found[1][-2:]) >= 0
+    return (
+        found is not None and len(found[1]) >= 2 and all(dim < 0 for dim in found[1][:-2]) and min(found[1][-2:]) >= 0
+    )
 
 
 def _over_channels(
@@ -134,7 +138,7 @@ def _recurrent(walk: Identities, call: Call) -> Any:
 
 
 def _gates(walk: Identities, call: Call, names: list[str], units: Tensor, columns: Tensor, first: bool) -> None:
-    """One layer in one direction: weights from below, from the past, and their biases, with a row for every gate of a unit."""
+    """One layer in one direction: weights from below and from the past, biases; a row for every gate of a unit."""
     gates = walk.axis(names[0], 0, "produces").numel() // len(units)
     rows = units.repeat(gates)
     for name in names:
@@ -144,7 +148,9 @@ def _gates(walk: Identities, call: Call, names: list[str], units: Tensor, column
         shape = (len(rows), len(read))
         source = call.nodes["input"] if first and name == names[0] else None
         outputs, inputs = rows[:, None].expand(shape), read.expand(shape)
-        walk.contractions.append(Contraction(call.node, source, -1, name, 0, 1, _count(shape, 1), _count(shape, 0), inputs, outputs))
+        walk.contractions.append(
+            Contraction(call.node, source, -1, name, 0, 1, _count(shape, 1), _count(shape, 0), inputs, outputs)
+        )
 
 
 def _count(shape: tuple[int, int], dim: int) -> Tensor:

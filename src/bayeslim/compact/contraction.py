@@ -5,7 +5,8 @@
     embedding     columns produce, rows are chosen by the data
     norms         one parameter for each channel
 
-A convolution in groups stays one only if whole groups go, or the same places in every group: whole groups where its input allows it.
+A convolution in groups stays one only if whole groups go, or the same places in every group: whole groups where its
+input allows it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ def _linear(walk: Identities, call: Call) -> Any:
 
 
 def contract(
-    walk: Identities, call: Call, source: fx.Node, dim: int, weight: fx.Node, produces: int, reads: int, bias: Any, folds: bool
+    walk: Identities,
+    call: Call,
+    source: fx.Node,
+    dim: int,
+    weight: fx.Node,
+    produces: int,
+    reads: int,
+    bias: Any,
+    folds: bool,
 ) -> Any:
     """A product with a weight matrix over dimension `dim` of the source; the result has its channels in the same place.
 
@@ -50,7 +59,9 @@ def contract(
         return walk.unknown(call, COMPUTED)
     name, dims = found
     produces, reads = dims[produces], dims[reads]
-    if varying(labels) and dim not in varying(labels):  # the same weight for every head: it stays whole, the heads may go
+    if varying(labels) and dim not in varying(
+        labels
+    ):  # the same weight for every head: it stays whole, the heads may go
         for axis, role in ((produces, "produces"), (reads, "reads")):
             walk.labels.freeze(walk.axis(name, axis, role), "every head or group shares it")
         return labels.narrow(dim, 0, 1).expand(call.result.shape)
@@ -118,7 +129,8 @@ def _convolution(walk: Identities, call: Call) -> Any:
     channel = torch.arange(len(columns)).view(groups, 1, -1).expand(groups, each, -1).reshape(len(rows), -1)
     walk.contractions.append(
         Contraction(
-            call.node, source, dim, name, 0, 1, channel=channel, output=torch.arange(len(rows))[:, None].expand(channel.shape),
+            call.node, source, dim, name, 0, 1,
+            channel=channel, output=torch.arange(len(rows))[:, None].expand(channel.shape),
             inputs=columns[channel], outputs=rows[:, None].expand(channel.shape),
             bias=tie_vector(walk, call.nodes["bias"], rows) if unpadded else None,
         )
@@ -164,7 +176,7 @@ def _transposed(walk: Identities, call: Call) -> Any:
 
 
 def into_groups(walk: Identities, columns: Tensor, groups: int) -> tuple[Tensor, bool]:
-    """Channels as a matrix (groups, channels in each), united to whole groups, or else to the same place in every group."""
+    """Channels as a matrix (groups, channels in each), united to whole groups, or to the same places in all groups."""
     matrix = walk.labels.find(columns.view(groups, -1))
     if 0 in varying(matrix):
         return walk.labels.unite_along(matrix, [1]), True
@@ -201,7 +213,8 @@ def _per_channel_norm(walk: Identities, call: Call) -> Any:
     if isinstance(call.result, Tensor):
         return place(labels, 1, call.result.shape)
     return [
-        place(labels, 1, part.shape) if part.ndim > 1 else walk.labels.fixed("it is a statistic", part.shape) for part in call.result
+        place(labels, 1, part.shape) if part.ndim > 1 else walk.labels.fixed("it is a statistic", part.shape)
+        for part in call.result
     ]
 
 
@@ -224,7 +237,9 @@ def _layer_norm(walk: Identities, call: Call) -> Any:
         walk.labels.freeze(labels, "it feeds a LayerNorm, whose mean runs over all channels")
     for key in ("weight", "bias"):
         if call.nodes.get(key) is not None:
-            walk.labels.freeze(walk.read(call.nodes[key]), "it belongs to a LayerNorm, whose mean runs over all channels")
+            walk.labels.freeze(
+                walk.read(call.nodes[key]), "it belongs to a LayerNorm, whose mean runs over all channels"
+            )
     return [labels] if isinstance(call.result, (tuple, list)) else labels
 
 
@@ -238,7 +253,9 @@ def _group_norm(walk: Identities, call: Call) -> Any:
     for key in ("weight", "bias"):
         tie_vector(walk, call.nodes[key], labels)
     if not isinstance(call.result, Tensor):
-        return [place(labels, 1, call.result[0].shape)] + [walk.labels.fixed("it is a statistic", part.shape) for part in call.result[1:]]
+        return [place(labels, 1, call.result[0].shape)] + [
+            walk.labels.fixed("it is a statistic", part.shape) for part in call.result[1:]
+        ]
     if groups == len(labels):
         walk.groups[call.node] = 1
     return place(labels, 1, call.result.shape)

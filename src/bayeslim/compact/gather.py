@@ -37,12 +37,16 @@ def drop_unread_inputs(graph: fx.GraphModule) -> tuple[fx.GraphModule, int]:
         if bool(read.all()) or not bool(read.any()):
             continue
         places = read.nonzero().flatten()
-        setattr(owner, attribute, nn.Parameter(weight.detach().index_select(1, places), requires_grad=weight.requires_grad))
+        setattr(
+            owner, attribute, nn.Parameter(weight.detach().index_select(1, places), requires_grad=weight.requires_grad)
+        )
         buffer = f"{weight_node.name}_inputs"
         graph.register_buffer(buffer, places)
         with graph.graph.inserting_before(node):
             index = graph.graph.get_attr(buffer)
-            gathered = graph.graph.call_function(torch.ops.aten.index_select.default, (node.args[0], _READERS[node.target], index))
+            gathered = graph.graph.call_function(
+                torch.ops.aten.index_select.default, (node.args[0], _READERS[node.target], index)
+            )
         node.update_arg(0, gathered)
         dropped += int((~read).sum())
     graph.recompile()

@@ -1,8 +1,9 @@
 """The removable units of a network: neurons, channels, attention heads, recurrent units.
 
-A unit is a set of channels that must go together: with it go the parameter slices that *produce* it (rows of weights, biases, the
-parameters of norms) and those that *read* it (columns of the weights that follow). Any set of units can be cut, as long as one is left
-wherever there was one: every tensor of the network stays rectangular. What cannot be removed is listed with the reason.
+A unit is a set of channels that must go together: with it go the parameter slices that *produce* it (rows of weights,
+biases, the parameters of norms) and those that *read* it (columns of the weights that follow). Any set of units can
+be cut, as long as one is left wherever there was one: every tensor of the network stays rectangular. What cannot be
+removed is listed with the reason.
 """
 
 from __future__ import annotations
@@ -98,8 +99,7 @@ class UnitGraph:
         for layer, places in self.by_layer().items():
             kind = self.units[places[0]].kind
             lines.append(f"  {layer or '(root)'}: {len(places)} {kind}{'s' if len(places) > 1 else ''}")
-        for entry in self.frozen:
-            lines.append(f"  {entry.parameter}, dimension {entry.dim}: {entry.count} stay, because {entry.reason}")
+        lines += [f"  {e.parameter}, dimension {e.dim}: {e.count} stay, because {e.reason}" for e in self.frozen]
         return "\n".join(lines)
 
 
@@ -157,11 +157,18 @@ def units(model: nn.Module, example: Inputs) -> UnitGraph:
             stay += [Frozen(name, dim, count, reason) for reason, count in reasons.items()]
     kinds = _kinds(identity)
     order = {name: place for place, name in enumerate(parameters)}
-    roots = sorted(incoming, key=lambda root: (min(order[s.parameter] for s in incoming[root]), incoming[root][0].indices[0]))
+    roots = sorted(
+        incoming, key=lambda root: (min(order[s.parameter] for s in incoming[root]), incoming[root][0].indices[0])
+    )
     found = tuple(
-        Unit(incoming[root][0].parameter.rpartition(".")[0], kinds.get(root, "channel"), tuple(incoming[root]), tuple(outgoing.get(root, ())))
+        Unit(
+            layer=incoming[root][0].parameter.rpartition(".")[0],
+            kind=kinds.get(root, "channel"),
+            incoming=tuple(incoming[root]),
+            outgoing=tuple(outgoing.get(root, ())),
+        )
         for root in roots
-    )  # fmt: skip
+    )
     return UnitGraph(found, tuple(stay), parameters, Structure(identity, torch.tensor(roots, dtype=torch.int64)))
 
 

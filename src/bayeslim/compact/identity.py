@@ -1,20 +1,21 @@
 """Who is who: labels for every channel of every tensor in a network's graph.
 
-The graph is walked once with real tensors and, beside them, tensors of labels of the same shape. Operations that only move
-elements are *run on the labels themselves*, so that no rule can get a view, a permutation or a concatenation wrong. Contractions
-tie the labels of their input to the columns of their weight and give their output the labels of its rows; a label belongs to a
-(parameter, dimension, index), so shared modules and tied weights need no special care. Pointwise operations unite the labels of
-their operands. An operation that is not understood freezes what goes in and what comes out, and says so.
+The graph is walked once with real tensors and, beside them, tensors of labels of the same shape. Operations that only
+move elements are *run on the labels themselves*, so that no rule can get a view, a permutation or a concatenation
+wrong. Contractions tie the labels of their input to the columns of their weight and give their output the labels of
+its rows; a label belongs to a (parameter, dimension, index), so shared modules and tied weights need no special care.
+Pointwise operations unite the labels of their operands. An operation that is not understood freezes what goes in and
+what comes out, and says so.
 
-Every tensor may in the end vary along one dimension only: then removing any set of classes leaves every tensor rectangular. Where
-labels vary along several (heads × dimensions), the outermost wins: whole heads, whole groups.
+Every tensor may in the end vary along one dimension only: then removing any set of classes leaves every tensor
+rectangular. Where labels vary along several (heads × dimensions), the outermost wins: whole heads, whole groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -153,12 +154,16 @@ class Identities(Walker):
 
     def _parameter(self, node: fx.Node, value: Tensor) -> None:
         name = self.names[node]
-        grid = [torch.arange(size).view([-1 if d == dim else 1 for d in range(value.ndim)]) for dim, size in enumerate(value.shape)]
+        grid = [
+            torch.arange(size).view([-1 if d == dim else 1 for d in range(value.ndim)])
+            for dim, size in enumerate(value.shape)
+        ]
         self._coordinates[node] = name, [settle(axis.expand(value.shape)) for axis in grid]
 
     def _label(self, call: Call) -> Any:
         if call.name == "getitem":
-            return self.of[call.nodes[0]][call.nodes[1]]  # type: ignore[index]
+            nodes: dict[Any, Any] = call.nodes
+            return self.of[nodes[0]][nodes[1]]
         if call.name in RULES:
             return RULES[call.name](self, call)
         if call.name in MOVEMENT:
@@ -166,8 +171,7 @@ class Identities(Walker):
         if call.name in INDEXING:
             source = call.nodes["self"]
             self.scalars.update({node: self.env[node] for node in call.operands if node is not source})
-            labels = self.labels.unite_along(self.read(source), indexed_dims(call))
-            return move(call.node, lambda node: labels if node is source else self.scalar(node))
+            return self._run(call, source, self.labels.unite_along(self.read(source), indexed_dims(call)))
         if call.name in CREATION:
             return self.labels.mint(*call.result.shape)
         if not call.operands or not any(self.known(node) for node in call.operands):
@@ -187,9 +191,12 @@ class Identities(Walker):
         known = [node for node in call.operands if self.known(node)]
         if len(known) == 1 and known[0] in self._coordinates and isinstance(call.result, Tensor):
             name, grid = self._coordinates[known[0]]
-            self._coordinates[call.node] = name, [settle(move(call.node, lambda node, axis=axis: axis if node is known[0] else self.scalar(node))) for axis in grid]
-            return self.read(call.node) if call.result.ndim < 2 else None
+            self._coordinates[call.node] = name, [settle(self._run(call, known[0], axis)) for axis in grid]
+            return None
         return move(call.node, lambda node: self.read(node) if node in known else self.scalar(node))
+
+    def _run(self, call: Call, source: fx.Node, labels: Tensor) -> Any:
+        return move(call.node, lambda node: labels if node is source else self.scalar(node))
 
     def scalar(self, node: fx.Node) -> Any:
         """The value of a node that is no activation: an integer, or a tensor of indices."""
@@ -215,23 +222,24 @@ class Identities(Walker):
             return self.labels.find(self.of[node])
         name, grid = self._coordinates[node]
         labels = self._element_labels(name)
-        self.of[node] = settle(labels[tuple(grid)] if grid else labels)
-        return self.of[node]
+        labels = settle(labels[tuple(grid)] if grid else labels)
+        self.of[node] = labels
+        return labels
 
     def _element_labels(self, name: str) -> Tensor:
         tensor = self._tensor(name)
         wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
         if len(wide) == 1:
-            return self.axis(name, wide[0], "produces").view([-1 if dim == wide[0] else 1 for dim in range(tensor.ndim)])
+            return self.axis(name, wide[0], "produces").view(
+                [-1 if dim == wide[0] else 1 for dim in range(tensor.ndim)]
+            )
         if name not in self.elements:
             self.elements[name] = self.labels.mint(*tensor.shape)
         return self.elements[name]
 
     def _tensor(self, name: str) -> Tensor:
-        result: Any = self.module
-        for part in name.split("."):
-            result = getattr(result, part)
-        return result  # type: ignore[no-any-return]
+        owner, _, attribute = name.rpartition(".")
+        return cast(Tensor, getattr(self.trace.module.get_submodule(owner), attribute))
 
     def axis(self, name: str, dim: int, role: str) -> Tensor:
         """The labels along a dimension of a parameter, which "produces" or "reads" channels along it."""
@@ -241,7 +249,7 @@ class Identities(Walker):
         return self.axes[name, dim].labels
 
     def weight(self, node: Any) -> tuple[str, list[int]] | None:
-        """The parameter behind a weight and, for each dimension of the weight, the parameter's; None if it is computed."""
+        """The parameter behind a weight, and its dimension for each of the weight's; None if the weight is computed."""
         if node not in self._coordinates:
             return None
         name, grid = self._coordinates[node]
@@ -278,9 +286,14 @@ class Identities(Walker):
         active = [node not in self._coordinates for node in nodes]
         dims = {dim for labels in operands for dim in varying(labels)}
         if any(0 < len(_indexed(labels, dims)) < len(dims) for labels in operands):
-            alive = {dim for labels, is_active in zip(operands, active, strict=True) if is_active for dim in varying(labels)}
+            alive = {
+                dim for labels, is_active in zip(operands, active, strict=True) if is_active for dim in varying(labels)
+            }
             outermost = min(alive or dims)
-            operands = [self.labels.unite_along(labels, [d for d in range(labels.ndim) if d != outermost]) for labels in operands]
+            operands = [
+                self.labels.unite_along(labels, [d for d in range(labels.ndim) if d != outermost])
+                for labels in operands
+            ]
             dims = {dim for labels in operands for dim in varying(labels)}
         tied = [labels for labels in operands if _indexed(labels, dims) == dims]
         free = [labels for labels in tied if not bool(self.labels.is_fixed(labels).all())]
@@ -312,6 +325,9 @@ class Identities(Walker):
             self.labels.freeze(self.axis(name, dim, "produces"), reason)
 
     def _make_rectangular(self) -> None:
+        for node, (name, _) in self._coordinates.items():
+            if name not in self.elements and sum(size > 1 for size in self._tensor(name).shape) == 1:
+                self.read(node)
         for name in self.elements:
             if any((name, dim) in self.axes for dim in range(self.elements[name].ndim)):
                 self.labels.freeze(self.elements[name], f"{name} is used in two ways")

@@ -1,8 +1,9 @@
 """Identities of channels, and which of them must live and die together.
 
-A channel (a neuron, a feature map, one dimension of an attention head) gets an integer, its *label*. Tensors of labels have the
-shape of the activations they describe; since a label is shared by a whole slab (every example, every pixel of a feature map), they
-are stored with stride 0 along every dimension in which they do not vary, so that a label costs memory per channel, not per element.
+A channel (a neuron, a feature map, one dimension of an attention head) gets an integer, its *label*. Tensors of
+labels have the shape of the activations they describe; since a label is shared by a whole slab (every example, every
+pixel of a feature map), they are stored with stride 0 along every dimension in which they do not vary, so that a
+label costs memory per channel, not per element.
 
 Ties are kept in a union-find forest. A label can be *frozen*: its whole class then stays, with the reason given.
 """
@@ -39,8 +40,8 @@ def varying(labels: Tensor) -> list[int]:
 class Labels:
     """A union-find forest over labels, with reasons to stay.
 
-    *Fixed* labels mark tensors that have no removable channels at all (the network's input, the result of an operation that
-    is not understood). They are never merged: what is tied to them is frozen instead, so that classes stay small and readable.
+    *Fixed* labels mark tensors that have no removable channels at all (the network's input, the result of an operation
+    that is not understood). They are never merged: what is tied to them is frozen instead, so that classes stay small.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@
 * *mixing*: elements depend on each other along some dimensions, and along the others nothing is mixed;
 * *creation*: a tensor of equal elements, of a given size.
 
-Contractions with weights (linear, convolution, attention, LSTM, ...) have rules of their own. Everything else is unknown.
+Contractions with weights (linear, convolution, attention, LSTM, ...) have rules of their own. All else is unknown.
 """
 
 from __future__ import annotations
@@ -17,22 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-MOVEMENT = frozenset(
-    "view _unsafe_view reshape permute transpose t numpy_T mT T movedim swapaxes swapdims flatten unflatten squeeze unsqueeze "
-    "expand broadcast_to repeat tile repeat_interleave cat concat concatenate stack hstack vstack chunk split split_with_sizes "
-    "tensor_split unbind narrow slice select pixel_shuffle pixel_unshuffle roll flip rot90 unfold select_scatter slice_scatter "
-    "diagonal".split()
+
+def words(text: str) -> frozenset[str]:
+    """A set of names from a text."""
+    return frozenset(text.split())
+
+
+MOVEMENT = words(
+    "view _unsafe_view reshape permute transpose t numpy_T mT T movedim swapaxes swapdims flatten unflatten squeeze "
+    "unsqueeze expand broadcast_to repeat tile repeat_interleave cat concat concatenate stack hstack vstack chunk "
+    "split split_with_sizes tensor_split unbind narrow slice select pixel_shuffle pixel_unshuffle roll flip rot90 "
+    "unfold select_scatter slice_scatter diagonal view_as reshape_as expand_as narrow_copy"
 )
-INDEXING = frozenset("index index_select gather take_along_dim".split())
-CREATION = frozenset("zeros ones full empty new_zeros new_ones new_full new_empty".split())
-_POINTWISE = frozenset(
-    "dropout feature_dropout alpha_dropout prelu _prelu_kernel hardswish log_sigmoid rsub masked_fill where to _to_copy type_as "
-    "contiguous alias detach lift_fresh_copy zeros_like ones_like full_like empty_like tril triu copy ldexp softsign".split()
+INDEXING = words("index index_select gather take_along_dim")
+CREATION = words("zeros ones full empty new_zeros new_ones new_full new_empty")
+_POINTWISE = words(
+    "dropout feature_dropout alpha_dropout hardswish log_sigmoid rsub masked_fill where to _to_copy type_as contiguous "
+    "alias detach lift_fresh_copy zeros_like ones_like full_like empty_like tril triu copy"
 )
 _SPATIAL = ("max_pool", "avg_pool", "adaptive_", "upsample_", "lp_pool")
-_ALONG_DIM = frozenset(
-    "softmax _softmax _safe_softmax log_softmax _log_softmax cumsum cumprod cummax cummin sort argsort topk argmax argmin logsumexp sum "
-    "mean prod amax amin max min var std var_mean std_mean any all norm linalg_vector_norm median nanmean nansum count_nonzero".split()
+_ALONG_DIM = words(
+    "softmax _softmax _safe_softmax log_softmax _log_softmax cumsum cumprod cummax cummin sort argsort topk argmax "
+    "argmin logsumexp sum mean prod amax amin max min var std var_mean std_mean any all norm linalg_vector_norm median "
+    "nanmean nansum count_nonzero"
 )
 
 
@@ -77,7 +84,7 @@ def is_pointwise(call: Call) -> bool:
 
 
 def mixed_dims(call: Call) -> list[int] | None:
-    """The dimensions of the first operand along which an operation mixes elements, or None if it is no such operation."""
+    """The dimensions of the first operand along which an operation mixes elements; None if it is no such operation."""
     first = next((value for value in call.values.values() if isinstance(value, Tensor)), None)
     if first is None:
         return None

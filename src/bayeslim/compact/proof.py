@@ -1,4 +1,7 @@
-"""Two networks give the same answers: checked on the example and on random inputs like it, in double precision where they run in it."""
+"""Two networks give the same answers: checked on the example and on random inputs like it.
+
+In double precision where the networks run in it, so that a fault cannot hide behind rounding.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Proof:
     """How far two networks are apart.
 
     Attributes:
-        difference: the largest difference between their outputs, relative to the largest output; infinite if the second fails.
+        difference: the largest difference between their outputs, relative to the largest output; infinite if the
+            second fails.
         holds: whether that is within the tolerance.
     """
 
@@ -74,13 +78,13 @@ def _check_reference(masked: nn.Module, example: Inputs) -> None:
     first, second = _tensors(run_example(masked, example)), _tensors(run_example(masked, example))
     if not all(bool(torch.isfinite(x).all()) for x in first):
         raise UnsupportedModel(
-            f"{type(masked).__name__} gives infinite or undefined outputs on the example, so nothing can be checked against them. "
+            f"{type(masked).__name__} gives infinite or undefined outputs on the example: nothing can be checked. "
             "Use an example on which the network works."
         )
     if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
         raise UnsupportedModel(
-            f"{type(masked).__name__} gives different outputs for the same input in eval mode, so it cannot be compared with a smaller one. "
-            "Make its forward deterministic in eval mode."
+            f"{type(masked).__name__} gives different outputs for the same input in eval mode, so a smaller network "
+            "cannot be compared with it. Make its forward deterministic in eval mode."
         )
 
 

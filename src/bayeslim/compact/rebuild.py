@@ -1,4 +1,4 @@
-"""A smaller network from smaller tensors: the user's own modules with new sizes, or the traced graph with new constants."""
+"""A smaller network from smaller tensors: the user's own modules with new sizes, or the graph with new constants."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
         elif isinstance(module, _TRANSPOSED):
             module.in_channels, module.out_channels = weight.shape[0], weight.shape[1] * module.groups
         elif isinstance(module, _Norm) and (weight is not None or module.running_mean is not None):
-            module.num_features = len(weight if weight is not None else module.running_mean)
+            statistics: Any = module.running_mean
+            module.num_features = len(weight if weight is not None else statistics)
         elif isinstance(module, nn.GroupNorm) and module.num_groups == module.num_channels and weight is not None:
             module.num_groups = module.num_channels = len(weight)
         elif isinstance(module, nn.Embedding):
@@ -61,7 +62,9 @@ def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
         elif isinstance(module, nn.PReLU):
             module.num_parameters = len(weight)
         elif isinstance(module, nn.RNNBase) and not module.proj_size:
-            module.input_size, module.hidden_size = module.weight_ih_l0.shape[1], module.weight_hh_l0.shape[1]
+            below: Any = module.weight_ih_l0
+            past: Any = module.weight_hh_l0
+            module.input_size, module.hidden_size = below.shape[1], past.shape[1]
 
 
 def new_groups(structure: Structure, shrinking: Shrinking) -> dict[str, int]:
@@ -76,11 +79,14 @@ def new_groups(structure: Structure, shrinking: Shrinking) -> dict[str, int]:
     return result
 
 
-def size_attributes(model: nn.Module, structure: Structure, shrinking: Shrinking) -> list[dict[tuple[nn.Module, str], int]]:
-    """Integer attributes of the user's modules that may hold a size which shrinks in their forward, such as a number of heads.
+def size_attributes(
+    model: nn.Module, structure: Structure, shrinking: Shrinking
+) -> list[dict[tuple[nn.Module, str], int]]:
+    """Integer attributes of the user's modules that may hold a size which shrinks, such as a number of heads.
 
     Returns:
-        Choices of new values, to be tried in turn: two attributes may hold the same number, and only one of them shrink.
+        Choices of new values, to be tried in turn: two attributes may hold the same number, and only one of them
+        shrink.
     """
     candidates: dict[tuple[str, str], dict[tuple[nn.Module, str], int]] = {}
     for path, sizes in _new_sizes(structure, shrinking).items():
@@ -91,7 +97,9 @@ def size_attributes(model: nn.Module, structure: Structure, shrinking: Shrinking
                 candidates.setdefault(key, {})[module, attribute] = next(iter(sizes[value]))
     if len(candidates) > _MOST_ATTRIBUTES:
         return []
-    subsets = [subset for size in range(len(candidates), 0, -1) for subset in itertools.combinations(candidates.values(), size)]
+    subsets = [
+        subset for size in range(len(candidates), 0, -1) for subset in itertools.combinations(candidates.values(), size)
+    ]
     return [{key: value for part in subset for key, value in part.items()} for subset in subsets]
 
 
@@ -109,7 +117,9 @@ def _new_sizes(structure: Structure, shrinking: Shrinking) -> dict[str, dict[int
     return changes
 
 
-def rewrite_graph(structure: Structure, shrinking: Shrinking, model: nn.Module, tensors: dict[str, Tensor]) -> fx.GraphModule:
+def rewrite_graph(
+    structure: Structure, shrinking: Shrinking, model: nn.Module, tensors: dict[str, Tensor]
+) -> fx.GraphModule:
     """The traced graph with smaller tensors and the constants that follow from them.
 
     Args:
@@ -130,7 +140,9 @@ def rewrite_graph(structure: Structure, shrinking: Shrinking, model: nn.Module, 
         twin.kwargs = fx.node.map_arg(kwargs | ({"device": device} if "device" in kwargs else {}), lambda n: twins[n])
     graph.eliminate_dead_code()
     root = copy.deepcopy(trace.module)
-    put_tensors(root, {name: tensor.detach().cpu() for name, tensor in tensors_of(model).items() if _has(root, name)}, {})
+    put_tensors(
+        root, {name: tensor.detach().cpu() for name, tensor in tensors_of(model).items() if _has(root, name)}, {}
+    )
     put_tensors(root, tensors, structure.identity.trace.names)
     result = fx.GraphModule(root, graph, class_name=type(model).__name__)
     for aliases in trace.names.values():

@@ -1,8 +1,9 @@
-"""Shrunk tensors: which places of each tensor stay when classes of labels go, and the constants of the graph that must follow.
+"""Shrunk tensors: which places of each tensor stay when classes go, and the constants of the graph that must follow.
 
-A graph holds sizes as plain numbers: `view(x, [-1, 800])`, `split(x, 64)`, `x[:, :32]`, the groups of a convolution. Each is rewritten
-from the labels of the tensors around it. A movement is legal if the rewritten operation, run on the labels that stay, gives
-exactly the labels that should stay of its result; otherwise the classes that it touches are kept.
+A graph holds sizes as plain numbers: `view(x, [-1, 800])`, `split(x, 64)`, `x[:, :32]`, the groups of a convolution.
+Each is rewritten from the labels of the tensors around it. A movement is legal if the rewritten operation, run on the
+labels that stay, gives exactly the labels that should stay of its result; otherwise the classes that it touches are
+kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, fx
 from bayeslim.compact.identity import Identities
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, move
+from bayeslim.compact.trace import op_name
 
 _SIZED = {"view", "_unsafe_view", "reshape", "expand", "broadcast_to", *CREATION}
 _SPLITS = {"split", "chunk", "split_with_sizes", "tensor_split"}
@@ -57,23 +59,30 @@ class Shrinking:
         Raises:
             ValueError: if it cannot follow.
         """
-        name, args, kwargs = _name(node), list(node.args), dict(node.kwargs)
-        labels = self.identity.of.get(node)
+        name, kwargs = op_name(node), dict(node.kwargs)
+        args: list[Any] = list(node.args)
+        source: Any = args[0] if args else None
+        labels: Any = self.identity.of.get(node)
         if name in _SIZED:
             shrunk = self._shrunk_dims(node)
             place = next((i for i, arg in enumerate(args) if isinstance(arg, (list, tuple))), None)
             if shrunk and place is not None:
                 args[place] = _resized(args[place], shrunk)
         elif name in _SPLITS and any(self.kept(part) is not None for part in labels):
-            dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+            dim: Any = args[2] if len(args) > 2 else kwargs.get("dim", 0)
             sizes = [self.of(part).shape[dim] for part in labels]
             return torch.ops.aten.split_with_sizes.default, (args[0], sizes, dim), {}
+        elif name == "unflatten":
+            shrunk = self._shrunk_dims(node)
+            start = args[1] % len(source.meta["val"].shape) - len(node.meta["val"].shape)
+            inside = {place: size for place, size in shrunk.items() if start <= place < start + len(args[2])}
+            args[2] = _resized(args[2], {place - start - len(args[2]): size for place, size in inside.items()})
         elif name in ("slice", "select") and self._source(node) is not None:
             self._offsets(node, name, args)
         elif node in self.identity.groups:
             self._groups(node, args, kwargs)
         elif name == "scaled_dot_product_attention" and kwargs.get("scale") is None:
-            kwargs["scale"] = 1 / math.sqrt(self.identity.of[node.args[0]].shape[-1])  # type: ignore[index]
+            kwargs["scale"] = 1 / math.sqrt(self.identity.of[source].shape[-1])
         return node.target, tuple(args), kwargs
 
     def illegal(self) -> list[fx.Node]:
@@ -83,19 +92,24 @@ class Shrinking:
     def _is_legal(self, node: fx.Node) -> bool:
         labels = self.identity.of[node]
         parts = [part for part in (labels if isinstance(labels, list) else [labels]) if part is not None]
-        touched = [*parts, *(self.identity.of[n] for n in node.all_input_nodes if isinstance(self.identity.of.get(n), Tensor))]
+        touched = [
+            *parts,
+            *(self.identity.of[n] for n in node.all_input_nodes if isinstance(self.identity.of.get(n), Tensor)),
+        ]
         if all(self.kept(part) is None for part in touched):
             return True
         try:
             target, args, kwargs = self.arguments(node)
-            if _name(node) not in MOVEMENT | INDEXING or labels is None:
+            if op_name(node) not in MOVEMENT | INDEXING or labels is None:
                 return True
             mapped = fx.node.map_arg(args, self._lookup)
             result = move(node, self._lookup, (args, kwargs)) if target is node.target else target(*mapped)
         except (ValueError, RuntimeError, IndexError):
             return False
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        return len(results) == len(parts) and all(torch.equal(a, self.of(b)) for a, b in zip(results, parts, strict=True))
+        return len(results) == len(parts) and all(
+            torch.equal(a, self.of(b)) for a, b in zip(results, parts, strict=True)
+        )
 
     def _shrunk_dims(self, node: fx.Node) -> dict[int, int]:
         """The new sizes of the dimensions of a node's result that shrink, counted from the right (-1, -2, ...)."""
@@ -151,21 +165,16 @@ class Shrinking:
 
 
 def _group_argument(node: fx.Node) -> str:
-    return "num_groups" if _name(node) == "group_norm" else "groups"
-
-
-def _name(node: fx.Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return schema.name.split("::")[-1] if schema is not None else ""
+    return "num_groups" if op_name(node) == "group_norm" else "groups"
 
 
 def _resized(sizes: Any, shrunk: dict[int, int]) -> list[Any]:
-    sizes = list(sizes)
+    result: list[Any] = list(sizes)
     for place, size in shrunk.items():
-        if isinstance(sizes[place], fx.Node):
-            if -1 in sizes:
+        if isinstance(result[place], fx.Node):
+            if -1 in result:
                 raise ValueError("two sizes would have to be inferred")
-            sizes[place] = -1
-        elif sizes[place] != -1:
-            sizes[place] = size
-    return sizes
+            result[place] = -1
+        elif result[place] != -1:
+            result[place] = size
+    return result

@@ -1,11 +1,12 @@
 """Compaction: from a network with zeros to a plain network that is really smaller.
 
-Every unit that is not needed goes: those whose incoming or outgoing weights are all zero, and whatever only they needed. A constant
-that such a unit still fed forward (its bias through its activation, a BatchNorm's shift) is added to the bias of its readers where that
-is exact; where it is not, the unit stays. Zeros that leave no unit idle stay as zeros.
+Every unit that is not needed goes: those whose incoming or outgoing weights are all zero, and whatever only they
+needed. A constant that such a unit still fed forward (its bias through its activation, a BatchNorm's shift) is added
+to the bias of its readers where that is exact; where it is not, the unit stays. Zeros that leave no unit idle stay as
+zeros.
 
-The result is the user's own module with smaller layers where its forward allows it, otherwise the traced graph; either way it is
-checked against the masked network before it is returned.
+The result is the user's own module with smaller layers where its forward allows it, otherwise the traced graph;
+either way it is checked against the masked network before it is returned.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class Compaction:
     def __repr__(self) -> str:
         before, after = self.parameters
         return (
-            f"Compaction: {len(self.removed)} of {len(self.units.units)} units removed, {before:,} -> {after:,} parameters "
-            f"({before / max(after, 1):.3g}x), as {self.kind} ({self.why}); largest relative difference {self.difference:.2g}"
+            f"Compaction: {len(self.removed)} of {len(self.units.units)} units removed, {before:,} -> {after:,} "
+            f"parameters ({before / max(after, 1):.3g}x), as {self.kind} ({self.why}); "
+            f"largest relative difference {self.difference:.2g}"
         )
 
 
@@ -103,11 +105,14 @@ def compaction(
 
     Args:
         model: the network. It is not changed.
-        masks: True where a weight is kept, by parameter name; missing parameters are kept whole. None: the zeros of the network as it is.
+        masks: True where a weight is kept, by parameter name; missing parameters are kept whole. None: the zeros of
+            the network as it is.
         example: inputs on which to trace and check: a tensor, a tuple of arguments or a dict.
-        tolerance: the largest difference allowed, relative to the largest output; in double precision where the network runs in
+        tolerance: the largest difference allowed, relative to the largest output; in double precision where the
+            network runs in
             it, else on top of the rounding of its own precision.
-        drop_inputs: read only those input features that the first layers use, through a gather (the result is then a graph).
+        drop_inputs: read only those input features that the first layers use, through a gather (the result is then a
+            graph).
         units: the units, if they were found before.
 
     Raises:
@@ -158,12 +163,15 @@ def _masked_copy(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Mod
             )
         if mask.dtype != torch.bool or mask.shape != parameters[name].shape:
             raise ShapeMismatch(
-                f'The mask of "{name}" must be boolean with shape {tuple(parameters[name].shape)}, True where a weight is kept. '
-                f"Got {mask.dtype} with shape {tuple(mask.shape)}."
+                f'The mask of "{name}" must be boolean with shape {tuple(parameters[name].shape)}, True where a weight '
+                f"is kept. Got {mask.dtype} with shape {tuple(mask.shape)}."
             )
     for name, tensor in tensors_of(model).items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f'"{name}" of {type(model).__name__} holds NaN or infinite values. Repair or retrain the network first.')
+        infinite = name in parameters and bool(torch.isinf(tensor).any())  # a buffer may hold a mask of -inf
+        if infinite or bool(torch.isnan(tensor).any()):
+            raise ValueError(
+                f'"{name}" of {type(model).__name__} holds NaN or infinite values. Repair or retrain the network first.'
+            )
     masked = evaluating_copy(model)
     copied = dict(masked.named_parameters(remove_duplicate=False))
     with torch.no_grad():
@@ -176,11 +184,17 @@ def _check_units(units: UnitGraph, model: nn.Module) -> None:
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     if shapes != units.shapes:
         odd = sorted(name for name in {**shapes, **units.shapes} if shapes.get(name) != units.shapes.get(name))
-        raise ShapeMismatch(f"The units are those of another network: {', '.join(odd[:3])} differ. Find them again with units(model, example).")
+        raise ShapeMismatch(
+            f"The units are those of another network: {', '.join(odd[:3])} differ. "
+            "Find them again with units(model, example)."
+        )
 
 
 def _unneeded(units: UnitGraph, live: Liveness) -> Tensor:
-    """The classes that go: not needed, no tensor left empty, every operation able to follow. What has to come back is needed from then on."""
+    """The classes that go: not needed, no tensor left empty by them, every operation able to follow.
+
+    What has to come back is needed from then on, and with it what it reads.
+    """
     identity, roots = units.structure.identity, units.structure.roots
     removable = torch.zeros(identity.labels.count, dtype=torch.bool)
     removable[roots] = True
@@ -216,7 +230,13 @@ def _sliced(tensor: Tensor, dims: dict[int, Tensor]) -> Tensor:
 
 
 def _rebuild(
-    masked: nn.Module, units: UnitGraph, shrinking: Shrinking, small: dict[str, Tensor], example: Inputs, tolerance: float, drop_inputs: bool
+    masked: nn.Module,
+    units: UnitGraph,
+    shrinking: Shrinking,
+    small: dict[str, Tensor],
+    example: Inputs,
+    tolerance: float,
+    drop_inputs: bool,
 ) -> tuple[nn.Module, Literal["modules", "graph"], str, float]:
     structure = units.structure
     names = structure.identity.trace.names
@@ -239,8 +259,9 @@ def _rebuild(
     proof = compare(masked, graph, example, tolerance)
     if not proof.holds:
         raise CompactionFailed(
-            f"The compacted {type(masked).__name__} differs from the masked one by {proof.difference:.2g} of its largest output (tolerance "
-            f"{tolerance:.2g}). Nothing was changed. Raise tolerance if that is only rounding; otherwise this is a fault of bayeslim."
+            f"The compacted {type(masked).__name__} differs from the masked one by {proof.difference:.2g} of its "
+            f"largest output (tolerance {tolerance:.2g}). Nothing was changed. Raise tolerance if that is only "
+            "rounding; otherwise report it as a fault of bayeslim."
         )
     return graph, "graph", why, proof.difference
 

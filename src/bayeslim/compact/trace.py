@@ -1,7 +1,8 @@
 """A network as a graph of tensor operations: traced once with `torch.export`, then walked with real tensors.
 
-The graph is functional (no operation works in place), keeps operations whole (linear, convolution, LSTM, attention), and leaves the
-batch size free where the network does, so that it can serve as the compacted network when the user's own module cannot.
+The graph is functional (no operation works in place), keeps operations whole (linear, convolution, LSTM, attention),
+and leaves the batch size free where the network does, so that it can serve as the compacted network when the user's
+own module cannot.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from bayeslim.compact.ops import words
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, arguments, to_device
 
 _EINSUM = torch.ops.aten.einsum.default
+_FRESH = words("linear conv1d conv2d conv3d conv_transpose2d batch_norm add mul sub div matmul bmm max_pool2d cat relu")
+"""Operations whose result shares no memory with anything else."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     args, kwargs = _pair(network, example)
     size = _batch_size((args, kwargs))
     dynamic = pytree.tree_map(
-        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and x.shape[0] == size else None, (args, kwargs)
+        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and x.shape[0] == size else None,
+        (args, kwargs),
     )
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -60,18 +65,23 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(network, args, kwargs, dynamic_shapes=dynamic[0] or dynamic[1], strict=False)
-            program = program.run_decompositions({_EINSUM: torch.export.default_decompositions()[_EINSUM]})
             module = program.module(check_guards=False)
+            if not _made_functional(module.graph):
+                program = program.run_decompositions({_EINSUM: torch.export.default_decompositions()[_EINSUM]})
+                module = program.module(check_guards=False)
     except Exception as error:
+        message = str(error).strip() or repr(error)
         raise UnsupportedModel(
-            f"torch.export cannot trace {type(model).__name__}: {str(error).strip().splitlines()[0] if str(error) else error!r} "
+            f"torch.export cannot trace {type(model).__name__}: {message.splitlines()[0]} "
             "Compaction needs a forward without data-dependent control flow; see torch.export's documentation."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     free = any(
-        isinstance(node.meta.get("val"), Tensor) and node.meta["val"].ndim and isinstance(node.meta["val"].shape[0], torch.SymInt)
+        isinstance(node.meta.get("val"), Tensor)
+        and node.meta["val"].ndim
+        and isinstance(node.meta["val"].shape[0], torch.SymInt)
         for node in placeholders
     )
     return Trace(module, tuple(pytree.tree_leaves((args, kwargs))), _aliases(network, module), free)
@@ -83,7 +93,8 @@ def evaluating_copy(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model).eval()
     except RuntimeError as error:
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be copied: {error}. Remove tensors with a gradient history that it keeps as attributes."
+            f"{type(model).__name__} cannot be copied: {error}. "
+            "Remove tensors with a gradient history that it keeps as attributes."
         ) from error
 
 
@@ -145,7 +156,7 @@ class Walker(fx.Interpreter):
 
 
 def _pair(network: nn.Module, example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example cut or repeated to a batch of two where the network allows it: small, and never the special size one."""
+    """The example cut or repeated to a batch of two where the network allows it: small, and not the special one."""
     original = arguments(example)
     size = _batch_size(original)
 
@@ -163,6 +174,36 @@ def _pair(network: nn.Module, example: Inputs) -> tuple[tuple[Any, ...], dict[st
     except Exception:
         return original
     return paired
+
+
+def _made_functional(graph: fx.Graph) -> bool:
+    """Replace simple pointwise operations in place (`relu_`, `+=`) by those that are not; whether that was enough.
+
+    It is a shortcut around retracing the program, which takes twice as long as tracing it.
+    """
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        target = node.target
+        if target is _EINSUM:
+            return False
+        if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+            continue
+        source, packet = node.args[0], getattr(torch.ops.aten, target._schema.name.split("::")[-1].rstrip("_"), None)
+        earlier = [user for user in source.users if order[user] < order[node]]
+        calm = all(
+            torch.Tag.pointwise in getattr(user.target, "tags", ()) or op_name(user) in _FRESH for user in earlier
+        )
+        if torch.Tag.pointwise not in target.tags or packet is None or op_name(source) not in _FRESH or not calm:
+            return False
+        node.target = getattr(packet, target._overloadname)
+        source.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: order[user] > order[node])
+    graph.lint()
+    return True
+
+
+def op_name(node: fx.Node) -> str:
+    """The name of a node's operation without its namespace, or nothing if it is no tensor operation."""
+    return node.target._schema.name.split("::")[-1] if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def _batch_size(inputs: Any) -> int:
