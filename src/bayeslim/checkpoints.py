@@ -1,7 +1,7 @@
 """Checkpoints of a training run: everything the next epoch depends on, so that resuming is exact.
 
 The network, the optimizer, the history, the best epoch so far, and the state of every random number generator: torch's,
-Python's, numpy's and the loader's own.
+Python's, numpy's and the loader's own, of every rank.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
 
-    def exists(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
-        return (self.path / INDEX).is_file()
-
     def write(self, run: _Run) -> None:
-        """Save a run after an epoch."""
+        """Save a run after an epoch; called on every rank, the first one writes."""
+        states = _of_every_rank(_random_states(run), run.world)
+        if run.rank != 0:
+            return
         tensors: Params = {f"network:{k}": v for k, v in run.bnn.state_dict().items()}
         if run.best_state is not None:
             tensors.update({f"best:{k}": v for k, v in run.best_state.items()})
@@ -46,36 +45,42 @@ class Checkpoint:
             "best_value": run.best_value,
             "stopped": run.result.stopped,
             "step": run.bnn.step,
-            "random": _pack(_random_states(run), "random", tensors),
+            "random": _pack(states, "random", tensors),
         }
         write_folder(self.path, "checkpoint", config, tensors)
 
-    def restore(self, run: _Run) -> None:
-        """Put a run back to where it was; checks everything before changing anything."""
-        _, config, tensors = read_folder(self.path, ("checkpoint",))
+    def resume(self, run: _Run) -> bool:
+        """Put a run back to where it was, if it was here before; checks everything before changing anything."""
         settings = self._settings(run)
+        if not (self.path / INDEX).is_file():
+            return False
+        _, config, tensors = read_folder(self.path, ("checkpoint",))
+        saved = config.get("settings")
         for key, value in settings.items():
-            if config.get("settings", {}).get(key) != value:
+            if not isinstance(saved, dict) or saved.get(key) != value:
                 raise BayeslimError(
                     f"{self.path} holds a checkpoint of another run: its {key} differs. "
                     "Use another folder, or delete this one to start anew."
                 )
         network = {k.removeprefix("network:"): v for k, v in tensors.items() if k.startswith("network:")}
         best = {k.removeprefix("best:"): v for k, v in tensors.items() if k.startswith("best:")}
-        check_fits(run.bnn.state_dict(), network, type(run.bnn.model).__name__)
+        for state in (network, best) if best else (network,):
+            check_fits(run.bnn.state_dict(), state, type(run.bnn.model).__name__)
         try:
             optimizer = _unpack(config["optimizer"], tensors)
-            states = _unpack(config["random"], tensors)
-            history, step = list(config["history"]), int(config["step"])
+            states = _unpack(config["random"], tensors)[run.rank]
+            history, step = [dict(epoch) for epoch in config["history"]], int(config["step"])
             best_epoch, best_value, stopped = config["best_epoch"], float(config["best_value"]), str(config["stopped"])
-        except (KeyError, TypeError, ValueError) as error:
+            _check_random(states)
+            run.optimizer.load_state_dict(optimizer)  # checks its groups before it changes anything
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CorruptFile(f"{self.path} is not a complete checkpoint: {error!r}.") from error
         run.bnn.load_state_dict(network)
-        run.optimizer.load_state_dict(optimizer)
         run.bnn.step = step
         run.result.history, run.result.best_epoch, run.result.stopped = history, best_epoch, stopped
         run.best_value, run.best_state = best_value, best or None
         _restore_random(run, states)
+        return True
 
     @staticmethod
     def _settings(run: _Run) -> dict[str, Any]:
@@ -84,10 +89,15 @@ class Checkpoint:
         return {
             "method": encode(run.bnn.method, ignored),
             "likelihood": encode(run.bnn.likelihood, ignored),
+            "priors": {name: repr(prior) for name, prior in run.bnn.priors.items()},
             "num_data": run.bnn.num_data,
             "batches": run.batches,
             "epochs": run.epochs,
             "optimizer": type(run.optimizer).__name__,
+            "learning rate": [float(group.get("initial_lr", group["lr"])) for group in run.optimizer.param_groups],
+            "accumulate": run.accumulate,
+            "clip": run.clip,
+            "patience": run.patience,
             "world": run.world,
         }
 
@@ -109,12 +119,35 @@ def _random_states(run: _Run) -> dict[str, Any]:
     return states
 
 
+def _of_every_rank(states: dict[str, Any], world: int) -> list[dict[str, Any]]:
+    if world == 1:
+        return [states]
+    gathered: list[Any] = [None] * world
+    torch.distributed.all_gather_object(gathered, states)
+    return gathered
+
+
+def _python_state(states: dict[str, Any]) -> tuple[Any, ...]:
+    version, internal, gauss = states["python"]
+    return version, tuple(internal), gauss
+
+
+def _numpy_state(states: dict[str, Any]) -> tuple[Any, ...]:
+    name, keys, *rest = states["numpy"]
+    return name, keys.numpy().astype(np.uint32), *rest
+
+
+def _check_random(states: dict[str, Any]) -> None:
+    """Raise unless generators would take these states."""
+    torch.Generator().set_state(states["torch"])
+    random.Random().setstate(_python_state(states))
+    np.random.RandomState().set_state(_numpy_state(states))
+
+
 def _restore_random(run: _Run, states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    random.setstate(_python_state(states))
+    np.random.set_state(_numpy_state(states))  # noqa: NPY002
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
     if "loader" in states:

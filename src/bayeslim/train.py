@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayeslim.checkpoints import Checkpoint
-from bayeslim.errors import BayeslimError, BayeslimWarning, NonFiniteLoss
+from bayeslim.errors import BayeslimError, BayeslimWarning, MissingDataSize, NonFiniteLoss
 from bayeslim.metrics import Classification, Regression
 from bayeslim.noise import kept_random_state
 from bayeslim.progress import progress as progress_bar
@@ -131,11 +131,12 @@ def fit(
     factor = lr_schedule if callable(lr_schedule) else LR_SCHEDULES.get(lr_schedule)
     if factor is None:
         raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)} or a function. Got {lr_schedule!r}.")
+    batches = _length(loader)
+    num_data = bnn.num_data or _num_data(loader)
     if device is not None:
         bnn.to("cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device)
     rank, world = _rank_and_world()
-    bnn.num_data = bnn.num_data or _num_data(loader)
-    batches = _length(loader)
+    bnn.num_data = num_data
     bnn.steps_per_epoch = math.ceil(batches / accumulate)
     with _seeded(seed, rank):
         if optimizer is None:
@@ -175,28 +176,36 @@ class _Run:
 
     def run(self) -> Fit:
         started = time.monotonic()
-        if self.checkpoint is not None and self.checkpoint.exists():
-            self.checkpoint.restore(self)
+        if self.checkpoint is not None and self.checkpoint.resume(self):
             self.result.resumed_from = len(self.result.history)
         objective = self._wrapped()
         base_lrs = [group.setdefault("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
         first = len(self.result.history)
-        was_training = self.bnn.training
         bar = progress_bar(range(0), "", total=self.batches * max(0, self.epochs - first), enabled=self.shown)
-        with bar:
+        with bar, self._tidied():
             for epoch in range(first, self.epochs):
                 if self.result.stopped != "epochs":
                     break
                 bar.description = f"epoch {epoch + 1}/{self.epochs}"
-                metrics = self._epoch(objective, epoch, base_lrs, bar)
-                self._finish_epoch(epoch, metrics)
-                bar.show(**{k: v for k, v in metrics.items() if k.startswith("val_")})
+                self._finish_epoch(epoch, self._epoch(objective, epoch, base_lrs, bar))
+                bar.show(**{k: v for k, v in self.result.history[-1].items() if k.startswith("val_")})
         if self.patience is not None and self.best_state is not None:
             self.bnn.load_state_dict(self.best_state)
-        self.bnn.train(was_training)
-        self.optimizer.zero_grad(set_to_none=True)
         self.result.seconds = time.monotonic() - started
         return self.result
+
+    @contextlib.contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """Start without old gradients; leave none, and every module in its mode, however training ends."""
+        training = [m for m in self.bnn.modules() if m.training]
+        self.bnn.zero_grad(set_to_none=True)
+        try:
+            yield
+        finally:
+            self.bnn.zero_grad(set_to_none=True)
+            self.bnn.eval()
+            for module in training:
+                module.training = True
 
     def _wrapped(self) -> nn.Module:
         objective = self.bnn.objective
@@ -220,6 +229,11 @@ class _Run:
             set_epoch(epoch)
         check_every = 1 if device.type == "cpu" else 50
         for index, batch in enumerate(self.loader):
+            if index == self.batches:
+                raise BayeslimError(
+                    f"The loader gave more batches than its length, {self.batches}. The length says when to step and "
+                    "how to schedule: mend the loader's or the dataset's __len__."
+                )
             last = index + 1 == self.batches
             window = min(self.accumulate, self.batches - index // self.accumulate * self.accumulate)
             steps = (index + 1) % self.accumulate == 0 or last
@@ -251,11 +265,12 @@ class _Run:
         metrics["epoch"] = epoch + 1
         if self.validate is not None:
             metrics.update(measure(self.bnn, self.validate))
-            if self.monitor not in metrics:
-                raise ValueError(f"monitor={self.monitor!r} is not measured. Measured: {', '.join(metrics)}.")
         seen = Epoch(self.bnn, epoch + 1, metrics)
         for callback in self.callbacks:
             callback(seen)
+        metrics, stop = self._agreed(seen.metrics, seen.stop)
+        if self.validate is not None and self.monitor not in metrics:
+            raise ValueError(f"monitor={self.monitor!r} is not measured. Measured: {', '.join(metrics)}.")
         self.result.history.append(metrics)
         if self.validate is not None:
             if metrics[self.monitor] < self.best_value:
@@ -263,20 +278,19 @@ class _Run:
                 if self.patience is not None:
                     self.best_state = {k: v.detach().clone() for k, v in self.bnn.state_dict().items()}
             elif self.patience is not None and epoch + 1 - (self.result.best_epoch or 0) >= self.patience:
-                seen.stop = seen.stop or "early stopping"
-        stop = self._agreed(seen.stop)
+                stop = stop or "early stopping"
         if stop:
             self.result.stopped = stop
-        if self.checkpoint is not None and self.rank == 0:
+        if self.checkpoint is not None:
             self.checkpoint.write(self)
 
-    def _agreed(self, stop: str | None) -> str | None:
-        """The first rank decides, so that all stop together."""
+    def _agreed(self, metrics: dict[str, float], stop: str | None) -> tuple[dict[str, float], str | None]:
+        """What the first rank measured, so that all find the same epoch best and stop together."""
         if self.world == 1:
-            return stop
-        shared = [stop]
+            return metrics, stop
+        shared: list[Any] = [metrics, stop]
         torch.distributed.broadcast_object_list(shared, src=0)
-        return shared[0]
+        return shared[0], shared[1]
 
 
 def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
@@ -327,7 +341,7 @@ def _check_finite(bnn: Bayesian, loss: Tensor, epoch: int, index: int) -> None:
 def _num_data(loader: Any) -> int:
     dataset = getattr(loader, "dataset", None)
     if dataset is None or not hasattr(dataset, "__len__"):
-        raise BayeslimError(
+        raise MissingDataSize(
             "The size of the training set is not known from this loader (it has no .dataset with a length). "
             "Pass bayesianize(..., num_data=...)."
         )
@@ -336,12 +350,15 @@ def _num_data(loader: Any) -> int:
 
 def _length(loader: Any) -> int:
     try:
-        return len(loader)
+        batches = len(loader)
     except TypeError:
         raise BayeslimError(
             "fit needs a loader with a length, to know when an epoch ends. Got one without. "
             "Use a DataLoader over a dataset with a length, or train in your own loop with bnn.loss."
         ) from None
+    if not batches:
+        raise BayeslimError("The loader has no batches: there is nothing to train on.")
+    return batches
 
 
 def _rank_and_world() -> tuple[int, int]:
