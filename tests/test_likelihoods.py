@@ -222,7 +222,7 @@ def test_entropies_of_classes(drawn):
     seed, samples, classes, scale = drawn
     f = scale * torch.randn(samples, 7, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     prediction = Categorical().predict(f)
-    check_entropies(prediction, math.log(classes))
+    check_entropies(prediction, distributions.Categorical(logits=f).entropy().mean(0), math.log(classes))
     assert torch.allclose(prediction.probs.sum(-1).double(), torch.ones(7, dtype=torch.float64))
     assert torch.allclose(prediction.mean.double(), f.softmax(-1).mean(0), atol=1e-6)
     if samples == 1:
@@ -235,12 +235,13 @@ def test_entropies_of_binary_targets(drawn):
     seed, samples, targets, scale = drawn
     f = scale * torch.randn(samples, 7, targets, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     prediction = Bernoulli().predict(f)
-    check_entropies(prediction, math.log(2))
+    check_entropies(prediction, distributions.Bernoulli(logits=f).entropy().mean(0), math.log(2))
     expected = distributions.Bernoulli(f.sigmoid().mean(0)).entropy()
     assert torch.allclose(prediction.entropy.double(), expected, atol=1e-5)
 
 
-def check_entropies(prediction, largest):
+def check_entropies(prediction, aleatoric, largest):
+    assert torch.allclose(prediction.aleatoric, aleatoric, atol=1e-6)
     assert torch.allclose(prediction.entropy, prediction.aleatoric + prediction.epistemic, atol=1e-5)
     assert prediction.aleatoric.min() >= 0
     assert prediction.epistemic.min() >= 0
