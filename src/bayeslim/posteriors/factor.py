@@ -95,6 +95,10 @@ class Factor:
         """Qᵀ x: into the eigenbasis."""
         return x if self.vectors is None else self.vectors.mT @ x
 
+    def rotate_vectors(self, x: Tensor) -> Tensor:
+        """Qᵀ x for many vectors, (..., groups, n)."""
+        return x if self.vectors is None else torch.einsum("...gi,gij->...gj", x, self.vectors)
+
     def rotate_back(self, x: Tensor) -> Tensor:
         """Q x: out of the eigenbasis."""
         return x if self.vectors is None else self.vectors @ x

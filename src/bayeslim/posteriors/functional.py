@@ -58,7 +58,7 @@ def positions(layer: LayerMatrix, inputs: Tensor, gradients: Tensor) -> tuple[Te
     a = inputs.reshape(*inputs.shape[:2], groups, features)
     if layer.bias is not None:
         a = torch.cat([a, torch.ones_like(a[..., :1])], -1)
-    return a, gradients.transpose(0, 1).reshape(inputs.shape[0], -1, inputs.shape[1], groups, outputs)
+    return a, gradients.transpose(0, 1).unflatten(-1, (groups, outputs))
 
 
 def gradient_covariance(variance: Tensor, a: Tensor, g: Tensor) -> Tensor:
@@ -75,13 +75,20 @@ def gradient_covariance(variance: Tensor, a: Tensor, g: Tensor) -> Tensor:
     examples, classes, uses = g.shape[:3]
     if uses == 1:
         spread = torch.einsum("bgi,goi->bgo", a[:, 0].square(), variance)
-        whitened = (g[:, :, 0] * spread.sqrt()[:, None]).flatten(2)
-        return whitened @ whitened.mT
+        return _gram((g[:, :, 0] * spread.sqrt()[:, None]).flatten(2))
     std = variance.sqrt()
     step = max(1, CHUNK // (classes * std.numel()))
     covariance = g.new_empty(examples, classes, classes)
     for start in range(0, examples, step):
         part = slice(start, start + step)
         whitened = (torch.einsum("bctgo,btgi->bcgoi", g[part], a[part]) * std).flatten(2)
-        covariance[part] = whitened @ whitened.mT
+        covariance[part] = _gram(whitened)
     return covariance
+
+
+def _gram(x: Tensor) -> Tensor:
+    """x xᵀ for each of a batch, (B, C, n) to (B, C, C)."""
+    # on a CPU a batch of very small matrix products is slower than elementwise passes
+    if x.device.type == "cpu" and x.shape[1] <= 32 and x.shape[2] <= 2048:
+        return torch.stack([(x * x[:, c : c + 1]).sum(-1) for c in range(x.shape[1])], 1)
+    return x @ x.mT

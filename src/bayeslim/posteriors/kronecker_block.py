@@ -221,9 +221,9 @@ class KroneckerBlock:
         a, g = positions(self.layer, inputs.to(self.eigenvalues), gradients.to(self.eigenvalues))
         if self.scales is not None:
             g, a = g / self.scales[0], a / self.scales[1]
-        a = self.inputs.rotate(a[..., None])[..., 0]
-        g = self.outputs.rotate(g[..., None])[..., 0]
-        return gradient_covariance(self.eigenvalues.reciprocal(), a, g)
+        return gradient_covariance(
+            self.eigenvalues.reciprocal(), self.inputs.rotate_vectors(a), self.outputs.rotate_vectors(g)
+        )
 
     def _rotate(self, v: Tensor) -> Tensor:
         return self.outputs.rotate(self.inputs.rotate(v.mT).mT)
