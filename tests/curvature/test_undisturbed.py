@@ -90,3 +90,30 @@ def test_a_seed_repeats_and_another_differs():
     run = lambda seed: kfac(case.model, case.batches(), case.likelihood, seed=seed).layers["0.weight"].G  # noqa: E731
     assert torch.equal(run(1), run(1))
     assert not torch.equal(run(1), run(2))
+
+
+@pytest.mark.parametrize("name", ["convolutions and norms", "words", "attention, time first", "segmentation", "tied"])
+def test_memory_bounds_do_not_change_the_answer(name, monkeypatch):
+    """With room for one example and two columns at a time, every pass goes in many small steps."""
+    case = make(name)
+    basis = kfac(
+        case.model, case.batches(), case.likelihood
+    )  # one for both: eigenvectors of equal eigenvalues are free
+
+    def everything():
+        kron = kfac(case.model, case.batches(), case.likelihood, columns="exact")
+        reduced = kfac(case.model, case.batches(), case.likelihood, columns="exact", sharing="reduce")
+        corrected = ekfac(case.model, case.batches(), case.likelihood, basis, columns="exact")
+        return [
+            *(layer.A for layer in (*kron.layers.values(), *reduced.layers.values())),
+            *(factors.corrected for factors in corrected.values()),
+            *diag(case.model, case.batches(), case.likelihood).values(),
+            ggn(case.model, case.batches(), case.likelihood).matrix,
+            jacobian(case.model, case.x),
+        ]
+
+    roomy = everything()
+    monkeypatch.setattr("bayeslim.curvature.sweep.CPU_CHUNK_BYTES", 1)
+    monkeypatch.setattr("bayeslim.curvature.example_gradients.COLUMNS_AT_ONCE", 2)
+    for small, large in zip(everything(), roomy, strict=True):
+        torch.testing.assert_close(small, large)

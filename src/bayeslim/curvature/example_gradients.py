@@ -1,8 +1,7 @@
-"""Gradients of single examples for chosen weights, without ever holding those of a whole batch.
+"""Gradients of single examples: what every layer saw and what came back to it, for a few columns at a time.
 
-For a layer y_t = W a_t the gradient of one example at W[o, i] is Σ_t g_t[o] a_t[i]: with the layer's inputs and
-output gradients in hand, only the chosen entries are formed. Normalisation layers are alike, and everything else goes
-through the whole network. `rows` yields them in chunks of examples of bounded memory.
+With a layer's inputs and output gradients in hand, each example's gradient follows as an outer product (or elementwise,
+for a normalisation) without the network being run again; what hooks cannot tell goes through the whole network.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 
 from bayeslim.curvature.capture import Capture
 from bayeslim.curvature.layers import MatrixLayer, ScaleLayer, matrix_layer, scale_layer
-from bayeslim.curvature.probe import Probe, examples, probe
-from bayeslim.curvature.sweep import chosen_parameters, examples_at_once
+from bayeslim.curvature.probe import Probe, probe
+from bayeslim.curvature.sweep import chosen_parameters
 from bayeslim.curvature.whole_network import WholeNetwork
 from bayeslim.errors import ShapeMismatch
 from bayeslim.types import Inputs
@@ -198,82 +197,3 @@ class ExampleGradients:
         rest = [name for name in self.names if name not in self.places]
         if rest and (self._whole is None or list(self._whole.params) != rest):
             self._whole = WholeNetwork(self.model, rest)
-
-
-def rows(
-    gradients: ExampleGradients, backward: Backward, weights: Mapping[str, Tensor | None], dtype: torch.dtype
-) -> Iterator[tuple[int, Tensor]]:
-    """Gradients of the chosen weights, (K, b, S), in chunks of examples; yields the number of the first with each."""
-    params = dict(gradients.model.named_parameters())
-    sizes = {name: params[name].numel() if index is None else len(index) for name, index in weights.items()}
-    columns = backward.columns.shape[0]
-    largest = max(_scratch(gradients, backward, name, weights[name]) for name in weights)
-    step = examples_at_once(columns * dtype.itemsize * (sum(sizes.values()) + largest), backward.columns.device)
-    for start in range(0, backward.examples, step):
-        stop = min(start + step, backward.examples)
-        whole = (
-            gradients.whole.gradients(
-                examples(backward.inputs, start, stop, backward.examples), backward.columns[:, start:stop]
-            )
-            if gradients.whole is not None
-            else {}
-        )
-        prepared: dict[str, tuple[Tensor, Tensor] | None] = {}
-        parts = []
-        for name, index in weights.items():
-            part: Tensor | None
-            if name in whole:
-                part = _pick(whole[name].flatten(2).to(dtype), index)
-            else:
-                path, leaf = gradients.direct[name]
-                layer = backward.layers[path]
-                if isinstance(layer.view, ScaleLayer):
-                    part = layer.scales(leaf, start, stop, dtype)
-                    part = None if part is None else _pick(part, index)
-                else:
-                    if path not in prepared:
-                        prepared[path] = layer.matrices(start, stop, dtype)
-                    part = _entries(layer.view, leaf, prepared[path], index)
-            zero = (columns, stop - start, sizes[name])
-            parts.append(backward.columns.new_zeros(zero, dtype=dtype) if part is None else part)
-        yield start, torch.cat(parts, -1)
-
-
-def _pick(values: Tensor, index: Tensor | None) -> Tensor:
-    return values if index is None else values[..., index]
-
-
-def _entries(
-    view: MatrixLayer, leaf: str, matrices: tuple[Tensor, Tensor] | None, index: Tensor | None
-) -> Tensor | None:
-    """Entries of Σ_t g_t a_tᵀ, (K, b, S), from features (b, T, groups, I) and gradients (K, b, T, groups, O)."""
-    if matrices is None:
-        return None
-    a, g = matrices
-    if leaf == "bias":
-        return _pick(g.sum(2).flatten(2), index)
-    if index is None:
-        full = torch.einsum("btgi,kbtgo->kbgoi", a, g)
-        index = torch.arange(full[0, 0].numel(), device=a.device)
-        outputs, inputs = view.locate(index)
-        return full.flatten(2)[..., outputs * view.columns + inputs % view.columns]
-    outputs, inputs = view.locate(index)
-    a, g = a.flatten(2), g.flatten(3)
-    if a.shape[1] == 1:
-        return g[:, :, 0][..., outputs] * a[:, 0][..., inputs]
-    # one product over the positions for the rows and columns that occur, then the entries
-    used_inputs, at_input = inputs.unique(return_inverse=True)
-    used_outputs, at_output = outputs.unique(return_inverse=True)
-    block = torch.einsum("bti,kbto->kboi", a[..., used_inputs], g[..., used_outputs])
-    return block[:, :, at_output, at_input]
-
-
-def _scratch(gradients: ExampleGradients, backward: Backward, name: str, index: Tensor | None) -> int:
-    """About how many numbers a column of one example needs besides the result."""
-    if name not in gradients.direct:
-        return dict(gradients.model.named_parameters())[name].numel()
-    layer = backward.layers[gradients.direct[name][0]]
-    if not isinstance(layer.view, MatrixLayer):
-        return max((x[0].numel() for x, _, _ in layer.calls), default=0)
-    features = max((layer.view.feature_bytes(x, shape) // 4 for x, shape, _ in layer.calls), default=0)
-    return features + (layer.view.module.weight.numel() if features > layer.view.columns or index is None else 0)

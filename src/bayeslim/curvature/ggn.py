@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.curvature.columns import Columns, check_columns, output_columns
-from bayeslim.curvature.example_gradients import Chosen, ExampleGradients, chosen_weights, rows
+from bayeslim.curvature.example_gradients import Chosen, ExampleGradients, chosen_weights
 from bayeslim.curvature.moments import add_outer_products, symmetric
+from bayeslim.curvature.rows import GradientRows
 from bayeslim.curvature.sweep import accumulation_dtype, batches, seeded, sum_over_processes, undisturbed
 from bayeslim.likelihoods import Likelihood
 from bayeslim.types import Batch
@@ -103,11 +104,12 @@ def for_each_row(
     generator = seeded(seed)
     count = torch.zeros((), dtype=torch.float64)
     with undisturbed(model), ExampleGradients(model, weights) as gradients:
+        rows = GradientRows(gradients, weights, dtype)
         for inputs, targets in batches(model, loader, "curvature", progress):
             outputs = gradients.forward(inputs)
             count += outputs.shape[0]
             sent = output_columns(likelihood, outputs, targets, columns, generator)
             for backward in gradients.backward(inputs, outputs, sent):
-                for _, found in rows(gradients, backward, weights, dtype):
+                for _, found in rows(backward):
                     use(found.flatten(0, 1))
     return count

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from bayeslim.curvature.example_gradients import Chosen, ExampleGradients, chosen_weights, rows
+from bayeslim.curvature.example_gradients import Chosen, ExampleGradients, chosen_weights
 from bayeslim.curvature.probe import examples
+from bayeslim.curvature.rows import GradientRows
 from bayeslim.curvature.sweep import accumulation_dtype, examples_at_once, undisturbed
 from bayeslim.types import Inputs, batch_size, device_of, to_device
 
@@ -49,33 +50,31 @@ def jacobians(
         at_once: how many examples; by default as many as bounded memory holds.
     """
     weights = chosen_weights(model, selection)
-    params = dict(model.named_parameters())
-    size = sum(params[name].numel() if index is None else len(index) for name, index in weights.items())
     dtype = accumulation_dtype(model, dtype)
     inputs = to_device(inputs, device_of(model))
     total = batch_size(inputs)
     gradients = ExampleGradients(model, weights)
+    rows = GradientRows(gradients, weights, dtype)
     start = 0
     step = at_once or 1
     while start < total:
         stop = min(start + step, total)
         with undisturbed(model), gradients:  # not held across the yield: the model is the caller's meanwhile
-            outputs, J = _block(gradients, examples(inputs, start, stop, total), weights, size, dtype)
+            outputs, J = _block(rows, examples(inputs, start, stop, total))
         yield outputs, J
         start = stop
         step = at_once or examples_at_once(J[0].numel() * dtype.itemsize, J.device)
 
 
-def _block(
-    gradients: ExampleGradients, inputs: Inputs, weights: dict[str, Tensor | None], size: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _block(rows: GradientRows, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    gradients = rows.gradients
     outputs = gradients.forward(inputs)
     width = outputs[0].numel()
-    J = torch.zeros(outputs.shape[0], width, size, dtype=dtype, device=outputs.device)
+    J = torch.zeros(outputs.shape[0], width, sum(rows.sizes.values()), dtype=rows.dtype, device=outputs.device)
     first = 0
     for backward in gradients.backward(inputs, outputs, _one_hot(outputs)):
         columns = backward.columns.shape[0]
-        for start, found in rows(gradients, backward, weights, dtype):
+        for start, found in rows(backward):
             J[start : start + found.shape[1], first : first + columns] = found.transpose(0, 1)
         first += columns
     return outputs.detach(), J

@@ -18,6 +18,7 @@ enter the class of a layer that behaves like one of these.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class MatrixLayer:
         """Gradients of the outputs, (B, ...), as (B, T, groups, rows)."""
         return g.reshape(g.shape[0] if g.ndim > 1 else 1, -1, 1, g.shape[-1])
 
-    @property
+    @cached_property
     def order(self) -> Tensor | None:
         """Where each column of the matrix has its feature; None where the order is the same."""
         return None
@@ -105,7 +106,7 @@ class ConvolutionLayer(MatrixLayer):
         g = g if g.ndim == self.module.weight.ndim else g.unsqueeze(0)
         return g.movedim(1, -1).reshape(g.shape[0], -1, self.groups, self.rows)
 
-    @property
+    @cached_property
     def order(self) -> Tensor | None:
         """Patches have their channels last."""
         return self._order(flipped=False)
@@ -133,7 +134,7 @@ class TransposedConvolutionLayer(ConvolutionLayer):
         once = (1,) * len(module.kernel_size)
         return patches(F.pad(spread, padding), module.kernel_size, once, module.dilation, module.groups)
 
-    @property
+    @cached_property
     def order(self) -> Tensor | None:
         """Patches have their channels last, and meet the kernel flipped."""
         return self._order(flipped=True)
