@@ -87,7 +87,7 @@ def gradient_covariance(variance: Tensor, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """x xᵀ for each of a batch, (B, C, n) to (B, C, C)."""
+    """The product x xᵀ for each of a batch, (B, C, n) to (B, C, C)."""
     # on a CPU a batch of very small matrix products is slower than elementwise passes
     if x.device.type == "cpu" and x.shape[1] <= 32 and x.shape[2] <= 2048:
         return torch.stack([(x * x[:, c : c + 1]).sum(-1) for c in range(x.shape[1])], 1)
