@@ -19,6 +19,9 @@ from bayeslim.errors import BayeslimWarning
 
 Operator = Callable[[Tensor], Tensor]
 
+AT_ONCE = 2**26
+"""How many numbers the probes of a log-determinant hold together, unless one has more."""
+
 
 @dataclass(frozen=True)
 class Solver:
@@ -99,11 +102,22 @@ def log_det_estimate(
     Returns:
         log-determinants, one for each system.
     """
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (probes, *support.shape), generator=generator).to(support.device)
+    generator = torch.Generator(support.device).manual_seed(0)
     count = support.sum((-2, -1), keepdim=True).double()
-    vector = (2 * signs - 1).to(dtype) * support / count.clamp(min=1).sqrt().to(dtype)
-    previous, beta = torch.zeros_like(vector), torch.zeros_like(count, dtype=dtype)
+    unit = (support / count.clamp(min=1).sqrt()).to(dtype)
+    together = min(probes, max(1, AT_ONCE // max(1, support.numel())))
+    total = torch.zeros_like(count[..., 0, 0])
+    for start in range(0, probes, together):
+        shape = (min(together, probes - start), *support.shape)
+        signs = torch.randint(0, 2, shape, generator=generator, device=support.device, dtype=torch.int8)
+        total = total + _quadrature(product, (2 * signs - 1) * unit, steps).sum(0)
+    return total / probes * count[..., 0, 0]
+
+
+def _quadrature(product: Operator, start: Tensor, steps: int) -> Tensor:
+    """zᵀ (log P) z for unit vectors z, by Lanczos from each."""
+    vector, previous = start, torch.zeros_like(start)
+    beta = torch.zeros_like(start[..., :1, :1])
     alphas, betas = [], []
     for _ in range(steps):
         image = product(vector) - beta * previous
@@ -115,9 +129,8 @@ def log_det_estimate(
         betas.append(beta.double()[..., 0, 0])
     off = torch.diag_embed(torch.stack(betas[:-1], -1), 1)
     values, vectors = torch.linalg.eigh(torch.diag_embed(torch.stack(alphas, -1)) + off + off.mT)
-    tiny = torch.finfo(dtype).tiny
-    quadrature: Tensor = (vectors[..., 0, :].square() * values.clamp(min=tiny).log()).sum(-1)
-    return quadrature.mean(0) * count[..., 0, 0]
+    weights: Tensor = vectors[..., 0, :].square()
+    return (weights * values.clamp(min=torch.finfo(start.dtype).tiny).log()).sum(-1)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver, conjugate_gradients, log_det_estimate
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 
-CHUNK = 2**27
+CHUNK = 2**26
 """How many numbers a batch of factored rows holds at most, unless one row has more."""
 
 EXACT = 2048
@@ -107,7 +107,7 @@ class KeptBlock:
         columns = []
         for part in places.split(max(1, CHUNK // block.eigenvalues.numel())):
             unit = block.eigenvalues.new_zeros(len(part), *block.eigenvalues.shape)
-            unit[:, group].view(len(part), -1)[torch.arange(len(part)), part] = 1
+            unit[:, group].view(len(part), -1).scatter_(1, part[:, None], 1.0)
             columns.append(block.precision_product(unit)[:, group].reshape(len(part), -1)[:, places])
         return torch.cat(columns) if columns else block.eigenvalues.new_zeros(0, 0)
 
@@ -179,4 +179,5 @@ def _row_precision(rows: KroneckerBlock, row: Tensor, places: Tensor, valid: Ten
     if rows.scale is not None:
         scale = rows.scale[group, output].gather(1, places)
         entries = entries * scale[:, :, None] * scale[:, None, :]
-    return torch.where(valid[:, :, None] & valid[:, None, :], entries, torch.eye(places.shape[1]).to(entries))
+    identity = torch.eye(places.shape[1], dtype=entries.dtype, device=entries.device)
+    return torch.where(valid[:, :, None] & valid[:, None, :], entries, identity)

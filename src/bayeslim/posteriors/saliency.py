@@ -147,13 +147,13 @@ class UnitSaliency:
     def rows(self) -> Tensor:
         """The cost of each whole row, (groups, outputs)."""
         inverse = self.block.outputs.spread(self.block.eigenvalues.reciprocal())
-        return (self.block.inputs.rotate(self.mean.mT).mT.square() / inverse).double().sum(2) / 2
+        return (self.block.inputs.rotate(self.mean.mT).mT.square() / inverse).double().sum(2).cpu() / 2
 
     @cached_property
     def columns(self) -> Tensor:
         """The cost of each whole column, (groups, inputs)."""
         inverse = self.block.inputs.spread(self.block.eigenvalues.reciprocal().mT).mT
-        return (self.block.outputs.rotate(self.mean).square() / inverse).double().sum(1) / 2
+        return (self.block.outputs.rotate(self.mean).square() / inverse).double().sum(1).cpu() / 2
 
     def cost(self, group: Group) -> float:
         """½ μ_Sᵀ Σ_SS⁻¹ μ_S of the group's weights in this layer."""
