@@ -129,8 +129,9 @@ def _quadrature(product: Operator, start: Tensor, steps: int) -> Tensor:
         betas.append(beta.double()[..., 0, 0])
     off = torch.diag_embed(torch.stack(betas[:-1], -1), 1)
     values, vectors = torch.linalg.eigh(torch.diag_embed(torch.stack(alphas, -1)) + off + off.mT)
-    weights: Tensor = vectors[..., 0, :].square()
-    return (weights * values.clamp(min=torch.finfo(start.dtype).tiny).log()).sum(-1)
+    logs = values.clamp(min=torch.finfo(start.dtype).tiny).log()
+    quadrature: Tensor = (vectors[..., 0, :].square() * logs).sum(-1)
+    return quadrature
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
