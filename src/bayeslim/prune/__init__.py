@@ -1,0 +1,27 @@
+"""Pruning by the posterior: criteria, budgets, plans, and the cut as conditioning.
+
+`plan` decides what goes and `prune` carries it out; see `score` for what the criteria mean.
+"""
+
+from __future__ import annotations
+
+from bayeslim.prune.act import prune
+from bayeslim.prune.budget import Budget
+from bayeslim.prune.criteria import CRITERIA, Criterion, default_criterion
+from bayeslim.prune.decide import plan
+from bayeslim.prune.plan import EmptyLayer, NothingToCut, ParameterCut, Plan
+from bayeslim.prune.slim import compact
+
+__all__ = [
+    "CRITERIA",
+    "Budget",
+    "Criterion",
+    "EmptyLayer",
+    "NothingToCut",
+    "ParameterCut",
+    "Plan",
+    "compact",
+    "default_criterion",
+    "plan",
+    "prune",
+]

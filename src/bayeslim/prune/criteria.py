@@ -1,0 +1,83 @@
+"""The criteria by name. A new one is a function of posterior and priors, and a line here.
+
+    CRITERIA["mine"] = Criterion("mine", my_weight_scores, my_unit_scores)
+
+A function that gives scores for single weights can also be passed to `plan` as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import TypeAlias
+
+from torch import Tensor
+
+from bayeslim.errors import closest
+from bayeslim.posteriors import Gaussian, Posterior
+from bayeslim.posteriors.saliency import Group
+from bayeslim.priors import Prior
+from bayeslim.prune import score, unit_score
+from bayeslim.types import Params
+
+WeightScores: TypeAlias = Callable[[Posterior, Mapping[str, Prior]], Params]
+UnitScores: TypeAlias = Callable[[Posterior, Mapping[str, Prior], Sequence[Group]], Tensor]
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """How much the posterior wants weights to stay; higher = keep.
+
+    Attributes:
+        name: what a plan calls it.
+        weights: the scores of all single weights, by parameter name.
+        units: the scores of groups of weights; None if the criterion has no meaning for them.
+    """
+
+    name: str
+    weights: WeightScores
+    units: UnitScores | None = None
+
+
+CRITERIA: dict[str, Criterion] = {
+    criterion.name: criterion
+    for criterion in (
+        Criterion("magnitude", score.magnitude, unit_score.unit_magnitude),
+        Criterion("snr", score.snr, unit_score.unit_snr),
+        Criterion("curvature", score.curvature, unit_score.unit_curvature),
+        Criterion("density", score.density, unit_score.unit_density),
+        Criterion("mass", score.mass, unit_score.unit_mass),
+        Criterion("log_alpha", score.log_alpha),
+        Criterion("savage_dickey", score.savage_dickey, unit_score.unit_savage_dickey),
+    )
+}
+"""Criteria by name; a new one is added here."""
+
+
+@singledispatch
+def default_criterion(posterior: Posterior) -> str:
+    """What `criterion="auto"` stands for; register new posteriors here."""
+    return "snr"
+
+
+@default_criterion.register
+def _(posterior: Gaussian) -> str:
+    return "curvature"
+
+
+def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posterior) -> Criterion:
+    """The criterion that is meant by a name, a function or itself."""
+    if isinstance(criterion, Criterion):
+        return criterion
+    if callable(criterion):
+        inner = getattr(criterion, "func", criterion)
+        return Criterion(getattr(inner, "__name__", type(inner).__name__), criterion)
+    name = default_criterion(posterior) if criterion == "auto" else criterion
+    if name not in CRITERIA:
+        hint = closest(str(name), CRITERIA)
+        raise ValueError(
+            f'criterion must be "auto", one of {", ".join(CRITERIA)}, or a function of posterior and priors. '
+            f"Got {criterion!r}.{f' Closest: {hint}.' if hint else ''}"
+        )
+    return CRITERIA[name]

@@ -1,0 +1,46 @@
+"""Carrying a plan out: pruning is conditioning.
+
+The new network's posterior is the old one given that the cut weights are zero. Independent survivors stay where they
+are; correlated ones move to where the posterior wants them, μ_R − Σ_RS Σ_SS⁻¹ μ_S.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.posteriors import Gaussian
+from bayeslim.posteriors.gaussian import How
+from bayeslim.prune.plan import Plan
+from bayeslim.types import Params
+
+
+def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
+    """A copy of `bnn` with a plan carried out on top of what was cut before; `bnn` is not touched.
+
+    Args:
+        bnn: the network.
+        plan: what to cut.
+        how: how the survivors of correlated posteriors are solved for; see `Gaussian.condition`.
+    """
+    plan.check(bnn.model)
+    pruned = copy.deepcopy(bnn)
+    masks = dict(bnn.masks)
+    for name, mask in plan.masks.items():
+        own = mask.to(bnn.model.get_parameter(name).device)
+        masks[name] = own & masks[name].to(own.device) if name in masks else own
+    pruned.masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
+    pruned.plan_ = plan
+    condition(pruned, pruned.masks, how)
+    return pruned
+
+
+def condition(bnn: Bayesian, masks: Params, how: How) -> None:
+    """Condition a network's posterior on masks, in place; parameters without a posterior are set to zero."""
+    posterior = bnn.posterior_
+    inside = {name: mask for name, mask in masks.items() if name in posterior.names}
+    # Where weights are independent, solving jointly and by rows are the same nothing.
+    options: dict[str, Any] = {"how": how} if isinstance(posterior, Gaussian) else {}
+    bnn.method.condition(bnn, inside, **options)
+    bnn.keep_zeros()

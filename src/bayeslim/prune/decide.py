@@ -1,0 +1,254 @@
+"""`plan`: what to cut from a network to meet a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError
+from bayeslim.posteriors import Posterior
+from bayeslim.posteriors.gaussian import How
+from bayeslim.prune.budget import Budget
+from bayeslim.prune.criteria import Criterion, WeightScores, find_criterion
+from bayeslim.prune.cut import cut
+from bayeslim.prune.items import Items, Scene, block_items, pattern, weight_items
+from bayeslim.prune.plan import EmptyLayer, NothingToCut, Plan
+from bayeslim.prune.price import price
+from bayeslim.prune.ranking import Ranking, rank
+from bayeslim.prune.search import fewest, harm, most
+from bayeslim.prune.unit_items import unit_items
+from bayeslim.types import Inputs, Params
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to decide; see `plan`, and `prune` for `how`."""
+
+    granularity: str = "weight"
+    criterion: str | Criterion | WeightScores = "auto"
+    example: Inputs = None
+    validate: Iterable[Any] | None = None
+    how: How = "joint"
+
+
+def plan(
+    bnn: Bayesian,
+    budget: Budget | None = None,
+    *,
+    granularity: str = "weight",
+    criterion: str | Criterion | WeightScores = "auto",
+    example: Inputs = None,
+    validate: Iterable[Any] | None = None,
+    start: Plan | None = None,
+) -> Plan:
+    """Decide what to cut; nothing is changed.
+
+    Args:
+        bnn: a fitted Bayesian network.
+        budget: how much to cut. None is for N:M patterns: every layer that can takes the pattern.
+        granularity: "weight"; "unit" (neurons, channels, heads, recurrent units: what compaction can remove); or "N:M",
+            N of every M neighbouring inputs, such as "2:4".
+        criterion: what to rank by: "auto", a name in `bayeslim.prune.CRITERIA`, or a function of posterior and priors
+            that gives every weight a score, higher = keep.
+        example: inputs of the network, needed for units, flops and latency.
+        validate: validation data for `Budget(max_error_increase=...)` and `Budget(evidence=True)`; never test data.
+        start: a plan whose cuts are taken for granted.
+
+    Raises:
+        NothingToCut: if the budget is met already, or nothing can go without harm.
+        EmptyLayer: if a layer would lose everything.
+
+    >>> import bayeslim as bl
+    >>> bnn = bl.bayesianize(torch.nn.Linear(8, 4), bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    >>> plan(bnn, Budget(sparsity=0.75)).sparsity
+    0.75
+    """
+    return decide(bnn, budget, Settings(granularity, criterion, example, validate), start)
+
+
+def decide(
+    bnn: Bayesian,
+    budget: Budget | None,
+    settings: Settings,
+    start: Plan | None = None,
+    *,
+    share: float = 1.0,
+    reference: Bayesian | None = None,
+) -> Plan:
+    """A plan that goes a share of the way to the budget.
+
+    Args:
+        bnn: the network.
+        budget: the goal.
+        settings: how to decide.
+        start: a plan whose cuts are taken for granted.
+        share: how far to go: for counted goals on the logarithm of what is left, for an error of its increase.
+        reference: the network that a rise of the error counts from; `bnn` if not given.
+    """
+    ranking, criterion = _ranked(bnn, budget, settings, start)
+    items = ranking.items
+    if budget is None:
+        count = ranking.limit
+    elif budget.goal in ("max_error_increase", "evidence"):
+        count = _harmless(bnn, budget, settings, ranking, share, reference)
+    else:
+        count = _counted(bnn, budget, settings, ranking)
+        if share < 1:
+            left = len(items) - ranking.gone
+            count = len(items) - round(left * ((len(items) - count) / left) ** share)
+    if count <= ranking.gone:
+        raise NothingToCut(_nothing(budget, ranking))
+    return _plan(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+
+
+def _ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
+    n_of_m = _check(bnn, budget, settings)
+    posterior = bnn.posterior_
+    criterion = find_criterion(settings.criterion, posterior)
+    if budget is not None and budget.threshold is not None and settings.criterion == "auto":
+        raise ValueError(
+            f'A threshold belongs to a criterion, and what "auto" stands for may change (here {criterion.name}). '
+            f'Pass criterion="{criterion.name}", or another.'
+        )
+    _check_finite(posterior, with_variance=criterion.name != "magnitude")
+    masks: Params = {name: mask.cpu() for name, mask in bnn.masks.items()}
+    for name, mask in (start.masks if start is not None else {}).items():
+        masks[name] = masks[name] & mask if name in masks else mask
+    if start is not None and start.cut:
+        start.check(bnn.model)
+    scene = Scene(bnn, posterior, criterion, tuple(budget.protect) if budget else (), masks)
+    if n_of_m is not None:
+        items = block_items(scene, *n_of_m)
+    elif settings.granularity == "unit":
+        items = unit_items(scene, settings.example)
+    else:
+        items = weight_items(scene)
+    scope, keep_best = (budget.scope, budget.empty_layers == "keep best") if budget else ("global", False)
+    return rank(items, scope, keep_best), criterion
+
+
+def _check(bnn: Bayesian, budget: Budget | None, settings: Settings) -> tuple[int, int] | None:
+    """Refuse what cannot be decided; returns N and M of a pattern."""
+    if not isinstance(bnn, Bayesian):
+        raise TypeError(f"plan needs a Bayesian network: bl.bayesianize(model, ...). Got {type(bnn).__name__}.")
+    n_of_m = pattern(settings.granularity) if isinstance(settings.granularity, str) else None
+    if n_of_m is None and settings.granularity not in ("weight", "unit"):
+        raise ValueError(f'granularity must be "weight", "unit" or "N:M", such as "2:4". Got {settings.granularity!r}.')
+    if budget is None:
+        if n_of_m is None:
+            raise TypeError("plan needs a budget, such as bl.Budget(sparsity=0.9).")
+        return n_of_m
+    if not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a bl.Budget, such as bl.Budget(sparsity=0.9). Got {budget!r}.")
+    needs_example = settings.granularity == "unit" or budget.goal in ("flops", "latency")
+    if needs_example and settings.example is None:
+        what = "Finding units" if settings.granularity == "unit" else f"Counting {budget.goal}"
+        raise ValueError(f"{what} needs inputs to run the network on: pass example=x, one batch of inputs.")
+    if budget.goal == "latency" and settings.granularity != "unit":
+        raise ValueError(
+            "Zeros alone make no network faster; only units that go do. "
+            'Use granularity="unit" with Budget(latency=...), or a budget in flops or bytes.'
+        )
+    if budget.goal in ("max_error_increase", "evidence") and settings.validate is None:
+        raise ValueError(f"Budget({budget.goal}=...) is searched on validation data: pass validate=loader.")
+    return n_of_m
+
+
+def _check_finite(posterior: Posterior, with_variance: bool) -> None:
+    for what, values in (("mean", posterior.mean), ("variance", posterior.variance if with_variance else {})):
+        for name, value in values.items():
+            if not bool(torch.isfinite(value).all()):
+                raise BayeslimError(
+                    f'The posterior {what} of "{name}" holds NaN or infinite values, so weights cannot be ranked. '
+                    "Refit the network, or go back to a checkpoint."
+                )
+
+
+def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking) -> int:
+    """How many items meet a goal that can be counted."""
+    items = ranking.items
+    if budget.goal == "threshold":
+        count = ranking.gone + int((items.scores[ranking.order[ranking.gone :]] < budget.value).sum())
+        if count > ranking.limit:
+            raise EmptyLayer(_emptied(budget, ranking, f"Scores from {budget.value:g} on leave nothing there"))
+        return count
+    target = budget.value
+    if budget.goal == "sparsity":
+        size = sum(bnn.model.get_parameter(name).numel() for name in items.weights)
+        target = size - round(budget.value * size)
+    counted = price(budget.goal, bnn.mean_network(), items, settings.example)
+
+    def left(count: int) -> float:
+        return counted(items.masks(ranking.cut(count)))
+
+    least = left(ranking.limit)
+    if least > target:
+        best = f"the least that can be reached is {_shown(budget, least, items, bnn)}"
+        if ranking.blocked:
+            raise EmptyLayer(_emptied(budget, ranking, best[0].upper() + best[1:]))
+        raise ValueError(f"{budget} cannot be met: {best}. Protect less, or ask for less.")
+    return fewest(left, target, ranking.gone, ranking.limit)
+
+
+def _harmless(
+    bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking, share: float, reference: Bayesian | None
+) -> int:
+    """How many items can go, as measured on validation data."""
+    assert settings.validate is not None
+    is_fine = harm(reference or bnn, budget, settings.validate, share)
+
+    def harmless(count: int) -> bool:
+        return is_fine(cut(bnn, _plan(ranking, count, "", settings.granularity, ""), settings.how))
+
+    return most(harmless, ranking.gone, ranking.limit, len(ranking.items))
+
+
+def _plan(ranking: Ranking, count: int, criterion: str, granularity: str, budget: str) -> Plan:
+    items = ranking.items
+    chosen = ranking.cut(count)
+    masks = {n: m for n, m in items.masks(chosen).items() if n in items.weights or not bool(m.all())}
+    stays = torch.ones(len(items), dtype=torch.bool)
+    stays[chosen] = False
+    left = dict(items.left)
+    thresholds: dict[str, float] = {}
+    for place, layer in enumerate(items.layer_names):
+        scores = items.scores[stays & (items.layers == place)]
+        finite = scores[torch.isfinite(scores)]
+        if len(finite):
+            thresholds[layer] = float(finite.min())
+        if layer in ranking.spared and len(scores) == 1:
+            left[layer] = "its best one was kept, all others go"
+        elif layer in masks and bool(masks[layer].all()):
+            left[layer] = "all its scores are above the cut"
+    return Plan(masks, criterion, granularity, budget, thresholds, left)
+
+
+def _nothing(budget: Budget | None, ranking: Ranking) -> str:
+    gone = f"{ranking.gone:,} of {len(ranking.items):,} are cut already"
+    if budget is None:
+        return f"Nothing is left to cut: {gone}."
+    if budget.goal in ("max_error_increase", "evidence"):
+        return f"No cut keeps within {budget} on the validation data; {gone}. Allow more, or fine-tune first."
+    if budget.goal == "threshold":
+        return f"No score is below {budget.value:g} ({gone}). Raise the threshold."
+    return f"{budget} is met without cutting anything: {gone}. Ask for more."
+
+
+def _emptied(budget: Budget, ranking: Ranking, remark: str) -> str:
+    return (
+        f'{budget} cannot be met without cutting everything in "{ranking.blocked}". {remark}. '
+        'Use Budget(..., empty_layers="keep best") to leave such layers their best, scope="layer", or protect them.'
+    )
+
+
+def _shown(budget: Budget, least: float, items: Items, bnn: Bayesian) -> str:
+    if budget.goal == "sparsity":
+        size = sum(bnn.model.get_parameter(name).numel() for name in items.weights)
+        return f"a sparsity of {1 - least / max(size, 1):.4f}"
+    number = f"{least:.3g} s" if budget.goal == "latency" else f"{math.ceil(least):,}"
+    return f"{number} ({budget.goal})"

@@ -1,0 +1,233 @@
+"""What can go: weights, units or N:M layers, each an item with a score.
+
+A cut is a set of items; `Items.masks` says what it does to the parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.compact import UnitGraph
+from bayeslim.errors import BayeslimError, NoSiteMatched
+from bayeslim.posteriors import Posterior
+from bayeslim.prune.criteria import Criterion
+from bayeslim.select import Selection, is_norm, is_weight, matcher, owner
+from bayeslim.types import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """What can go.
+
+    Attributes:
+        scores: of each item, higher = keep; float64.
+        ties: what decides between equal scores, likewise.
+        layers: which layer each belongs to, as places in `layer_names`.
+        layer_names: the layers.
+        gone: which are cut already.
+        masks: the masks (True = kept) after cutting the items at some places, with what was cut before.
+        weights: the parameters whose zeros make up the sparsity.
+        left: why parameters, or parts of them, cannot go.
+        may_empty: whether all items of a layer may go.
+        graph: the network's units, if items are units.
+    """
+
+    scores: Tensor
+    ties: Tensor
+    layers: Tensor
+    layer_names: tuple[str, ...]
+    gone: Tensor
+    masks: Callable[[Tensor], Params]
+    weights: tuple[str, ...]
+    left: dict[str, str]
+    may_empty: bool = False
+    graph: UnitGraph | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A network about to be cut.
+
+    Attributes:
+        bnn: the network.
+        posterior: its posterior.
+        criterion: what to rank by.
+        protect: selections of parameters that are left alone.
+        start: what is cut already: True = kept, by name.
+    """
+
+    bnn: Bayesian
+    posterior: Posterior
+    criterion: Criterion
+    protect: tuple[Selection, ...]
+    start: Mapping[str, Tensor]
+
+    def kept(self, name: str) -> Tensor:
+        """The starting mask of a parameter, on the CPU."""
+        shape = self.bnn.model.get_parameter(name).shape
+        return self.start[name].cpu() if name in self.start else torch.ones(shape, dtype=torch.bool)
+
+    def protected(self) -> set[str]:
+        """The protected parameters."""
+        parameters = [(name, p, owner(self.bnn.model, name)[0]) for name, p in self.bnn.model.named_parameters()]
+        chosen: set[str] = set()
+        for selection in self.protect:
+            matches = matcher(selection)
+            found = {name for name, p, module in parameters if matches(name, p, module)}
+            if not found:
+                shown = getattr(selection, "__name__", None) or repr(selection)
+                raise NoSiteMatched(
+                    f"protect={shown} matches none of the parameters of {self.bnn.sites.model}. "
+                    "Print bl.sites(model) for their names."
+                )
+            chosen |= found
+        return chosen
+
+    def prunable(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The parameters whose weights can go one by one, and why the others cannot."""
+        protected, random = self.protected(), set(self.posterior.names)
+        names, left = [], {}
+        for name, p in self.bnn.model.named_parameters():
+            module, _ = owner(self.bnn.model, name)
+            why = _why_not(name, p, module)
+            if why is None and name in protected:
+                why = "protected"
+            if why is None and name not in random:
+                why = "it has no posterior: trained as a point"
+            if why is None:
+                names.append(name)
+            else:
+                left[name] = why
+        if not names:
+            raise BayeslimError(
+                f"No weight of {self.bnn.sites.model} can go: {'; '.join(f'{n}: {why}' for n, why in left.items())}."
+            )
+        return tuple(names), left
+
+    def weight_scores(self, names: tuple[str, ...]) -> Params:
+        """The scores of single weights, checked, on the CPU."""
+        scores = self.criterion.weights(self.posterior, self.bnn.priors)
+        return {name: checked(scores[name].double().cpu(), f'"{name}"', self.criterion.name) for name in names}
+
+
+def _why_not(name: str, p: nn.Parameter, module: nn.Module) -> str | None:
+    if is_norm(module):
+        return "normalisation"
+    return None if is_weight(name, p, module) else "bias"
+
+
+def checked(scores: Tensor, of: str, criterion: str) -> Tensor:
+    """The scores, once they are known to be numbers."""
+    if bool(scores.isnan().any()):
+        raise BayeslimError(
+            f"The {criterion} scores of {of} hold NaN, so weights cannot be ranked. Check the criterion."
+        )
+    return scores
+
+
+def weight_items(scene: Scene) -> Items:
+    """Every prunable weight by itself."""
+    names, left = scene.prunable()
+    scores = scene.weight_scores(names)
+    shapes = {name: scores[name].shape for name in names}
+    sizes = [shape.numel() for shape in shapes.values()]
+    kept = torch.cat([scene.kept(name).flatten() for name in names])
+
+    def masks(cut: Tensor) -> Params:
+        left_over = kept.clone()
+        left_over[cut] = False
+        return {name: part.view(shapes[name]) for name, part in zip(names, left_over.split(sizes), strict=True)}
+
+    return Items(
+        scores=torch.cat([scores[name].flatten() for name in names]),
+        ties=torch.cat([scene.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
+        layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)),
+        layer_names=names,
+        gone=~kept,
+        masks=masks,
+        weights=names,
+        left=left,
+    )
+
+
+def pattern(granularity: str) -> tuple[int, int] | None:
+    """N and M of "N:M", or None for another granularity.
+
+    >>> pattern("2:4")
+    (2, 4)
+    """
+    found = re.fullmatch(r"(\d{1,4}):(\d{1,4})", granularity)
+    if found is None:
+        return None
+    n, m = int(found[1]), int(found[2])
+    if not 0 < n < m:
+        raise ValueError(f'granularity="N:M" keeps N of every M weights, with 0 < N < M. Got "{granularity}".')
+    return n, m
+
+
+def block_items(scene: Scene, n: int, m: int) -> Items:
+    """Whole layers, cut so that of every m neighbouring inputs of an output n stay, those with the best scores."""
+    names, left = scene.prunable()
+    fitting: list[str] = []
+    for name in names:
+        module, _ = owner(scene.bnn.model, name)
+        shape = scene.bnn.model.get_parameter(name).shape
+        inputs = shape[_input_dim(module)]
+        if inputs % m:
+            left[name] = f"its {inputs} inputs are no multiple of {m}"
+        else:
+            fitting.append(name)
+    if not fitting:
+        raise BayeslimError(
+            f"No weight can take the pattern {n}:{m}: {'; '.join(f'{name}: {why}' for name, why in left.items())}."
+        )
+    scores = scene.weight_scores(tuple(fitting))
+    keeps, costs = {}, []
+    for name in fitting:
+        dim = _input_dim(owner(scene.bnn.model, name)[0])
+        usable = torch.where(scene.kept(name), scores[name], -torch.inf)
+        keeps[name] = _best_of_blocks(usable, scene.posterior.mean[name].double().abs().cpu(), n, m, dim)
+        lost = usable[~keeps[name] & scene.kept(name)]
+        costs.append(float(lost.mean()) if len(lost) else -torch.inf)
+
+    def masks(cut: Tensor) -> Params:
+        chosen = set(cut.tolist())
+        return {
+            name: scene.kept(name) & keeps[name] if place in chosen else scene.kept(name)
+            for place, name in enumerate(fitting)
+        }
+
+    return Items(
+        scores=torch.tensor(costs, dtype=torch.float64),
+        ties=torch.zeros(len(fitting), dtype=torch.float64),
+        layers=torch.arange(len(fitting)),
+        layer_names=tuple(fitting),
+        gone=torch.tensor([not bool((scene.kept(name) & ~keeps[name]).any()) for name in fitting]),
+        masks=masks,
+        weights=tuple(fitting),
+        left=left,
+        may_empty=True,
+    )
+
+
+def _input_dim(module: nn.Module) -> int:
+    transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    return 0 if isinstance(module, transposed) else 1
+
+
+def _best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
+    """True for the n best of every m neighbours along a dimension; of equals, the later."""
+    blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
+    order = second.argsort(-1, stable=True)
+    order = order.gather(-1, blocks.gather(-1, order).argsort(-1, stable=True))
+    kept = torch.zeros_like(blocks, dtype=torch.bool).scatter_(-1, order[..., m - n :], True)
+    return kept.flatten(-2).movedim(-1, dim).contiguous()

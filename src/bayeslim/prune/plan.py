@@ -1,0 +1,217 @@
+"""A `Plan`: what to cut, as data. `bayeslim.plan` makes it and `bayeslim.prune` carries it out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.errors import BayeslimError, NoSiteMatched, ShapeMismatch, closest
+from bayeslim.prune import plan_json
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+    from bayeslim.prune.budget import Budget
+
+
+class NothingToCut(BayeslimError, ValueError):
+    """A plan that cuts nothing, or a budget that is met already."""
+
+
+class EmptyLayer(BayeslimError, ValueError):
+    """A plan that cuts everything in a layer."""
+
+
+@dataclass(frozen=True)
+class ParameterCut:
+    """What a plan does to one parameter: its name and shape, how many of its weights stay, and a remark."""
+
+    name: str
+    shape: tuple[int, ...]
+    kept: int
+    remark: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many weights it has."""
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """What to cut. Frozen; printed as a table; equal plans have equal contents.
+
+    Attributes:
+        masks: True = kept, by parameter name, on the CPU.
+        criterion: what weights were ranked by.
+        granularity: "weight", "unit" or N:M, such as "2:4".
+        budget: the budget it was made for, in words.
+        thresholds: by parameter (by layer for units), the lowest score that stays.
+        left: why parameters, or parts of them, were left alone.
+    """
+
+    masks: Mapping[str, Tensor]
+    criterion: str = "by hand"
+    granularity: str = "weight"
+    budget: str = ""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, mask in self.masks.items():
+            if not isinstance(name, str) or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+                kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+                raise TypeError(f"A plan's masks are boolean tensors by parameter name, True = kept. Got {kind}.")
+        masks = {name: mask.detach().cpu().clone() for name, mask in self.masks.items()}
+        object.__setattr__(self, "masks", MappingProxyType(masks))
+        object.__setattr__(self, "thresholds", MappingProxyType(dict(self.thresholds)))
+        object.__setattr__(self, "left", MappingProxyType(dict(self.left)))
+
+    @property
+    def parameters(self) -> tuple[ParameterCut, ...]:
+        """What happens to each parameter it names."""
+        return tuple(
+            ParameterCut(name, tuple(mask.shape), int(mask.sum()), self.left.get(name, ""))
+            for name, mask in self.masks.items()
+        )
+
+    @property
+    def cut(self) -> int:
+        """How many parameters it sets to zero, biases included."""
+        return sum(p.size - p.kept for p in self.parameters)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of the weights it names (parameters with two or more dimensions) that it sets to zero."""
+        weights = [p for p in self.parameters if len(p.shape) > 1] or list(self.parameters)
+        return sum(p.size - p.kept for p in weights) / max(1, sum(p.size for p in weights))
+
+    def check(self, model: nn.Module) -> None:
+        """Raise unless the plan fits `model`, cuts something, and leaves something in every weight.
+
+        Raises:
+            ShapeMismatch: for a plan of another model.
+            NothingToCut: if it cuts nothing.
+            EmptyLayer: if it cuts a whole weight matrix.
+        """
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        for name, mask in self.masks.items():
+            if name not in shapes:
+                hint = closest(name, shapes) or ", ".join(list(shapes)[:3])
+                raise ShapeMismatch(
+                    f'The plan is for another model: it cuts "{name}", which {type(model).__name__} does not have. '
+                    f"Closest names: {hint}."
+                )
+            if shapes[name] != tuple(mask.shape):
+                raise ShapeMismatch(
+                    f'The plan is for another model: its mask of "{name}" is {tuple(mask.shape)}, the parameter of '
+                    f"{type(model).__name__} {shapes[name]}."
+                )
+        if not self.cut:
+            raise NothingToCut("The plan cuts nothing. Make one with bl.plan(bnn, bl.Budget(sparsity=0.5)).")
+        for p in self.parameters:
+            if len(p.shape) > 1 and not p.kept:
+                raise EmptyLayer(
+                    f'The plan cuts all {p.size:,} weights of "{p.name}", so nothing would pass it. Use '
+                    'Budget(..., empty_layers="keep best"), scope="layer", or plan.undo to leave it alone.'
+                )
+
+    def merge(self, other: Plan) -> Plan:
+        """The plan that cuts what either cuts.
+
+        Raises:
+            ShapeMismatch: if they are for different models.
+        """
+        for name, mask in other.masks.items():
+            if name in self.masks and self.masks[name].shape != mask.shape:
+                raise ShapeMismatch(
+                    f'Plans for different models cannot be merged: "{name}" is {tuple(self.masks[name].shape)} in one '
+                    f"and {tuple(mask.shape)} in the other."
+                )
+        masks = dict(other.masks) | {n: mask & other.masks.get(n, mask) for n, mask in self.masks.items()}
+        both = {name: value for name, value in self.left.items() if other.left.get(name) == value}
+        return Plan(
+            {name: masks[name] for name in dict.fromkeys((*self.masks, *other.masks))},
+            _joined(self.criterion, other.criterion),
+            _joined(self.granularity, other.granularity),
+            _joined(self.budget, other.budget),
+            left=both,
+        )
+
+    def tighten(self, bnn: Bayesian, budget: Budget, **options: Any) -> Plan:
+        """A plan that cuts what this one cuts, and more of `bnn`, to meet a tighter budget.
+
+        Args:
+            bnn: the network it is for.
+            budget: the new budget.
+            options: as for `bayeslim.plan`; criterion and granularity are this plan's unless given.
+        """
+        from bayeslim.prune.decide import plan
+
+        named = {"criterion": self.criterion, "granularity": self.granularity}
+        return plan(bnn, budget, start=self, **(named | options))
+
+    def undo(self, *names: str) -> Plan:
+        """The plan without its cuts in some parameters.
+
+        Args:
+            names: of parameters or modules, or regular expressions that match whole parameter names.
+        """
+        chosen = {n for n in self.masks for s in names if n == s or n.startswith(f"{s}.") or re.fullmatch(s, n)}
+        if not chosen:
+            raise NoSiteMatched(
+                f"undo({', '.join(map(repr, names))}) matches none of the parameters of the plan: "
+                f"{', '.join(self.masks)}."
+            )
+        masks = {n: torch.ones_like(mask) if n in chosen else mask for n, mask in self.masks.items()}
+        left = {**self.left, **dict.fromkeys(sorted(chosen), "its cuts were undone")}
+        return replace(
+            self, masks=masks, left=left, thresholds={n: t for n, t in self.thresholds.items() if n not in chosen}
+        )
+
+    def to_json(self) -> str:
+        """The plan as JSON, masks as compressed bits."""
+        return plan_json.dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """A plan from `to_json`.
+
+        Raises:
+            CorruptFile: if the text is anything else.
+        """
+        return cls(**plan_json.loads(text))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __repr__(self) -> str:
+        kept = sum(p.kept for p in self.parameters)
+        budget = f" for {self.budget}" if self.budget else ""
+        lines = [
+            f"Plan: {100 * self.sparsity:.2f} % of the weights go ({self.cut:,} parameters of {kept + self.cut:,}), "
+            f"by {self.criterion} of each {self.granularity}{budget}"
+        ]
+        width = max((len(name) for name in (*self.masks, *self.left)), default=0)
+        for p in self.parameters:
+            shape = "×".join(map(str, p.shape))
+            share = 100 * (1 - p.kept / max(p.size, 1))
+            score = f"  score ≥ {self.thresholds[p.name]:.4g}" if p.name in self.thresholds else ""
+            remark = f"  {p.remark}" if p.remark else ""
+            lines.append(
+                f"  {p.name:<{width}}  {shape:>14}  {p.size:>11,} -> {p.kept:<11,} {share:6.2f} %{score}{remark}"
+            )
+        lines += [f"  {n:<{width}}  {'left alone':>14}  {why}" for n, why in self.left.items() if n not in self.masks]
+        return "\n".join(lines)
+
+
+def _joined(one: str, other: str) -> str:
+    return one if one == other else " + ".join(part for part in (one, other) if part)

@@ -1,0 +1,110 @@
+"""Plans as JSON: masks as bits, eight a byte, deflated, in base 64.
+
+Reading takes nothing on trust: every field has its type, a mask has exactly the bits its shape asks for, and no more
+memory is taken than a text of its length can stand for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeslim.errors import CorruptFile
+
+if TYPE_CHECKING:
+    from bayeslim.prune.plan import Plan
+
+FORMAT = "bayeslim plan"
+VERSION = 1
+_DEFLATE_AT_MOST = 1032
+"""The most bytes that one deflated byte can stand for."""
+
+
+def dumps(plan: Plan) -> str:
+    """A plan as JSON."""
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "criterion": plan.criterion,
+            "granularity": plan.granularity,
+            "budget": plan.budget,
+            "thresholds": {name: float(value) for name, value in plan.thresholds.items() if math.isfinite(value)},
+            "left": dict(plan.left),
+            "masks": {name: _encoded(mask) for name, mask in plan.masks.items()},
+        },
+        allow_nan=False,
+    )
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The fields of a plan, from `dumps`.
+
+    Raises:
+        CorruptFile: if the text is no plan.
+    """
+    try:
+        fields = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptFile(f"A plan must be JSON as written by Plan.to_json. {error}.") from None
+    expected = {"format", "version", "criterion", "granularity", "budget", "thresholds", "left", "masks"}
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise CorruptFile(f'This JSON is no plan: "format" must be "{FORMAT}". Write plans with Plan.to_json.')
+    if fields.get("version") != VERSION:
+        raise CorruptFile(f"The plan has version {fields.get('version')!r}; this bayeslim reads version {VERSION}.")
+    if set(fields) != expected:
+        raise CorruptFile(f"A plan has the fields {sorted(expected)}. Got {sorted(fields)}.")
+    for name in ("criterion", "granularity", "budget"):
+        _require(isinstance(fields[name], str), f'"{name}" must be text')
+    for name in ("thresholds", "left", "masks"):
+        _require(isinstance(fields[name], dict), f'"{name}" must be an object')
+    _require(all(isinstance(why, str) for why in fields["left"].values()), "reasons must be text")
+    _require(all(_is_number(t) for t in fields["thresholds"].values()), "thresholds must be finite numbers")
+    masks = {name: _decoded(name, entry) for name, entry in fields["masks"].items()}
+    own = {name: fields[name] for name in ("criterion", "granularity", "budget", "thresholds", "left")}
+    return own | {"masks": masks}
+
+
+def _encoded(mask: Tensor) -> dict[str, Any]:
+    bits = np.packbits(mask.contiguous().numpy().reshape(-1)).tobytes()
+    return {"shape": list(mask.shape), "kept": base64.b64encode(zlib.compress(bits, 9)).decode("ascii")}
+
+
+def _decoded(name: str, entry: Any) -> Tensor:
+    _require(isinstance(entry, dict) and set(entry) == {"shape", "kept"}, f'the mask of "{name}" needs shape and kept')
+    shape, text = entry["shape"], entry["kept"]
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= 16
+    _require(
+        whole and isinstance(text, str), f'the mask of "{name}" must have a shape of whole numbers and bits as text'
+    )
+    count = math.prod(shape)
+    size = -(-count // 8)
+    reader = zlib.decompressobj()
+    try:
+        packed = base64.b64decode(text, validate=True)
+        fits = size <= _DEFLATE_AT_MOST * len(packed)
+        bits = reader.decompress(packed, size + 1) if fits else b""
+    except (binascii.Error, zlib.error) as error:
+        raise CorruptFile(f'The plan is damaged: the mask of "{name}" cannot be read ({error}).') from None
+    exact = len(bits) == size and reader.eof and not reader.unused_data
+    _require(exact, f'the mask of "{name}" does not have the bits of its shape {shape}')
+    flat = np.unpackbits(np.frombuffer(bits, dtype=np.uint8))
+    _require(not flat[count:].any(), f'the mask of "{name}" has bits beyond its shape {shape}')
+    return torch.from_numpy(flat[:count].astype(bool)).reshape(shape)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise CorruptFile(f"The plan is damaged: {what}.")

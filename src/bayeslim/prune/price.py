@@ -1,0 +1,151 @@
+"""What a cut leaves: weights, parameters, arithmetic, bytes and seconds, each falling as more goes.
+
+The arithmetic of a layer is in proportion to the weights it has left. Products between activations (attention scores)
+count in full, so the network never takes more than is said.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from bayeslim.compact import compaction, cost
+from bayeslim.compact.sparse import stored_bytes
+from bayeslim.compact.trace import evaluating_copy, run_example
+from bayeslim.prune.items import Items
+from bayeslim.types import Inputs, Params, device_of, to_device
+
+Price = Callable[[Params], float]
+"""What a network costs after cutting by masks."""
+
+
+def price(goal: str, model: nn.Module, items: Items, example: Inputs) -> Price:
+    """How to count what a goal is about.
+
+    Args:
+        goal: "sparsity" (counted as weights left), "parameters", "flops", "bytes" or "latency".
+        model: the plain network.
+        items: what can go.
+        example: inputs, for flops and latency.
+    """
+    if goal == "sparsity":
+        return lambda masks: float(sum(int(masks[name].sum()) for name in items.weights))
+    if goal == "parameters":
+        total = sum(p.numel() for p in model.parameters())
+        return lambda masks: float(total - _cut(masks))
+    if goal == "bytes":
+        return _unit_bytes(model) if items.graph is not None else _sparse_bytes(model)
+    return _flops(model, example) if goal == "flops" else _latency(model, items, example)
+
+
+def _cut(masks: Params) -> int:
+    return sum(mask.numel() - int(mask.sum()) for mask in masks.values())
+
+
+def _flops(model: nn.Module, example: Inputs) -> Price:
+    total = cost(model, example).flops
+    each = {
+        name: flops / model.get_parameter(name).numel() for name, flops in flops_by_parameter(model, example).items()
+    }
+
+    def flops(masks: Params) -> float:
+        return total - sum(each.get(name, 0.0) * _cut({name: mask}) for name, mask in masks.items())
+
+    return flops
+
+
+def flops_by_parameter(model: nn.Module, example: Inputs) -> dict[str, float]:
+    """The additions and multiplications of one call in which each parameter takes part."""
+    network = evaluating_copy(model).cpu()
+    attribution = _Attribution({p.untyped_storage().data_ptr(): name for name, p in network.named_parameters()})
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # fused kernels would hide the products they are made of
+        with torch.backends.mkldnn.flags(enabled=False), attribution:
+            run_example(network, to_device(example, "cpu"))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return attribution.flops
+
+
+class _Attribution(TorchDispatchMode):
+    """Adds the arithmetic of every product to the parameter whose memory it reads."""
+
+    def __init__(self, owners: dict[int, str]):
+        super().__init__()
+        self.owners = owners
+        self.flops: dict[str, float] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        rule = flop_registry.get(func._overloadpacket)
+        if rule is not None:
+            for tensor in pytree.tree_leaves(args):
+                name = self.owners.get(tensor.untyped_storage().data_ptr()) if isinstance(tensor, Tensor) else None
+                if name is not None and tensor.ndim > 1:
+                    count = rule(*args, **(kwargs or {}), out_val=result)
+                    self.flops[name] = self.flops.get(name, 0.0) + count
+                    break
+        return result
+
+
+def _sparse_bytes(model: nn.Module) -> Price:
+    """Stored with zeros left out."""
+    state = _stored(model)
+
+    def size(masks: Params) -> float:
+        return float(stored_bytes({n: t * masks[n] if n in masks else t for n, t in state.items()}))
+
+    return size
+
+
+def _unit_bytes(model: nn.Module) -> Price:
+    """Stored without the units that go; buffers count in full."""
+    state = _stored(model)
+
+    def size(masks: Params) -> float:
+        counts = {n: int(masks[n].sum()) if n in masks else t.numel() for n, t in state.items()}
+        return float(sum(counts[n] * t.element_size() for n, t in state.items()))
+
+    return size
+
+
+def _stored(model: nn.Module) -> Params:
+    """The tensors of a state dict, tied ones once, under the names of `named_parameters`."""
+    state = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return state | {name: t.detach().cpu() for name, t in model.state_dict().items() if name not in known}
+
+
+def _latency(model: nn.Module, items: Items, example: Inputs) -> Price:
+    def latency(masks: Params) -> float:
+        return seconds_a_call(compaction(model, masks, example, units=items.graph).network, example)
+
+    return latency
+
+
+def seconds_a_call(model: nn.Module, example: Inputs, at_least: float = 0.2) -> float:
+    """The median time of a call in eval mode on the example, from calls that take `at_least` seconds together."""
+    model = model.eval()
+    device = device_of(model)
+    inputs = to_device(example, device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    times: list[float] = []
+    with torch.no_grad():
+        for _ in range(3):
+            run_example(model, inputs)
+        while sum(times) < at_least or len(times) < 5:
+            wait()
+            started = time.perf_counter()
+            run_example(model, inputs)
+            wait()
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)

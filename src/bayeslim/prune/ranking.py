@@ -1,0 +1,76 @@
+"""In which order items go, and how far one may go down the list.
+
+A cut is always a beginning of the ranking, so every goal is a search for one number: how many items go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayeslim.prune.items import Items
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Items in the order they go.
+
+    Attributes:
+        items: the items.
+        order: their places, first to go first; what must stay is not in it.
+        gone: how many are cut already; they stand first.
+        limit: how many may go at most.
+        blocked: the layer that would lose everything beyond the limit; "" if none.
+        spared: layers that keep their best item for that reason.
+    """
+
+    items: Items
+    order: Tensor
+    gone: int
+    limit: int
+    blocked: str
+    spared: tuple[str, ...]
+
+    def cut(self, count: int) -> Tensor:
+        """The first `count` items."""
+        return self.order[:count]
+
+
+def rank(items: Items, scope: str, keep_best: bool) -> Ranking:
+    """Rank items by score, equal ones by their ties, then by their place in the network.
+
+    Args:
+        items: what can go.
+        scope: "global" compares scores of all layers; "layer" takes the same fraction of every layer.
+        keep_best: never cut a layer's best item; otherwise ranking ends before the first layer would be empty.
+    """
+    scores = torch.where(items.gone, -torch.inf, items.scores)
+    order = items.ties.argsort(stable=True)
+    order = order[scores[order].argsort(stable=True)]
+    if scope == "layer":
+        order = order[_share(items.layers[order], len(items.layer_names)).argsort(stable=True)]
+    order = order[(~items.gone[order]).to(torch.uint8).argsort(stable=True)]
+    gone = int(items.gone.sum())
+    if items.may_empty:
+        return Ranking(items, order, gone, len(order), "", ())
+    last = torch.zeros(len(items.layer_names), dtype=torch.int64)
+    last = last.scatter_reduce(0, items.layers[order], torch.arange(len(order)), "amax")
+    if keep_best:
+        stays = torch.zeros(len(order), dtype=torch.bool)
+        stays[last] = True
+        order = order[~stays]
+        return Ranking(items, order, int(items.gone[order].sum()), len(order), "", items.layer_names)
+    first = int(last.argmin())
+    return Ranking(items, order, gone, int(last[first]), items.layer_names[first], ())
+
+
+def _share(layers: Tensor, count: int) -> Tensor:
+    """For items in order of score, how far down its own layer each one stands, from 0 to 1."""
+    by_layer = layers.argsort(stable=True)
+    sizes = torch.bincount(layers, minlength=count)
+    starts = sizes.cumsum(0) - sizes
+    rank = torch.empty_like(layers)
+    rank[by_layer] = torch.arange(len(layers)) - starts[layers[by_layer]]
+    return (rank.double() + 1) / sizes[layers]

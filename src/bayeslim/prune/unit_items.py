@@ -1,0 +1,82 @@
+"""Units as items: with a unit go the parameters that produce it and the columns that read it.
+
+The units are those that compaction can remove, so a cut by units is really a smaller network.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayeslim.compact import Unit, UnitGraph, units
+from bayeslim.errors import BayeslimError
+from bayeslim.posteriors.saliency import Group
+from bayeslim.prune.items import Items, Scene, checked
+from bayeslim.prune.unit_score import unit_magnitude
+from bayeslim.select import is_weight, owner
+from bayeslim.types import Inputs, Params
+
+
+def unit_items(scene: Scene, example: Inputs) -> Items:
+    """Every removable unit, scored from the joint posterior of all weights that go with it."""
+    if scene.criterion.units is None:
+        raise ValueError(
+            f'criterion="{scene.criterion.name}" ranks single weights only. For units use "curvature", "density", '
+            '"savage_dickey", "snr" or "magnitude", or pass a Criterion that can score units.'
+        )
+    graph = units(scene.bnn.mean_network(), example)
+    left = {f"{f.parameter}, dimension {f.dim}": f"{f.count} stay: {f.reason}" for f in graph.frozen}
+    groups = _groups(graph, set(scene.posterior.names))
+    protected = scene.protected()
+    places: list[int] = []
+    for place, unit in enumerate(graph.units):
+        if any(part.parameter in protected for part in unit.incoming):
+            left[unit.layer] = "protected"
+        elif not groups[place]:
+            left[unit.layer] = "its units have no posterior: trained as points"
+        else:
+            places.append(place)
+    if not places:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left.items()) or "it has no hidden units"
+        raise BayeslimError(f"No unit of {scene.bnn.sites.model} can go: {reasons}.")
+    chosen = [groups[place] for place in places]
+    layers = list(dict.fromkeys(graph.units[place].layer for place in places))
+    start = {name: scene.kept(name) for name in graph.shapes}
+
+    def masks(cut: Tensor) -> Params:
+        cut_masks = graph.masks([places[item] for item in cut.tolist()])
+        return {name: mask & start[name] for name, mask in cut_masks.items()}
+
+    scores = scene.criterion.units(scene.posterior, scene.bnn.priors, chosen)
+    model = scene.bnn.model
+    return Items(
+        scores=checked(scores.double().cpu(), "the units", scene.criterion.name),
+        ties=unit_magnitude(scene.posterior, scene.bnn.priors, chosen).double(),
+        layers=torch.tensor([layers.index(graph.units[place].layer) for place in places]),
+        layer_names=tuple(layers),
+        gone=torch.tensor([_is_gone(graph.units[place], start) for place in places]),
+        masks=masks,
+        weights=tuple(n for n, p in model.named_parameters() if is_weight(n, p, owner(model, n)[0])),
+        left=left,
+        graph=graph,
+    )
+
+
+def _groups(graph: UnitGraph, random: set[str]) -> list[Group]:
+    """The flat indices of every unit's weights that have a posterior, by parameter."""
+    numbered = {name: torch.arange(torch.Size(shape).numel()).view(shape) for name, shape in graph.shapes.items()}
+    groups: list[Group] = []
+    for unit in graph.units:
+        parts: dict[str, list[Tensor]] = {}
+        for part in (*unit.incoming, *unit.outgoing):
+            if part.parameter in random:
+                indices = numbered[part.parameter].index_select(part.dim, torch.tensor(part.indices)).flatten()
+                parts.setdefault(part.parameter, []).append(indices)
+        groups.append({name: torch.cat(indices).unique() for name, indices in parts.items()})
+    return groups
+
+
+def _is_gone(unit: Unit, start: Params) -> bool:
+    return not any(
+        bool(start[part.parameter].index_select(part.dim, torch.tensor(part.indices)).any()) for part in unit.incoming
+    )
