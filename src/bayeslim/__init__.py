@@ -9,8 +9,9 @@ bl.save(bnn, "network/")
 from bayeslim import data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.evidence import log_evidence
-from bayeslim.methods import Method, Variational
+from bayeslim.methods import Laplace, Method, Subnetwork, Variational
 from bayeslim.predict import predict
+from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.saving import load, save
 from bayeslim.select import sites
@@ -19,13 +20,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bayesian",
+    "Budget",
     "Evidence",
     "Fit",
+    "Laplace",
     "Method",
+    "Plan",
     "Prediction",
+    "Subnetwork",
     "Variational",
     "bayesianize",
     "bayesianize_",
+    "compact",
     "data",
     "errors",
     "families",
@@ -33,9 +39,11 @@ __all__ = [
     "load",
     "log_evidence",
     "metrics",
+    "plan",
     "posteriors",
     "predict",
     "priors",
+    "prune",
     "save",
     "schedules",
     "sites",

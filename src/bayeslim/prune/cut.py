@@ -25,12 +25,14 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
         how: how the survivors of correlated posteriors are solved for; see `Gaussian.condition`.
     """
     plan.check(bnn.model)
+    whole = plan.merge(Plan(bnn.masks))
+    whole.check(bnn.model)
     pruned = copy.deepcopy(bnn)
-    masks = dict(bnn.masks)
-    for name, mask in plan.masks.items():
-        own = mask.to(bnn.model.get_parameter(name).device)
-        masks[name] = own & masks[name].to(own.device) if name in masks else own
-    pruned.masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
+    pruned.masks = {
+        name: mask.to(bnn.model.get_parameter(name).device)
+        for name, mask in whole.masks.items()
+        if not bool(mask.all())
+    }
     pruned.plan_ = plan
     condition(pruned, pruned.masks, how)
     return pruned

@@ -78,7 +78,7 @@ def mass(posterior: Posterior, priors: Mapping[str, Prior], epsilon: float = 0.0
 
 
 def savage_dickey(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """log p(0) − log q(0): the evidence lost when the weight's prior collapses to zero.
+    """Log p(0) − log q(0): the evidence lost when the weight's prior collapses to zero.
 
     Raises:
         ImproperPrior: if a prior has no density at zero to compare with.

@@ -52,7 +52,7 @@ def unit_density(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequ
 
 
 def unit_savage_dickey(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
-    """log p_S(0) − log q_S(0): the evidence lost when the priors of all the unit's weights collapse to zero."""
+    """Log p_S(0) − log q_S(0): the evidence lost when the priors of all the unit's weights collapse to zero."""
     at_zero = {name: log_prior_at_zero(priors, name, mean.double()) for name, mean in posterior.mean.items()}
     log_prior = [
         sum(float(at_zero[n].flatten()[i].sum()) for n, i in group.items()) for group in _random(posterior, groups)
