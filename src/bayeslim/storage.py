@@ -29,6 +29,7 @@ from bayeslim.types import Params
 VERSION = 1
 INDEX = "bayeslim.json"
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+_TEMPORARY_FILE = re.compile(rf"({_TENSOR_FILE.pattern}|{re.escape(INDEX)})\.[0-9a-f]{{8}}\.tmp")
 _LARGEST_INDEX = 64 << 20
 
 
@@ -40,7 +41,10 @@ def write_folder(
     if folder.exists() and not folder.is_dir():
         raise BayeslimError(f"{folder} must be a folder to write into, and is a file. Choose another path.")
     unique, aliases = _without_copies(tensors)
-    data = save_tensors(unique)
+    try:
+        data = save_tensors(unique)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise BayeslimError(f"These tensors cannot be written as safetensors: {error}.") from error
     digest = hashlib.sha256(data).hexdigest()
     name = f"tensors-{digest[:16]}.safetensors"
     index = {
@@ -66,7 +70,7 @@ def write_folder(
             "Choose a folder you may write to, with space left."
         ) from error
     for old in folder.iterdir():
-        if old.name != name and (_TENSOR_FILE.fullmatch(old.name) or old.name.endswith(".tmp")):
+        if old.name != name and (_TENSOR_FILE.fullmatch(old.name) or _TEMPORARY_FILE.fullmatch(old.name)):
             old.unlink(missing_ok=True)
 
 
@@ -134,6 +138,11 @@ def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, st
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise BayeslimError(
+                f'"{name}" is a {type(tensor).__name__}, not a tensor, and cannot be saved without pickle. '
+                "Keep such state (get_extra_state) in tensors, or outside of the module."
+            )
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and key in seen:
             aliases[name] = seen[key]
