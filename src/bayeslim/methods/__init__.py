@@ -1,9 +1,11 @@
 """Methods: ways to a posterior, one file each."""
 
 from bayeslim.methods.base import Method, Terms
+from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.methods.variational import Variational
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (Variational,)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (Variational, Laplace)}
 """Methods by the name they are saved under; a new one is added here."""
 
-__all__ = ["METHODS", "Method", "Terms", "Variational"]
+__all__ = ["METHODS", "Laplace", "Method", "Subnetwork", "Terms", "Variational"]

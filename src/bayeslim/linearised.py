@@ -1,0 +1,279 @@
+"""The linearised network: what a Gaussian over the weights says about the outputs, in closed form.
+
+    f(x; w) ≈ f(x; w*) + J(x) (w − w*)        w ~ N(w*, P⁻¹)        f(x) ~ N(f(x; w*), J P⁻¹ Jᵀ)
+
+For Kronecker and independent weights, and for the full covariance of one layer, J P⁻¹ Jᵀ comes from each layer's inputs
+and output gradients: no Jacobian is formed (`bayeslim.posteriors.functional`). Anything else takes the Jacobian of a
+few examples at a time. Where even that is too much, because a network has very many outputs or because a pruned
+Kronecker posterior needs a linear solve for every row of J, `linearised_draws` samples the same distribution with one
+forward-mode derivative a draw.
+
+Khan et al. 2019, arXiv:1906.01930 · Immer, Korzepa & Bauer 2021, arXiv:2008.08217
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import singledispatch
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.curvature.diag import chunks_of
+from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
+from bayeslim.curvature.layers import MatrixLayer
+from bayeslim.curvature.probe import examples
+from bayeslim.curvature.rows import GradientRows
+from bayeslim.curvature.sweep import accumulation_dtype, undisturbed
+from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
+from bayeslim.posteriors.functional import diagonal_functional_covariance
+from bayeslim.posteriors.kronecker_block import KroneckerBlock
+from bayeslim.posteriors.layer_matrix import LayerMatrix
+from bayeslim.types import Inputs, Params, batch_size, call
+
+CPU_BYTES = 2**25
+DEVICE_BYTES = 2**28
+"""How much memory the output gradients of all layers may take together, unless one example takes more."""
+
+
+def has_closed_form(posterior: Gaussian) -> bool:
+    """Whether J P⁻¹ Jᵀ needs no iterative solve for every row of J."""
+    return not (isinstance(posterior, Conditioned) and isinstance(posterior.base, Kronecker) and posterior.base.blocks)
+
+
+def output_gaussians(
+    model: nn.Module, posterior: Gaussian, batches: Iterable[Inputs]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs (b, ...) and their covariance (b, O, O), outputs flattened, for a few examples at a time.
+
+    Args:
+        model: at the posterior's mean, in any mode; it is left as it was.
+        posterior: over some or all of its parameters.
+        batches: inputs, on the model's device.
+    """
+    gradients = ExampleGradients(model, posterior.names)
+    dtype = accumulation_dtype(model, None)
+    step = 0
+    for inputs in batches:
+        total, start = batch_size(inputs), 0
+        while start < total:
+            stop = min(start + (step or 1), total)
+            with undisturbed(model), gradients:  # not held across the yield: the model is the caller's meanwhile
+                some = inputs if (start, stop) == (0, total) else examples(inputs, start, stop, total)
+                outputs = gradients.forward(some)
+                backward = _all_outputs(gradients, some, outputs)
+                covariance = output_covariance(posterior, gradients, backward, dtype)
+            yield outputs.detach(), covariance
+            start = stop
+            step = step or _examples_at_once(backward)
+
+
+def linearised_draws(
+    model: nn.Module,
+    posterior: Gaussian,
+    batches: Callable[[], Iterable[Inputs]],
+    samples: int,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draws of the linearised outputs, f(x; w*) ± J(x) ε with ε ~ N(0, P⁻¹), (S, N, ...).
+
+    They come in pairs of both signs, so that their mean is f(x; w*) and one derivative makes two.
+    """
+    mean = {name: value.detach() for name, value in posterior.mean.items()}
+    draws: list[Tensor] = []
+    while len(draws) < samples:
+        noise = posterior.noise(generator=generator)
+        moved = {name: noise[name].to(value) for name, value in mean.items()}
+        with undisturbed(model):
+            pairs = [_output_and_slope(model, inputs, mean, moved) for inputs in batches()]
+        centre, slope = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        draws += [centre + slope, centre - slope]
+    return torch.stack(draws[:samples])
+
+
+@singledispatch
+def output_covariance(
+    posterior: Gaussian, gradients: ExampleGradients, backward: Backward, dtype: torch.dtype
+) -> Tensor:
+    """J P⁻¹ Jᵀ, (B, O, O), of one batch whose outputs were all sent backwards; here from the Jacobian."""
+    covariance = _zeros(backward, dtype)
+    for start, J in _jacobians(gradients, backward, posterior.names, dtype):
+        by_example = {name: value.transpose(0, 1) for name, value in J.items()}
+        covariance[start : start + J[posterior.names[0]].shape[1]] = posterior.functional_covariance(by_example)
+    return covariance
+
+
+@output_covariance.register
+def _(posterior: Conditioned, gradients: ExampleGradients, backward: Backward, dtype: torch.dtype) -> Tensor:
+    if isinstance(posterior.base, Kronecker) and not posterior.base.blocks:
+        return _by_layer((), posterior.variance, gradients, backward, dtype)
+    return output_covariance.dispatch(Gaussian)(posterior, gradients, backward, dtype)
+
+
+@output_covariance.register
+def _(posterior: Kronecker, gradients: ExampleGradients, backward: Backward, dtype: torch.dtype) -> Tensor:
+    variance = {name: precision.reciprocal() for name, precision in posterior.rest.items()}
+    return _by_layer(posterior.blocks, variance, gradients, backward, dtype)
+
+
+@output_covariance.register
+def _(posterior: Dense, gradients: ExampleGradients, backward: Backward, dtype: torch.dtype) -> Tensor:
+    covariance = _zeros(backward, dtype)
+    layer = _only_layer(posterior, gradients)
+    if layer is not None:
+        seen = backward.layers[gradients.direct[layer.weight][0]]
+        parts = list(_features(seen, layer, dtype))
+        if all(a.shape[1] == 1 for _, a, _ in parts):
+            sigma = _layer_covariance(posterior, layer).to(dtype)
+            for start, a, g in parts:
+                a = torch.cat([a, torch.ones_like(a[..., :1])], -1)[:, 0] if layer.bias is not None else a[:, 0]
+                between = torch.einsum("bopj,bj->bop", torch.einsum("bi,oipj->bopj", a, sigma), a)
+                g = g[:, :, 0].transpose(0, 1)
+                covariance[start : start + len(a)] = g @ between @ g.mT
+            return covariance
+    chosen = {name: posterior.indices[name] for name in posterior.mean if name in posterior.indices}
+    for start, J in GradientRows(gradients, chosen, dtype)(backward):
+        outputs, some, size = J.shape
+        white = torch.linalg.solve_triangular(
+            posterior.factor, J.reshape(-1, size).mT.to(posterior.factor), upper=False
+        )
+        white = white.mT.reshape(outputs, some, size).transpose(0, 1)
+        covariance[start : start + some] = (white @ white.mT).to(dtype)
+    return covariance
+
+
+def _by_layer(
+    blocks: Sequence[KroneckerBlock],
+    variance: Mapping[str, Tensor],
+    gradients: ExampleGradients,
+    backward: Backward,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The sum over Kronecker layers and independent weights, each from what its layer saw."""
+    covariance = _zeros(backward, dtype)
+    independent = _layers_of(variance, gradients)
+    apart = [block for block in blocks if not _is_direct(block.layer, gradients)]
+    for block in blocks:
+        if block not in apart:
+            for start, a, g in _features(_seen(block.layer, gradients, backward), block.layer, dtype):
+                covariance[start : start + len(a)] += block.functional_covariance(a, g).to(dtype)
+    for layer in independent:
+        for start, a, g in _features(_seen(layer, gradients, backward), layer, dtype):
+            covariance[start : start + len(a)] += diagonal_functional_covariance(layer, variance, a, g).to(dtype)
+    done = {name for layer in independent for name in layer.names}
+    names = [name for name in variance if name not in done] + [name for b in apart for name in b.layer.names]
+    for start, J in _jacobians(gradients, backward, names, dtype) if names else ():
+        image = {name: J[name] * variance[name].to(dtype) for name in J if name in variance}
+        for block in apart:
+            image |= block.layer.params(block.covariance_product(block.layer.matrix(J).to(block.eigenvalues)))
+        for name in names:
+            left, right = J[name].flatten(2).transpose(0, 1), image[name].flatten(2).to(dtype).transpose(0, 1)
+            covariance[start : start + len(left)] += left @ right.mT
+    return covariance
+
+
+def _layers_of(variance: Mapping[str, Tensor], gradients: ExampleGradients) -> list[LayerMatrix]:
+    """The layers whose weight (and maybe bias) is among these independent parameters and read by its layer alone."""
+    leaves: dict[str, dict[str, str]] = {}
+    for name, (path, leaf) in gradients.direct.items():
+        if name in variance and isinstance(gradients.views[path], MatrixLayer):
+            leaves.setdefault(path, {})[leaf] = name
+    found = []
+    for path, own in leaves.items():
+        view = gradients.views[path]
+        if isinstance(view, MatrixLayer) and "weight" in own:
+            shape, groups = view.layer.shape, view.groups
+            found.append(LayerMatrix(own["weight"], own.get("bias"), shape, groups, view.inputs_first))
+    return found
+
+
+def _is_direct(layer: LayerMatrix, gradients: ExampleGradients) -> bool:
+    """Whether hooks on the layer tell its whole gradient."""
+    return all(name in gradients.direct for name in layer.names)
+
+
+def _seen(layer: LayerMatrix, gradients: ExampleGradients, backward: Backward) -> LayerPass:
+    return backward.layers[gradients.direct[layer.weight][0]]
+
+
+def _features(seen: LayerPass, layer: LayerMatrix, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Inputs (b, T, groups · I) in the weight's order and gradients (K, b, T, groups · O), in chunks of examples."""
+    view = seen.view
+    assert isinstance(view, MatrixLayer)
+    for start, stop in chunks_of(seen, view):
+        matrices = seen.matrices(start, stop, dtype)
+        if matrices is not None:
+            a, g = matrices
+            a = a if view.order is None else a[..., view.order]
+            yield start, a.flatten(2), g.flatten(3)
+
+
+def _jacobians(
+    gradients: ExampleGradients, backward: Backward, names: Sequence[str], dtype: torch.dtype
+) -> Iterator[tuple[int, Params]]:
+    """Jacobians of whole parameters, (O, b, *shape) by name, in chunks of examples."""
+    shapes = {name: gradients.model.get_parameter(name).shape for name in names}
+    for start, found in GradientRows(gradients, dict.fromkeys(names), dtype)(backward):
+        parts = found.split([shape.numel() for shape in shapes.values()], -1)
+        yield start, {n: p.reshape(*p.shape[:2], *shapes[n]) for n, p in zip(names, parts, strict=True)}
+
+
+def _only_layer(posterior: Dense, gradients: ExampleGradients) -> LayerMatrix | None:
+    """The one ungrouped layer that a full covariance is over, all of it, if so."""
+    whole = len(posterior.places) == posterior.layout.size
+    layers = _layers_of(posterior.mean, gradients) if whole else []
+    if len(layers) != 1 or set(layers[0].names) != set(posterior.names) or layers[0].groups != 1:
+        return None
+    return layers[0]
+
+
+def _layer_covariance(posterior: Dense, layer: LayerMatrix) -> Tensor:
+    """P⁻¹ between entries of the layer's matrix, (O, I, O, I)."""
+    numbers = posterior.layout.params(torch.arange(posterior.layout.size, device=posterior.places.device))
+    where = posterior.places.argsort()
+    order = where[layer.matrix(numbers).flatten()]
+    _, outputs, inputs = layer.size
+    return posterior.covariance[order][:, order].view(outputs, inputs, outputs, inputs)
+
+
+def _all_outputs(gradients: ExampleGradients, inputs: Inputs, outputs: Tensor) -> Backward:
+    """Every output of every example sent backwards, as one pass."""
+    count = outputs[0].numel()
+    eye = torch.eye(count, dtype=outputs.dtype, device=outputs.device)
+    columns = (row.expand(outputs.shape[0], count).reshape(outputs.shape) for row in eye)
+    first, *others = gradients.backward(inputs, outputs, columns)
+    if not others:
+        return first
+    layers = {}
+    for path, seen in first.layers.items():
+        calls = []
+        for n, (x, shape, g) in enumerate(seen.calls):
+            calls.append((x, shape, torch.cat([g, *(other.layers[path].calls[n][2] for other in others)])))
+        layers[path] = LayerPass(seen.view, calls)
+    return Backward(inputs, torch.cat([first.columns, *(other.columns for other in others)]), layers)
+
+
+def _examples_at_once(backward: Backward) -> int:
+    gradients = sum(g[:, 0].numel() * g.element_size() for seen in backward.layers.values() for _, _, g in seen.calls)
+    budget = CPU_BYTES if backward.columns.device.type == "cpu" else DEVICE_BYTES
+    return max(1, budget // max(1, gradients + backward.columns[:, 0].numel() * backward.columns.element_size()))
+
+
+def _zeros(backward: Backward, dtype: torch.dtype) -> Tensor:
+    count = backward.columns.shape[0]
+    return backward.columns.new_zeros(backward.examples, count, count, dtype=dtype)
+
+
+def _output_and_slope(model: nn.Module, inputs: Inputs, mean: Params, moved: Params) -> tuple[Tensor, Tensor]:
+    """f(x; w*) and J(x) ε: one forward-mode derivative, or two reverse ones where an operation has no forward mode."""
+
+    def outputs(params: Params) -> Tensor:
+        return call(model, inputs, params)
+
+    try:
+        value, slope, *_ = torch.func.jvp(outputs, (mean,), (moved,))
+    except (RuntimeError, NotImplementedError):
+        value, slope = torch.autograd.functional.jvp(
+            lambda *values: outputs(dict(zip(mean, values, strict=True))), tuple(mean.values()), tuple(moved.values())
+        )
+    return value.detach(), slope.detach()

@@ -1,0 +1,285 @@
+"""The Laplace approximation: a Gaussian around a trained network, with the curvature of its loss as precision.
+
+    p(w|D) ≈ N(w*, P⁻¹)        P = H + δ        H = Σ_n J_nᵀ (−∇²_f log p(y_n|f_n)) J_n,  the generalised Gauss-Newton
+
+with w* the weights as they are (the MAP estimate) and δ = 1/std² the precision of a Normal prior. The structure says
+what is kept of H: Kronecker factors of each layer, its diagonal, all of it, or its leading eigenvectors. Predictions
+come from the linearised network (`bayeslim.linearised`), for which this Gaussian is the posterior, in closed form.
+
+MacKay 1992 · Ritter, Botev & Barber 2018 · Immer et al. 2021, arXiv:2008.08217
+Daxberger et al. 2021, arXiv:2106.14806
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from bayeslim import gaussian_outputs, linearised, marginal_likelihood, prior_search
+from bayeslim.errors import NotFitted, UnsupportedModel
+from bayeslim.methods.base import Method
+from bayeslim.methods.curvature_posterior import Curvature, Structure, measured
+from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.noise import kept_random_state
+from bayeslim.posteriors import Gaussian
+from bayeslim.priors import Normal
+from bayeslim.results import Evidence, Fit, Prediction
+from bayeslim.types import Inputs, call, device_of, split_batch
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+    from bayeslim.train import Epoch
+
+MANY_OUTPUTS = 512
+"""With more outputs an example than this, the linearised network is sampled rather than solved for."""
+
+Tune = Literal["evidence", "online", "grid", "cross-validation"]
+
+
+@dataclass(frozen=True)
+class Laplace(Method):
+    """The posterior of a network that is already trained.
+
+    Attributes:
+        structure: "kron", "diag", "full" or "lowrank"; "auto" is "kron", and "full" for a subnetwork.
+        subset: which of the sites are random: "all", "last-layer", names (a string or several, as in `sites`), or a
+            `Subnetwork`; the others stay at their values.
+        curvature: "signs", one backward pass and unbiased; "exact", a pass for every output; "sampled", the Fisher
+            information with sampled targets; "empirical", the observed targets; "kfra", the recursion for feed-forward
+            networks (Kronecker only); "hutchinson", the Hessian's diagonal (diagonal only).
+        sharing: how positions that share weights (convolutions, sequences) are counted, "expand" or "reduce".
+        corrected: whether the eigenvalues of Kronecker factors are measured in a second pass (EKFAC).
+        unsupported: what Kronecker factors cannot express (norms, recurrent layers, tied weights) gets a "diagonal", or
+            stays a "point".
+        damping: "exact" adds the prior precision to Kronecker factors exactly; "sqrt" is the usual approximation.
+        rank: how many eigenvectors "lowrank" keeps.
+    """
+
+    structure: Structure = "auto"
+    subset: str | tuple[str, ...] | Subnetwork = "all"
+    curvature: Curvature = "signs"
+    sharing: Literal["expand", "reduce"] = "expand"
+    corrected: bool = False
+    unsupported: Literal["diagonal", "point"] = "diagonal"
+    damping: Literal["exact", "sqrt"] = "exact"
+    rank: int = 100
+
+    name: ClassVar[str] = "laplace"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "subset", _settled(self.subset))
+        kinds = ("auto", "kron", "diag", "full", "lowrank")
+        if self.structure not in kinds:
+            raise ValueError(f"structure must be one of {', '.join(kinds)}. Got {self.structure!r}.")
+        if self.unsupported not in ("diagonal", "point"):
+            raise ValueError(f'unsupported must be "diagonal" or "point". Got {self.unsupported!r}.')
+        if isinstance(self.subset, Subnetwork) and self.kind != "full":
+            raise ValueError(f'A subnetwork has a full covariance: use structure="full". Got {self.structure!r}.')
+        for only, setting in (("kron", "kfra"), ("diag", "hutchinson")):
+            if self.curvature == setting and self.kind != only:
+                raise ValueError(f'curvature="{setting}" is for structure="{only}". Got {self.kind!r}.')
+        columns = ("signs", "exact", "sampled", "empirical", "kfra", "hutchinson")
+        if self.curvature not in columns:
+            raise ValueError(f"curvature must be one of {', '.join(columns)}. Got {self.curvature!r}.")
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1. Got {self.rank}.")
+
+    @property
+    def kind(self) -> str:
+        """The structure that "auto" stands for."""
+        if self.structure != "auto":
+            return self.structure
+        return "full" if isinstance(self.subset, Subnetwork) else "kron"
+
+    def convert(self, bnn: Bayesian) -> None:
+        """Nothing is put in; a prior that is not Normal is refused here, before any work."""
+        for name, prior in bnn.priors.items():
+            if not isinstance(prior, Normal):
+                raise UnsupportedModel(
+                    f'Laplace needs a Normal prior, whose precision is added to the curvature. "{name}" has '
+                    f"{type(prior).__name__}. Use prior=priors.Normal(std), or bl.Variational() for this one."
+                )
+
+    def fit(
+        self,
+        bnn: Bayesian,
+        loader: Any,
+        *,
+        epochs: int | None = None,
+        tune: Tune | None = None,
+        per_layer: bool = False,
+        tune_every: int = 5,
+        folds: int = 5,
+        validate: Any = None,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        progress: bool = True,
+        **training: Any,
+    ) -> Fit:
+        """Measure the curvature at the network's weights; train them first if `epochs` is given.
+
+        Args:
+            bnn: the network.
+            loader: batches of inputs and targets, gone over once or a few times.
+            epochs: train the MAP estimate this long first.
+            tune: how to choose the prior precision (and a learned Gaussian noise, by evidence): "evidence" maximises
+                the marginal likelihood afterwards, "online" also every few epochs of training; "grid" takes the best
+                of a grid on `validate`; "cross-validation" the best on held-out parts of the data.
+            per_layer: whether each layer gets a prior precision of its own, for the two by evidence.
+            tune_every: epochs between two tunings online.
+            folds: parts of the data for cross-validation.
+            validate: validation data, for "grid" and for training.
+            dtype: to accumulate the curvature in, such as torch.float64.
+            seed: makes the run repeat, and leaves the global random state as it was.
+            progress: show a progress bar.
+            **training: options of `bayeslim.train.fit`, with `epochs`.
+        """
+        from bayeslim import train
+
+        _check_options(tune, epochs, validate, training)
+        if iter(loader) is loader:  # a generator: several passes need to see all of it
+            loader = list(loader)
+        points: dict[str, str] = {}
+
+        def measure(network: Bayesian, data: Any) -> Gaussian:
+            found = measured(network, self, data, dtype=dtype, seed=seed or 0, progress=progress)
+            points.update(found.points)
+            network.state["posterior"] = found.posterior
+            return found.posterior
+
+        def tune_online(epoch: Epoch) -> None:
+            if epoch.number % tune_every == 0:
+                measure(bnn, loader)
+                epoch.metrics["log_evidence"] = prior_search.by_evidence_(bnn, loader, per_layer)
+
+        result = Fit()
+        if epochs is not None:
+            callbacks = [*training.pop("callbacks", ()), *([tune_online] if tune == "online" else [])]
+            options = {"validate": validate, "seed": seed, "progress": progress, "callbacks": callbacks, **training}
+            result = train.fit(bnn, loader, epochs=epochs, **options)
+        started = time.monotonic()
+        with kept_random_state():
+            if seed is not None:
+                torch.manual_seed(seed)
+            measure(bnn, loader)
+            if tune in ("evidence", "online"):
+                result.details["log_evidence"] = prior_search.by_evidence_(bnn, loader, per_layer)
+            elif tune == "grid":
+                prior_search.by_validation_(bnn, validate)
+            elif tune == "cross-validation":
+                prior_search.by_cross_validation_(bnn, loader, measure, folds)
+        bnn.num_data = bnn.num_data or _size(loader)
+        result.details["points"] = points
+        result.seconds += time.monotonic() - started
+        return result
+
+    def posterior(self, bnn: Bayesian) -> Gaussian:
+        """The Gaussian that `fit` found, on the network's device."""
+        posterior = bnn.state.get("posterior")
+        if posterior is None:
+            raise NotFitted(
+                "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
+                "network, or bnn.fit(loader, epochs=...) to train it first."
+            )
+        assert isinstance(posterior, Gaussian)
+        device = device_of(bnn.model)
+        if next(iter(posterior.mean.values())).device != device:
+            moved = {name: tensor.to(device) for name, tensor in posterior.tensors().items()}
+            bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
+        return posterior
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Condition the random parameters on zeros, and put zeros into the others."""
+        random = set(bnn.posterior_.names)
+        super().condition(bnn, {name: mask for name, mask in masks.items() if name in random}, **options)
+        with torch.no_grad():
+            for name in masks.keys() - random:
+                weight = bnn.model.get_parameter(name)
+                weight.masked_fill_(~masks[name].to(weight.device), 0)
+
+    def predictive(
+        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """The linearised network's prediction in closed form, or by draws of it where there is none."""
+        from bayeslim.predict import _batches
+
+        if how == "sample":
+            return None
+        batches = _batches(inputs, 1024, device_of(bnn.model))
+        if how in ("mean", "map"):
+            return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
+        if how not in gaussian_outputs.LINKS:
+            ways = ", ".join((*gaussian_outputs.LINKS, "sample", "mean", "map"))
+            raise ValueError(f"how must be one of {ways} for laplace. Got {how!r}.")
+        posterior = _current(bnn)
+        first = call(bnn.model, next(batches()))
+        solved = linearised.has_closed_form(posterior) and first[0].numel() <= MANY_OUTPUTS
+        if not solved and how in ("auto", "glm", "joint"):
+            draws = linearised.linearised_draws(bnn.model, posterior, batches, samples, generator)
+            return bnn.likelihood.predict(draws)
+        return gaussian_outputs.concatenate(
+            [
+                gaussian_outputs.summarise(bnn.likelihood, mean, covariance, samples, how, generator)
+                for mean, covariance in linearised.output_gaussians(bnn.model, posterior, batches())
+            ]
+        )
+
+    def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence:
+        """The marginal likelihood of the Gaussian; exact for a linear network with a Gaussian likelihood."""
+        posterior = _current(bnn)
+        data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
+        value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, prior_search.prior_mean(bnn))
+        return Evidence(float(value), "laplace", is_bound=False, num_data=data.examples)
+
+
+def _settled(subset: Any) -> str | tuple[str, ...] | Subnetwork:
+    """The subset with its own types, as settings read from a file have lists instead."""
+    if isinstance(subset, Subnetwork) or (isinstance(subset, list) and subset and isinstance(subset[0], int)):
+        chosen = Subnetwork(*subset)
+        chosen.check()
+        return chosen
+    if isinstance(subset, (list, tuple)) and subset and all(isinstance(name, str) for name in subset):
+        return tuple(subset)
+    if isinstance(subset, str):
+        return subset
+    raise TypeError(f'subset must be "all", "last-layer", names, or a bl.Subnetwork. Got {subset!r}.')
+
+
+def _size(loader: Any) -> int:
+    """How many examples a loader holds."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is not None and hasattr(dataset, "__len__"):
+        return len(dataset)
+    return sum(len(split_batch(batch)[1]) for batch in loader)
+
+
+def _check_options(tune: str | None, epochs: int | None, validate: Any, training: Mapping[str, Any]) -> None:
+    if tune not in (None, *get_args(Tune)):
+        raise ValueError(f"tune must be one of {', '.join(get_args(Tune))}, or None. Got {tune!r}.")
+    if epochs is None and training:
+        raise TypeError(
+            f"{', '.join(training)} are options of training, and without epochs=... only the curvature is measured."
+        )
+    if tune == "online" and epochs is None:
+        raise ValueError('tune="online" chooses the prior during training: pass epochs=..., or use tune="evidence".')
+    if tune == "online" and training.get("checkpoint") is not None:
+        raise ValueError('A checkpoint does not hold the prior, which tune="online" changes. Use one or the other.')
+    if tune == "grid" and validate is None:
+        raise ValueError('tune="grid" measures each prior precision on validation data: pass validate=...')
+
+
+def _current(bnn: Bayesian) -> Gaussian:
+    """The posterior, once it is known to belong to the network's present weights."""
+    posterior = cast("Gaussian", bnn.posterior_)
+    for name, value in posterior.mean.items():
+        if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
+            raise NotFitted(
+                f'"{name}" has changed since the posterior was measured, which describes the network as it was then. '
+                "Call bnn.fit(loader) again."
+            )
+    return posterior
