@@ -30,6 +30,7 @@ def test_everything_against_the_matrix():
     samples = posterior.sample(20_000, generator=torch.Generator().manual_seed(1))
     assert_moments(stack(samples), flat(mean), oracle.covariance_matrix)
     assert posterior.sample()["a"].shape == (2, 3)
+    assert posterior.sample(0)["a"].shape == (0, 2, 3)
     assert posterior.jitter == 0
 
 

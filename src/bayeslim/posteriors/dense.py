@@ -97,7 +97,7 @@ class Dense(Gaussian):
 
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
         """L⁻ᵀ ε, with P = L Lᵀ."""
-        draw = self.factor.new_empty((len(self.places), n or 1)).normal_(generator=generator)
+        draw = self.factor.new_empty((len(self.places), 1 if n is None else n)).normal_(generator=generator)
         draw = torch.linalg.solve_triangular(self.factor.mT, draw, upper=True).mT
         return self.scatter(draw[0] if n is None else draw)
 
