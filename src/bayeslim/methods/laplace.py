@@ -187,9 +187,15 @@ class Laplace(Method):
                 "network, or bnn.fit(loader, epochs=...) to train it first."
             )
         assert isinstance(posterior, Gaussian)
-        device = device_of(bnn.model)
-        if next(iter(posterior.mean.values())).device != device:
-            moved = {name: tensor.to(device) for name, tensor in posterior.tensors().items()}
+        device, order = (
+            device_of(bnn.model),
+            [name for name, _ in bnn.model.named_parameters() if name in posterior.mean],
+        )
+        if next(iter(posterior.mean.values())).device != device or list(posterior.mean) != order:
+            # the network was moved, or read from a file: tensors there have names, but no order, which matrices need
+            first = {name: k - len(order) for k, name in enumerate(order)}
+            tensors = sorted(posterior.tensors().items(), key=lambda t: first.get(t[0].rpartition("mean:")[2], 0))
+            moved = {name: tensor.to(device) for name, tensor in tensors}
             bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
         return posterior
 
