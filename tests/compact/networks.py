@@ -21,7 +21,7 @@ def case(function: Callable[[], Case]) -> Callable[[], Case]:
 
 def build(name: str) -> Case:
     """The network in double precision and eval mode, every norm with statistics of its own."""
-    torch.manual_seed(hash(name) % 1000 if False else sum(map(ord, name)))
+    torch.manual_seed(sum(map(ord, name)))
     model, example = CASES[name]()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):

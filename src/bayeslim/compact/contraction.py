@@ -21,6 +21,7 @@ from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import Call
 
 COMPUTED = "its weight is computed from other tensors"
+SHARED = "every channel of another dimension shares it"
 
 
 @rule("linear")
@@ -59,11 +60,11 @@ def contract(
         return walk.unknown(call, COMPUTED)
     name, dims = found
     produces, reads = dims[produces], dims[reads]
-    if varying(labels) and dim not in varying(
-        labels
-    ):  # the same weight for every head: it stays whole, the heads may go
+    if varying(labels) and dim not in varying(labels):  # the same weight for every head: they may go, it stays
         for axis, role in ((produces, "produces"), (reads, "reads")):
-            walk.labels.freeze(walk.axis(name, axis, role), "every head or group shares it")
+            walk.labels.freeze(walk.axis(name, axis, role), SHARED)
+        if bias is not None:
+            walk.labels.freeze(walk.read(bias), SHARED)
         return labels.narrow(dim, 0, 1).expand(call.result.shape)
     columns = walk.channels(source, dim)
     rows = walk.axis(name, produces, "produces")

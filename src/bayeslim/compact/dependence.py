@@ -142,6 +142,10 @@ class Dependence(Walker):
     def _marks_native_batch_norm_legit_no_training(self, call: Call) -> list[Tensor]:
         return [self._marks_batch_norm(call), *(_filled(True, part) for part in call.result[1:])]
 
+    def _marks_instance_norm(self, call: Call) -> Tensor:
+        mark = self._marks_batch_norm(call)
+        return mark.flatten(2).any(2).view(*mark.shape[:2], *[1] * (mark.ndim - 2)).expand(mark.shape)
+
     def _marks_embedding(self, call: Call) -> Tensor:
         return self.live(call.nodes["weight"]).any(0).expand(call.result.shape)
 
@@ -153,6 +157,8 @@ class Dependence(Walker):
 
     def _marks_lstm(self, call: Call) -> list[Tensor]:
         live = self.live_units(call)
+        if any(part.shape[-1] != len(live) for part in call.result[1:]):  # with projections
+            return [_filled(True, part) for part in call.result]
         directions = call.result[0].shape[-1] // len(live)
         return [
             live.repeat(directions).expand(call.result[0].shape),

@@ -13,14 +13,14 @@ _READERS = {
 }
 
 
-def drop_unread_inputs(graph: fx.GraphModule) -> tuple[fx.GraphModule, int]:
+def drop_unread_inputs(graph: fx.GraphModule) -> int:
     """Let layers that read inputs of the network gather only the features with a non-zero weight.
 
     Args:
         graph: a traced network; changed in place.
 
     Returns:
-        The graph and the number of features dropped.
+        The number of features dropped.
     """
     dropped = 0
     for node in list(graph.graph.nodes):
@@ -50,7 +50,7 @@ def drop_unread_inputs(graph: fx.GraphModule) -> tuple[fx.GraphModule, int]:
         node.update_arg(0, gathered)
         dropped += int((~read).sum())
     graph.recompile()
-    return graph, dropped
+    return dropped
 
 
 def _reads_input(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from bayeslim.compact.labels import Labels, settle, varying
+from bayeslim.compact.labels import Labels, settle, slim, varying
 from bayeslim.compact.ops import (
     CREATION,
     INDEXING,
@@ -345,6 +345,18 @@ class Identities(Walker):
             found = self.labels.find(labels)
             if not varying(found) and found.numel():
                 self.labels.freeze(found, "it is the only channel there")
+        self._freeze_unseen()
+
+    def _freeze_unseen(self) -> None:
+        """Keep parameters whose channels show up in no activation: no operation that was understood uses them."""
+        seen = torch.zeros(self.labels.count, dtype=torch.bool)
+        for node, labels in self.of.items():
+            if node not in self._coordinates:
+                for part in _flat(labels):
+                    seen[slim(self.labels.find(part))] = True
+        for axis in self.axes.values():
+            found = self.labels.find(axis.labels)
+            self.labels.freeze(found[~seen[found]], "it is used in a way that is not understood")
 
 
 def _line(labels: Tensor, dim: int) -> Tensor:

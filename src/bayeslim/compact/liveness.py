@@ -88,15 +88,16 @@ class Liveness(Dependence):
 
     def _steady(self, node: fx.Node, dim: int) -> tuple[Tensor, Tensor]:
         """A value of each channel, and where it is the value for all inputs and positions."""
-        value = self.env[node].movedim(dim, 0).flatten(1)
-        mark = self.varies[node].movedim(dim, 0).reshape(len(value), -1)
+        channels = self.env[node].shape[dim]
+        value = self.env[node].movedim(dim, 0).reshape(channels, -1)
+        mark = self.varies[node].movedim(dim, 0).reshape(channels, -1)
         return value[:, 0], ~mark.any(1) & (value == value[:, :1]).all(1)
 
     def _vanishes(self, product: Product) -> Tensor:
         """Which channels of a product of activations are zero on one side."""
         zero = torch.zeros(len(product.labels), dtype=torch.bool)
         for node, dim in zip(product.sources, product.dims, strict=True):
-            zero |= ~self.live(node).movedim(dim, 0).flatten(1).any(1)
+            zero |= ~self.live(node).movedim(dim, 0).reshape(len(zero), -1).any(1)
         return zero
 
 

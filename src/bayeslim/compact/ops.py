@@ -24,16 +24,18 @@ def words(text: str) -> frozenset[str]:
 
 
 MOVEMENT = words(
-    "view _unsafe_view reshape permute transpose t numpy_T mT T movedim swapaxes swapdims flatten unflatten squeeze "
-    "unsqueeze expand broadcast_to repeat tile repeat_interleave cat concat concatenate stack hstack vstack chunk "
-    "split split_with_sizes tensor_split unbind narrow slice select pixel_shuffle pixel_unshuffle roll flip rot90 "
-    "unfold select_scatter slice_scatter diagonal view_as reshape_as expand_as narrow_copy"
+    "view _unsafe_view reshape permute transpose t numpy_T mT T movedim swapaxes swapdims flatten unflatten "
+    "squeeze unsqueeze expand broadcast_to repeat tile repeat_interleave cat concat concatenate stack hstack "
+    "vstack chunk split unsafe_split split_with_sizes unsafe_split_with_sizes unsafe_chunk tensor_split unbind "
+    "narrow slice select pixel_shuffle pixel_unshuffle roll flip rot90 unfold select_scatter slice_scatter "
+    "diagonal view_as reshape_as expand_as narrow_copy"
 )
 INDEXING = words("index index_select gather take_along_dim")
 CREATION = words("zeros ones full empty new_zeros new_ones new_full new_empty")
 _POINTWISE = words(
-    "dropout feature_dropout alpha_dropout hardswish log_sigmoid rsub masked_fill where to _to_copy type_as contiguous "
-    "alias detach lift_fresh_copy zeros_like ones_like full_like empty_like tril triu copy"
+    "dropout feature_dropout alpha_dropout prelu _prelu_kernel hardswish log_sigmoid rsub masked_fill where to "
+    "_to_copy type_as contiguous alias detach lift_fresh_copy zeros_like ones_like full_like empty_like tril triu "
+    "copy"
 )
 _SPATIAL = ("max_pool", "avg_pool", "adaptive_", "upsample_", "lp_pool")
 _ALONG_DIM = words(

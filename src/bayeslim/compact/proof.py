@@ -14,19 +14,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.trace import run_example
-from bayeslim.errors import UnsupportedModel
+from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, device_of, to_device
 
-_ROUNDING = {torch.float64: 0.0, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+_ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How far two networks are apart.
+    """How far a network is from its reference.
 
     Attributes:
-        difference: the largest difference between their outputs, relative to the largest output; infinite if the
-            second fails.
+        difference: the largest difference between their outputs, relative to the largest output; infinite if it fails.
         holds: whether that is within the tolerance.
     """
 
@@ -34,56 +33,56 @@ class Proof:
     holds: bool
 
 
-def compare(masked: nn.Module, slim: nn.Module, example: Inputs, tolerance: float) -> Proof:
-    """Compare a network with a reference.
+class Reference:
+    """The answers that another network has to give.
 
     Args:
-        masked: the reference, in eval mode.
-        slim: the other network, in eval mode.
+        network: the reference, in eval mode.
         example: inputs.
-        tolerance: the difference allowed in double precision; in another, the rounding of that comes on top.
+        tolerance: the relative difference allowed; where double precision is not possible, rounding comes on top.
 
     Raises:
-        UnsupportedModel: if the reference does not repeat itself, or gives no finite output.
+        UnsupportedModel: if the network does not repeat itself, or gives no finite output.
     """
-    example = to_device(example, device_of(masked))
-    _check_reference(masked, example)
-    reference, other, dtype = _in_double(masked, slim, example)
-    worst = 0.0
-    for inputs in _like(example):
-        expected = run_example(reference, _cast(inputs, dtype))
-        try:
-            actual = run_example(other, _cast(inputs, dtype))
-        except Exception:
-            return Proof(float("inf"), False)
-        worst = max(worst, _relative(_tensors(expected), _tensors(actual)))
-        precision = _tensors(expected)[0].dtype
-        if worst > tolerance + _ROUNDING.get(precision, 0.0):
-            return Proof(worst, False)
-    return Proof(worst, True)
+
+    def __init__(self, network: nn.Module, example: Inputs, tolerance: float):
+        self.tolerance = tolerance
+        self._network = network
+        self._inputs = _like(to_device(example, device_of(network)))
+        first, second = (_tensors(run_example(network, self._inputs[0])) for _ in range(2))
+        _check(network, first, second)
+        self._answers: dict[bool, list[list[Tensor]]] = {}
+
+    def compare(self, network: nn.Module) -> Proof:
+        """Compare another network, in double precision if both run in it."""
+        for double in (True, False):
+            try:
+                expected = self._answer(double)
+                candidate = copy.deepcopy(network).double() if double else network
+                actual = [_tensors(run_example(candidate, _cast(inputs, double))) for inputs in self._inputs]
+            except ShapeMismatch:
+                continue
+            worst = max(_relative(a, b) for a, b in zip(expected, actual, strict=True))
+            rounding = max((_ROUNDING.get(x.dtype, 0.0) for answer in expected for x in answer), default=0.0)
+            return Proof(worst, worst <= self.tolerance + rounding)
+        return Proof(float("inf"), False)
+
+    def _answer(self, double: bool) -> list[list[Tensor]]:
+        if double not in self._answers:
+            network = copy.deepcopy(self._network).double() if double else self._network
+            self._answers[double] = [_tensors(run_example(network, _cast(inputs, double))) for inputs in self._inputs]
+        return self._answers[double]
 
 
-def _in_double(masked: nn.Module, slim: nn.Module, example: Inputs) -> tuple[nn.Module, nn.Module, torch.dtype | None]:
-    try:
-        wide = copy.deepcopy(masked).double(), copy.deepcopy(slim).double()
-        with torch.no_grad():
-            for network in wide:
-                run_example(network, _cast(example, torch.float64))
-    except Exception:
-        return masked, slim, None
-    return *wide, torch.float64
-
-
-def _check_reference(masked: nn.Module, example: Inputs) -> None:
-    first, second = _tensors(run_example(masked, example)), _tensors(run_example(masked, example))
+def _check(network: nn.Module, first: list[Tensor], second: list[Tensor]) -> None:
     if not all(bool(torch.isfinite(x).all()) for x in first):
         raise UnsupportedModel(
-            f"{type(masked).__name__} gives infinite or undefined outputs on the example: nothing can be checked. "
+            f"{type(network).__name__} gives infinite or undefined outputs on the example: nothing can be checked. "
             "Use an example on which the network works."
         )
     if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
         raise UnsupportedModel(
-            f"{type(masked).__name__} gives different outputs for the same input in eval mode, so a smaller network "
+            f"{type(network).__name__} gives different outputs for the same input in eval mode, so a smaller network "
             "cannot be compared with it. Make its forward deterministic in eval mode."
         )
 
@@ -97,18 +96,17 @@ def _like(example: Inputs) -> list[Inputs]:
             return x
         if not x.is_floating_point():
             return x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)
-        scale = x.float().std(correction=0).clamp(min=0.1) if x.numel() > 1 else torch.ones(())
+        scale = x.float().std(correction=0).clamp(min=0.1)
         noise = torch.randn(x.shape, generator=generator).to(x.device)
         return (x.float().mean() + 1.5 * scale * noise).to(x.dtype)
 
     return [example, *(pytree.tree_map(randomise, example) for _ in range(2))]
 
 
-def _cast(inputs: Inputs, dtype: torch.dtype | None) -> Inputs:
-    def cast(x: Any) -> Any:
-        return x.to(dtype) if dtype is not None and isinstance(x, Tensor) and x.is_floating_point() else x
-
-    return pytree.tree_map(cast, inputs)
+def _cast(inputs: Inputs, double: bool) -> Inputs:
+    return pytree.tree_map(
+        lambda x: x.double() if double and torch.is_tensor(x) and x.is_floating_point() else x, inputs
+    )
 
 
 def _relative(expected: list[Tensor], actual: list[Tensor]) -> float:

@@ -16,11 +16,11 @@ from torch import Tensor, fx
 
 from bayeslim.compact.identity import Identities
 from bayeslim.compact.labels import varying
-from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, move
+from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, move, words
 from bayeslim.compact.trace import op_name
 
 _SIZED = {"view", "_unsafe_view", "reshape", "expand", "broadcast_to", *CREATION}
-_SPLITS = {"split", "chunk", "split_with_sizes", "tensor_split"}
+_SPLITS = words("split unsafe_split chunk unsafe_chunk split_with_sizes unsafe_split_with_sizes tensor_split")
 
 
 class Shrinking:

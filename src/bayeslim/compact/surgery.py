@@ -24,12 +24,12 @@ from bayeslim.compact.gather import drop_unread_inputs
 from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
 from bayeslim.compact.liveness import Liveness
-from bayeslim.compact.proof import compare
+from bayeslim.compact.proof import Reference
 from bayeslim.compact.rebuild import new_groups, put_tensors, resize_modules, rewrite_graph, size_attributes
 from bayeslim.compact.shapes import Shrinking
-from bayeslim.compact.trace import evaluating_copy, run_example, tensors_of
+from bayeslim.compact.trace import evaluating_copy, tensors_of
 from bayeslim.errors import BayeslimError, ShapeMismatch, closest
-from bayeslim.types import Inputs, device_of, to_device
+from bayeslim.types import Inputs, device_of
 
 
 class CompactionFailed(BayeslimError, RuntimeError):
@@ -122,7 +122,7 @@ def compaction(
         CompactionFailed: if the smaller network gives other answers.
     """
     masked = _masked_copy(model, masks)
-    run_example(masked, to_device(example, device_of(masked)))
+    reference = Reference(masked, example, tolerance)
     found = units if units is not None else find_units(masked, example)
     _check_units(found, masked)
     identity = found.structure.identity
@@ -138,7 +138,7 @@ def compaction(
             small[contraction.bias] = small.get(contraction.bias, tensors[contraction.bias]) + shift
     device = device_of(masked)
     small = {name: tensor.to(device) for name, tensor in small.items()}
-    network, kind, why, gap = _rebuild(masked, found, shrinking, small, example, tolerance, drop_inputs)
+    network, kind, why, gap = _rebuild(masked, found, shrinking, small, reference, drop_inputs)
     if kind == "modules":
         modes = {name: module.training for name, module in model.named_modules()}
         for name, module in network.named_modules():
@@ -234,33 +234,29 @@ def _rebuild(
     units: UnitGraph,
     shrinking: Shrinking,
     small: dict[str, Tensor],
-    example: Inputs,
-    tolerance: float,
+    reference: Reference,
     drop_inputs: bool,
 ) -> tuple[nn.Module, Literal["modules", "graph"], str, float]:
     structure = units.structure
-    names = structure.identity.trace.names
-    aliases = {aliases[0]: aliases for aliases in names.values()}
-    if not drop_inputs:
+    graph, why = rewrite_graph(structure, shrinking, masked, small), "the network's own modules rely on the old sizes"
+    dropped = drop_unread_inputs(graph) if drop_inputs else 0
+    if dropped:
+        why = f"{dropped} input features are dropped behind a gather"
+    else:
         network = copy.deepcopy(masked)
-        put_tensors(network, small, aliases)
+        put_tensors(network, small, {names[0]: names for names in structure.identity.trace.names.values()})
         resize_modules(network, new_groups(structure, shrinking))
         for attributes in ({}, *size_attributes(network, structure, shrinking)):
             with _attributes(attributes) as keep:
-                proof = compare(masked, network, example, tolerance)
+                proof = reference.compare(network)
                 if proof.holds:
                     keep()
                     return network, "modules", "the network's own modules take the new sizes", proof.difference
-    graph = rewrite_graph(structure, shrinking, masked, small)
-    why = "the forward of the network's own modules relies on the old sizes"
-    if drop_inputs:
-        graph, dropped = drop_unread_inputs(graph)
-        why = f"{dropped} input features are dropped behind a gather"
-    proof = compare(masked, graph, example, tolerance)
+    proof = reference.compare(graph)
     if not proof.holds:
         raise CompactionFailed(
             f"The compacted {type(masked).__name__} differs from the masked one by {proof.difference:.2g} of its "
-            f"largest output (tolerance {tolerance:.2g}). Nothing was changed. Raise tolerance if that is only "
+            f"largest output (tolerance {reference.tolerance:.2g}). Nothing was changed. Raise tolerance if that is only "
             "rounding; otherwise report it as a fault of bayeslim."
         )
     return graph, "graph", why, proof.difference

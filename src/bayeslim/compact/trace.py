@@ -21,7 +21,9 @@ from bayeslim.compact.ops import words
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, arguments, to_device
 
-_EINSUM = torch.ops.aten.einsum.default
+_aten = torch.ops.aten
+_TAKEN_APART = (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
+"""Operations that are sums of simpler ones, which the graph should show."""
 _FRESH = words("linear conv1d conv2d conv3d conv_transpose2d batch_norm add mul sub div matmul bmm max_pool2d cat relu")
 """Operations whose result shares no memory with anything else."""
 
@@ -56,7 +58,7 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     args, kwargs = _pair(network, example)
     size = _batch_size((args, kwargs))
     dynamic = pytree.tree_map(
-        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and x.shape[0] == size else None,
+        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and x.shape[0] == size > 1 else None,
         (args, kwargs),
     )
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -67,7 +69,8 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
             program = torch.export.export(network, args, kwargs, dynamic_shapes=dynamic[0] or dynamic[1], strict=False)
             module = program.module(check_guards=False)
             if not _made_functional(module.graph):
-                program = program.run_decompositions({_EINSUM: torch.export.default_decompositions()[_EINSUM]})
+                table = torch.export.default_decompositions()
+                program = program.run_decompositions({op.default: table[op.default] for op in _TAKEN_APART})
                 module = program.module(check_guards=False)
     except Exception as error:
         message = str(error).strip() or repr(error)
@@ -184,7 +187,7 @@ def _made_functional(graph: fx.Graph) -> bool:
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         target = node.target
-        if target is _EINSUM:
+        if any(target is op.default for op in _TAKEN_APART):
             return False
         if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
             continue
