@@ -106,7 +106,7 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
             tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in value.tensors().items()})
     tensors.update({f"mask:{name}": mask for name, mask in bnn.masks.items()})
     return {
-        "architecture": _architecture(bnn.model),
+        "architecture": _architecture(bnn.model) | {"class": bnn.sites.model},
         "method": encode(bnn.method, tensors),
         "likelihood": encode(bnn.likelihood, tensors),
         "priors": encode(bnn.priors, tensors),
