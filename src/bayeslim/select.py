@@ -118,15 +118,17 @@ def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
     for name, p in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(p), []).append(name)
     matches = matcher(selection)
-    entries = []
+    entries, excluded = [], []
     for name, p in model.named_parameters():
         names = aliases[id(p)]
         chosen = any(matches(n, p, owners[n]) for n in names)
         random, reason = _verdict(name, p, owners[name], chosen)
         entries.append(Site(name, tuple(p.shape), random, reason, tuple(n for n in names if n != name)))
+        if chosen and not random:
+            excluded.append(entries[-1])
     report = Sites(type(model).__name__, tuple(entries))
     if not report.names:
-        raise NoSiteMatched(_nothing_matched(report, selection))
+        raise NoSiteMatched(_nothing_matched(report, selection, excluded))
     return report
 
 
@@ -184,7 +186,7 @@ def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bo
         return lambda name, p, module: selection.fullmatch(name) is not None
     if isinstance(selection, type) and issubclass(selection, nn.Module):
         return lambda name, p, module: isinstance(module, selection)
-    if callable(selection):
+    if callable(selection) and not isinstance(selection, nn.Module):
         predicate = cast("Callable[[str, nn.Parameter], bool]", selection)
         return lambda name, p, module: bool(predicate(name, p))
     if isinstance(selection, Iterable):
@@ -196,15 +198,15 @@ def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bo
     )
 
 
-def _nothing_matched(report: Sites, selection: Selection) -> str:
+def _nothing_matched(report: Sites, selection: Selection, excluded: list[Site]) -> str:
     shown = getattr(selection, "__name__", None) or repr(selection)
     if not len(report):
         return f"{report.model} has no parameters: there is nothing to make Bayesian."
-    blocked = [site for site in report if "trained as a point" not in site.reason]
-    if len(blocked) == len(report):
+    if excluded:
         return (
-            f"None of the {len(report)} parameters of {report.model} can be random: {blocked[0].name} is "
-            f"{blocked[0].reason}. Call model.requires_grad_(True) if they were frozen by mistake."
+            f"sites={shown} matched {len(excluded)} of the {len(report)} parameters of {report.model}, and none of "
+            f'them can be random: "{excluded[0].name}" is {excluded[0].reason}. '
+            "Call model.requires_grad_(True) if they were frozen by mistake."
         )
     near = closest(selection, (site.name for site in report)) if isinstance(selection, str) else ""
     first = ", ".join(site.name for site in report.entries[:3])
