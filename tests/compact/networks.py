@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bayeslim.compact import UnitGraph, units
 
 Case = tuple[nn.Module, Any]
 CASES: dict[str, Callable[[], Case]] = {}
@@ -33,6 +37,17 @@ def build(name: str) -> Case:
                 nn.init.uniform_(parameter, 0.2, 1.0)
     example = tuple(_double(x) for x in example) if isinstance(example, tuple) else _double(example)
     return model.double().eval(), example
+
+
+@functools.lru_cache
+def prepared(name: str) -> tuple[Case, UnitGraph]:
+    """A network and its units, found once for all tests."""
+    model, example = build(name)
+    return (model, example), units(model, example)
+
+
+def outputs(result: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
 
 
 def _double(x: Tensor) -> Tensor:

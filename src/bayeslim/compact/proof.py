@@ -5,7 +5,6 @@ In double precision where the networks run in it, so that a fault cannot hide be
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.trace import run_example
+from bayeslim.compact.trace import quiet_copy, run_example
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, device_of, to_device
 
@@ -58,7 +57,7 @@ class Reference:
         for double in (True, False):
             try:
                 expected = self._answer(double)
-                candidate = copy.deepcopy(network).double() if double else network
+                candidate = quiet_copy(network).double() if double else network
                 actual = [_tensors(run_example(candidate, _cast(inputs, double))) for inputs in self._inputs]
             except ShapeMismatch:
                 continue
@@ -69,7 +68,7 @@ class Reference:
 
     def _answer(self, double: bool) -> list[list[Tensor]]:
         if double not in self._answers:
-            network = copy.deepcopy(self._network).double() if double else self._network
+            network = quiet_copy(self._network).double() if double else self._network
             self._answers[double] = [_tensors(run_example(network, _cast(inputs, double))) for inputs in self._inputs]
         return self._answers[double]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from bayeslim.compact.graph import Structure
 from bayeslim.compact.shapes import Shrinking
-from bayeslim.compact.trace import tensors_of
+from bayeslim.compact.trace import quiet_copy, tensors_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -129,7 +128,7 @@ def rewrite_graph(
         tensors: new values of those that shrink.
     """
     trace = structure.identity.trace
-    graph = copy.deepcopy(trace.module.graph)
+    graph = quiet_copy(trace.module.graph)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     twins = dict(zip(trace.module.graph.nodes, graph.nodes, strict=True))
     for node, twin in twins.items():
@@ -139,7 +138,7 @@ def rewrite_graph(
         twin.args = fx.node.map_arg(args, lambda n: twins[n])
         twin.kwargs = fx.node.map_arg(kwargs | ({"device": device} if "device" in kwargs else {}), lambda n: twins[n])
     graph.eliminate_dead_code()
-    root = copy.deepcopy(trace.module)
+    root = quiet_copy(trace.module)
     put_tensors(
         root, {name: tensor.detach().cpu() for name, tensor in tensors_of(model).items() if _has(root, name)}, {}
     )

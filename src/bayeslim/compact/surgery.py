@@ -11,7 +11,6 @@ either way it is checked against the masked network before it is returned.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from bayeslim.compact.liveness import Liveness
 from bayeslim.compact.proof import Reference
 from bayeslim.compact.rebuild import new_groups, put_tensors, resize_modules, rewrite_graph, size_attributes
 from bayeslim.compact.shapes import Shrinking
-from bayeslim.compact.trace import evaluating_copy, tensors_of
+from bayeslim.compact.trace import evaluating_copy, quiet_copy, tensors_of
 from bayeslim.errors import BayeslimError, ShapeMismatch, closest
 from bayeslim.types import Inputs, device_of
 
@@ -238,12 +237,11 @@ def _rebuild(
     drop_inputs: bool,
 ) -> tuple[nn.Module, Literal["modules", "graph"], str, float]:
     structure = units.structure
-    graph, why = rewrite_graph(structure, shrinking, masked, small), "the network's own modules rely on the old sizes"
-    dropped = drop_unread_inputs(graph) if drop_inputs else 0
-    if dropped:
-        why = f"{dropped} input features are dropped behind a gather"
-    else:
-        network = copy.deepcopy(masked)
+    graph = rewrite_graph(structure, shrinking, masked, small) if drop_inputs else None
+    dropped = drop_unread_inputs(graph) if graph is not None else 0
+    why = f"{dropped} input features are dropped behind a gather"
+    if not dropped:
+        network = quiet_copy(masked)
         put_tensors(network, small, {names[0]: names for names in structure.identity.trace.names.values()})
         resize_modules(network, new_groups(structure, shrinking))
         for attributes in ({}, *size_attributes(network, structure, shrinking)):
@@ -252,12 +250,15 @@ def _rebuild(
                 if proof.holds:
                     keep()
                     return network, "modules", "the network's own modules take the new sizes", proof.difference
+        why = "the network's own modules rely on the old sizes"
+    if graph is None:
+        graph = rewrite_graph(structure, shrinking, masked, small)
     proof = reference.compare(graph)
     if not proof.holds:
         raise CompactionFailed(
             f"The compacted {type(masked).__name__} differs from the masked one by {proof.difference:.2g} of its "
-            f"largest output (tolerance {reference.tolerance:.2g}). Nothing was changed. Raise tolerance if that is only "
-            "rounding; otherwise report it as a fault of bayeslim."
+            f"largest output (tolerance {reference.tolerance:.2g}). Nothing was changed. Raise tolerance if that is "
+            "only rounding; otherwise report it as a fault of bayeslim."
         )
     return graph, "graph", why, proof.difference
 

@@ -11,7 +11,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,6 +21,7 @@ from bayeslim.compact.ops import words
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, arguments, to_device
 
+M = TypeVar("M", nn.Module, fx.Graph)
 _aten = torch.ops.aten
 _TAKEN_APART = (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
 """Operations that are sums of simpler ones, which the graph should show."""
@@ -54,7 +55,7 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     """
     network = evaluating_copy(model).cpu()
     example = to_device(example, "cpu")
-    run_example(network, example)
+    output = run_example(network, example)
     args, kwargs = _pair(network, example)
     size = _batch_size((args, kwargs))
     dynamic = pytree.tree_map(
@@ -80,6 +81,9 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+    leaves = tuple(pytree.tree_leaves((args, kwargs)))
+    if isinstance(output, Tensor) and len(leaves) == len(args) + len(kwargs):
+        module = _with_plain_signature(module)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     free = any(
         isinstance(node.meta.get("val"), Tensor)
@@ -87,13 +91,20 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
         and isinstance(node.meta["val"].shape[0], torch.SymInt)
         for node in placeholders
     )
-    return Trace(module, tuple(pytree.tree_leaves((args, kwargs))), _aliases(network, module), free)
+    return Trace(module, leaves, _aliases(network, module), free)
+
+
+def quiet_copy(model: M) -> M:
+    """A deep copy; PyTorch warns about its own internals when the signature of a graph is copied."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return copy.deepcopy(model)
 
 
 def evaluating_copy(model: nn.Module) -> nn.Module:
     """A deep copy of `model` in eval mode."""
     try:
-        return copy.deepcopy(model).eval()
+        return quiet_copy(model).eval()
     except RuntimeError as error:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {error}. "
@@ -177,6 +188,15 @@ def _pair(network: nn.Module, example: Inputs) -> tuple[tuple[Any, ...], dict[st
     except Exception:
         return original
     return paired
+
+
+def _with_plain_signature(module: fx.GraphModule) -> fx.GraphModule:
+    """A graph whose forward takes tensors and returns a tensor, without packing and unpacking containers."""
+    for node in module.graph.nodes:
+        if node.op == "output":
+            node.args = (node.args[0][0],)
+    module.graph.set_codegen(fx.graph.CodeGen())
+    return fx.GraphModule(module, module.graph)
 
 
 def _made_functional(graph: fx.Graph) -> bool:
