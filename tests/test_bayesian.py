@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import bayeslim as bl
 from bayeslim.errors import MissingDataSize, NoSiteMatched, UnsupportedModel
@@ -94,6 +95,30 @@ def test_the_mean_starts_at_the_trained_weights():
     torch.testing.assert_close(bnn.eval()(X), net(X))
     torch.testing.assert_close(bnn.posterior_.mean["0.weight"], net[0].weight.detach())
     assert bnn.posterior_.names == ("0.weight", "2.weight")
+
+
+def test_a_posterior_is_data_that_training_does_not_move():
+    bnn = bayesian()
+    posterior = bnn.posterior_
+    mean, std = copy.deepcopy(posterior.mean), copy.deepcopy(posterior.std)
+    bnn.fit(bl.data.Loader(X, Y, batch_size=3), epochs=1, lr=0.1)
+    torch.testing.assert_close(posterior.mean, mean, rtol=0, atol=0)
+    torch.testing.assert_close(posterior.std, std, rtol=0, atol=0)
+    assert not torch.equal(bnn.posterior_.mean["0.weight"], mean["0.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_models_that_cannot_be_converted_are_refused_with_advice():
+    with pytest.raises(UnsupportedModel, match="Make the Python module Bayesian"):
+        bl.bayesianize(torch.jit.script(model()), bl.Variational(), likelihood=LIKELIHOOD)
+    net = model()
+    prune.l1_unstructured(net[0], "weight", 0.5)
+    with pytest.raises(UnsupportedModel, match=r"cannot be copied.*remove these first, or use bayesianize_"):
+        bl.bayesianize(net, bl.Variational(), likelihood=LIKELIHOOD)
+    bnn = bl.bayesianize_(net, bl.Variational(), likelihood=LIKELIHOOD, num_data=6)
+    assert bnn.sites.names == ("0.weight_orig", "2.weight")
+    bnn.loss((X, Y), kl_weight=0.0).backward()
+    assert bnn.model[0].weight_orig_log_std.grad.abs().sum() > 0
 
 
 def test_mean_network_is_plain_and_apart():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bayeslim import stochastic
-from bayeslim.errors import BayeslimWarning, MissingDataSize
+from bayeslim.errors import BayeslimWarning, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Method, Terms
 from bayeslim.posteriors import Posterior
@@ -54,7 +54,15 @@ def bayesianize(
     >>> bnn
     Bayesian Linear: variational posterior over 12 of 15 parameters, categorical likelihood
     """
-    return Bayesian(copy.deepcopy(model), method, copy.deepcopy(likelihood), prior, sites, num_data)
+    _check(model, method, likelihood, num_data)
+    try:
+        model = copy.deepcopy(model)
+    except RuntimeError as error:
+        raise UnsupportedModel(
+            f"{type(model).__name__} cannot be copied: {error} It has tensors computed by old-style hooks "
+            "(torch.nn.utils.weight_norm or prune): remove these first, or use bayesianize_ to convert in place."
+        ) from error
+    return Bayesian(model, method, copy.deepcopy(likelihood), prior, sites, num_data)
 
 
 def bayesianize_(
@@ -248,6 +256,8 @@ class Objective(nn.Module):
 def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModel("A scripted model takes no other weights. Make the Python module Bayesian instead.")
     if isinstance(method, type) and issubclass(method, Method):
         raise TypeError(f"method must be an instance: write {method.__name__}(), not {method.__name__}.")
     if not isinstance(method, Method):

@@ -149,10 +149,10 @@ class Variational(Method):
                     self.family.log_std(bnn.model, name).masked_fill_(~masks[name], -math.inf)
 
     def posterior(self, bnn: Bayesian) -> Diagonal:
-        """The fitted family."""
+        """The fitted family, as it is now: training on does not change it."""
         with torch.no_grad():
             return Diagonal(
-                {name: bnn.model.get_parameter(name).detach() for name in bnn.sites.names},
+                {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names},
                 {name: self.family.std(bnn.model, name) for name in bnn.sites.names},
             )
 
