@@ -4,11 +4,11 @@ A tensor of n elements of which k are not zero is stored in the smallest of thre
 
 * dense: as it is;
 * bitmap: one bit an element, and the k values: n / 8 + k · size bytes;
-* gaps: the distances between neighbouring non-zeros in the smallest integer that holds them all, and the k values:
-  k · (1, 2 or 4) + k · size bytes, the smaller form below about one non-zero in ten.
+* gaps: the zeros before each non-zero, and the k values: about k · (1 + size) bytes, the smallest form below about one
+  non-zero in eight. A gap is a byte; a byte of 255 means 255 zeros and that the gap goes on.
 
-Everything is a flat dict of plain tensors, so that any tensor file (safetensors) can hold it, and decoding gives back
-every bit.
+Everything is a flat dict of plain tensors, so that any tensor file (safetensors) can hold it. Decoding gives back every
+value to the bit; only the sign of a zero is lost, which multiplying by a mask leaves behind at random.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bayeslim.errors import CorruptFile
 
 SEPARATOR = "::"
 _BITMAP, _GAPS, _VALUES, _SHAPE = (f"{SEPARATOR}{part}" for part in ("bitmap", "gaps", "values", "shape"))
+_MORE = 255
 
 
 def pack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -62,24 +63,27 @@ def _encode(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if tensor.ndim == 0 or tensor.is_complex() or flat.element_size() < 2:
         return {name: tensor.contiguous()}
     kept = flat != 0
-    if tensor.is_floating_point():
-        kept |= torch.signbit(flat)  # a negative zero is a value too
     places = kept.nonzero().flatten()
     values = {f"{name}{_SHAPE}": torch.tensor(tensor.shape), f"{name}{_VALUES}": flat[places]}
     bitmap = {**values, f"{name}{_BITMAP}": torch.from_numpy(np.packbits(kept.numpy()))}
-    gaps = {**values, f"{name}{_GAPS}": _smallest(torch.diff(places, prepend=torch.tensor([-1])) - 1)}
+    gaps = {**values, f"{name}{_GAPS}": _write_gaps(places)}
     return min(
         ({name: tensor.contiguous()}, bitmap, gaps),
         key=lambda form: sum(t.numel() * t.element_size() for t in form.values()),
     )
 
 
-def _smallest(gaps: Tensor) -> Tensor:
-    largest = int(gaps.max()) if gaps.numel() else 0
-    for dtype in (torch.uint8, torch.int16, torch.int32):
-        if largest <= torch.iinfo(dtype).max:
-            return gaps.to(dtype)
-    return gaps
+def _write_gaps(places: Tensor) -> Tensor:
+    gaps = torch.diff(places, prepend=torch.tensor([-1])) - 1
+    ends = (gaps // _MORE + 1).cumsum(0) - 1
+    written = torch.full((int(ends[-1]) + 1 if len(ends) else 0,), _MORE, dtype=torch.uint8)
+    written[ends] = (gaps % _MORE).to(torch.uint8)
+    return written
+
+
+def _read_gaps(written: Tensor) -> Tensor:
+    zeros_before = written.long().cumsum(0)[written != _MORE]
+    return zeros_before + torch.arange(len(zeros_before))
 
 
 def _decode(name: str, packed: Mapping[str, Tensor]) -> Tensor:
@@ -90,7 +94,7 @@ def _decode(name: str, packed: Mapping[str, Tensor]) -> Tensor:
             bits = np.unpackbits(packed[f"{name}{_BITMAP}"].numpy(), count=len(flat))
             places = torch.from_numpy(bits).nonzero().flatten()
         else:
-            places = (packed[f"{name}{_GAPS}"].long() + 1).cumsum(0) - 1
+            places = _read_gaps(packed[f"{name}{_GAPS}"])
         if len(places) != len(values):
             raise IndexError(f"{len(places)} places for {len(values)} values")
         flat[places] = values
