@@ -9,6 +9,7 @@ bl.save(bnn, "network/")
 from bayeslim import data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.evidence import log_evidence
+from bayeslim.export import export
 from bayeslim.methods import Laplace, Method, Subnetwork, Variational
 from bayeslim.predict import predict
 from bayeslim.prune import Budget, Plan, compact, plan, prune
@@ -34,6 +35,7 @@ __all__ = [
     "compact",
     "data",
     "errors",
+    "export",
     "families",
     "likelihoods",
     "load",

@@ -12,31 +12,40 @@ from torch import nn
 
 from bayeslim import zoo
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.errors import CorruptFile
+from bayeslim.export.stored import architecture_of, read_program, resize_, unpacked, write_plain
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import POSTERIORS, Posterior
 from bayeslim.storage import check_fits, decode, encode, read_folder, write_folder
-from bayeslim.types import Params, device_of
+from bayeslim.types import Inputs, Params, device_of
 
 _LARGEST_PLAIN_ARGUMENT = 10_000
 """An argument of a network, such as an image's size, may exceed the number of its weights, but not by much."""
 
+_LARGEST_CUT = 4096
+"""How many times its weights a compacted network may have been."""
 
-def save(network: Bayesian | nn.Module, path: str | os.PathLike[str]) -> None:
+
+def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example: Inputs | None = None) -> None:
     """Write a Bayesian or plain network to a folder, as safetensors and JSON.
+
+    A plain network's tensors are stored without their zeros where that is smaller.
 
     Args:
         network: what to save.
         path: the folder; what it held before is replaced only once the new content is complete.
+        example: inputs of a plain network, to store the graph of its operations as well: `load` then needs no `model`.
+            A network from `compact` needs none.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"save takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}.")
+    if not isinstance(network, Bayesian):
+        write_folder(path, "network", *write_plain(network, example))
+        return
+    if example is not None:
+        raise ValueError("example is for plain networks: the graph of a Bayesian one is not stored.")
     tensors: Params = {f"network:{name}": tensor for name, tensor in network.state_dict().items()}
-    if isinstance(network, Bayesian):
-        config = _bayesian_config(network, tensors)
-        write_folder(path, "bayesian", config, tensors)
-    else:
-        write_folder(path, "network", {"architecture": _architecture(network)}, tensors)
+    write_folder(path, "bayesian", _bayesian_config(network, tensors), tensors)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
@@ -45,7 +54,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
     Args:
         path: the folder that `save` wrote.
         model: a plain network of the architecture that was saved (its weights do not matter and are not changed).
-            Not needed for networks of `bayeslim.zoo`.
+            A network from `compact` is made of the original architecture, cut to the sizes in the file. Not needed for
+            networks of `bayeslim.zoo`, nor for plain networks that were saved with their graph: those come back as a
+            plain graph module that needs no class.
 
     Returns:
         a `Bayesian` or a plain module, as was saved, on the CPU or on the given model's device.
@@ -53,8 +64,11 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
     if isinstance(model, Bayesian) or not isinstance(model, nn.Module | None):
         raise TypeError(f"model must be a plain torch.nn.Module, such as was made Bayesian. Got {model!r}.")
     kind, config, tensors = read_folder(path, ("bayesian", "network"))
+    tensors = unpacked(config, tensors) if kind == "network" else tensors
     state = {n.removeprefix("network:"): t for n, t in tensors.items() if n.startswith("network:")}
     network = _network(config.get("architecture"), model, state)
+    if network is None:
+        return read_program(config, tensors)
     what = type(network).__name__
     if kind == "network":
         check_fits(network.state_dict(), state, what)
@@ -106,7 +120,7 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
             tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in value.tensors().items()})
     tensors.update({f"mask:{name}": mask for name, mask in bnn.masks.items()})
     return {
-        "architecture": _architecture(bnn.model) | {"class": bnn.sites.model},
+        "architecture": architecture_of(bnn.model) | {"class": bnn.sites.model},
         "method": encode(bnn.method, tensors),
         "likelihood": encode(bnn.likelihood, tensors),
         "priors": encode(bnn.priors, tensors),
@@ -127,30 +141,38 @@ def _restore(key: str, entry: Any, tensors: Params) -> Posterior:
     return POSTERIORS[kind].restore(decode(entry["config"], tensors), own)
 
 
-def _architecture(model: nn.Module) -> dict[str, Any]:
-    return {"class": type(model).__name__, "zoo": getattr(model, "zoo_config", None)}
-
-
-def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Module:
+def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Module | None:
+    """The network that a file is of, cut to the sizes in the file; None if its class is not known."""
     if not isinstance(architecture, dict):
         raise CorruptFile("The file does not say which architecture it holds.")
-    if model is not None:
-        return copy.deepcopy(model)
-    if architecture.get("zoo") is None:
-        raise BayeslimError(
-            f"The weights of a {architecture.get('class')} were saved, not its code. Pass the architecture: "
-            "load(path, model=YourModel())."
-        )
+    sizes = architecture.get("sizes")
+    if model is None:
+        return None if architecture.get("zoo") is None else _zoo_network(architecture["zoo"], sizes, state)
+    network = copy.deepcopy(model)
+    if sizes is not None:
+        resize_(network, state, sizes)
+    return network
+
+
+def _zoo_network(arguments: Any, sizes: Any, state: Params) -> nn.Module:
     room = sum(tensor.numel() for tensor in state.values()) + _LARGEST_PLAIN_ARGUMENT
     try:
-        if any(isinstance(value, int) and abs(value) > room for value in dict(architecture["zoo"]).values()):
+        if any(isinstance(value, int) and abs(value) > room for value in dict(arguments).values()):
             raise CorruptFile("The file names a network far larger than the weights it holds.")
         with torch.device("meta"):
-            # Without memory first: a file must not make us allocate more than it holds.
-            outline = zoo.create(**architecture["zoo"]).state_dict()
-        check_fits(outline, {name: state[name] for name in outline if name in state}, "the architecture it names")
+            # Without memory first: a file must not make us allocate far more than it holds.
+            outline = zoo.create(**arguments)
+        if sizes is not None:
+            if sum(tensor.numel() for tensor in outline.state_dict().values()) > _LARGEST_CUT * room:
+                raise CorruptFile("The file names a network far larger than the weights it holds.")
+            resize_(outline, state, sizes)
+        whole = outline.state_dict()
+        check_fits(whole, {name: state[name] for name in whole if name in state}, "the architecture it names")
         with kept_random_state():
-            return zoo.create(**architecture["zoo"])
+            network = zoo.create(**arguments)
+        if sizes is not None:
+            resize_(network, state, sizes)
+        return network
     except CorruptFile:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:

@@ -1,0 +1,139 @@
+"""`export`: a network, or a whole posterior, as one file that other programs run."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.compact.trace import evaluating_copy, run_example
+from bayeslim.errors import BayeslimError
+from bayeslim.export.check import ExportFailed, batches
+from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
+from bayeslim.types import Inputs, to_device
+
+__all__ = ["Ensemble", "ExportFailed", "Exported", "ensemble", "export"]
+
+
+@dataclass(frozen=True, repr=False)
+class Exported:
+    """A file that was written.
+
+    Attributes:
+        path: where.
+        format: "onnx" or "pt2".
+        bytes: its size.
+        difference: the largest difference found between its answers and the network's, relative to the largest.
+        batch_is_free: whether it takes batches of any size.
+    """
+
+    path: Path
+    format: str
+    bytes: int
+    difference: float
+    batch_is_free: bool
+
+    def __repr__(self) -> str:
+        batch = "any batch size" if self.batch_is_free else "the example's batch size only"
+        return (
+            f"Exported {self.path} ({self.format}, {self.bytes / 1024:,.4g} KiB, {batch}): "
+            f"largest relative difference {self.difference:.2g}"
+        )
+
+
+def export(
+    network: Bayesian | nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    example: Inputs,
+    samples: int | None = None,
+    generator: torch.Generator | None = None,
+    sparse: bool = False,
+    int8: bool = False,
+    tolerance: float = 1e-5,
+) -> Exported:
+    """Write a network as an ONNX file or a PyTorch program, chosen by the path's suffix.
+
+    The batch size is free where the network leaves it free. The file is checked against the network, in onnxruntime or
+    as read back by PyTorch, on two batch sizes, before it takes its place; what was there is replaced in one step.
+
+    Args:
+        network: a plain network, exported in eval mode; or a Bayesian one, of which `samples` draws are exported as one
+            graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`.
+        path: ends in ".onnx" (needs the extra `bayeslim[onnx]`) or ".pt2".
+        example: inputs: a tensor, a tuple of arguments or a dict.
+        samples: how many draws of a Bayesian network.
+        generator: where the draws come from; with the same one `predict(how="sample")` draws the same networks.
+        sparse: store weights of an ONNX file sparsely where that is smaller.
+        int8: quantise the weights of an ONNX file to 8 bits; `difference` says what that costs.
+        tolerance: the relative difference allowed.
+
+    Raises:
+        ExportFailed: if the file does not give the network's answers.
+        UnsupportedModel: if the network cannot be exported.
+        MissingExtra: if a package for ONNX is not installed.
+    """
+    target = Path(path)
+    _check(network, target, samples, sparse or int8)
+    names: Sequence[str] | None = None
+    if isinstance(network, Bayesian):
+        assert samples is not None
+        plain: nn.Module = ensemble(network, samples, generator)
+        names = OUTPUTS
+    else:
+        plain = evaluating_copy(network)
+    plain = plain.cpu().requires_grad_(False)
+    example = to_device(example, "cpu")
+    run_example(plain, example)
+    inputs = batches(plain, example)
+    if target.suffix == ".onnx":
+        from bayeslim.export.onnx import to_onnx
+
+        content, gap = to_onnx(plain, inputs, tolerance, names, sparse=sparse, int8=int8)
+    else:
+        from bayeslim.export.program import to_program
+
+        content, gap = to_program(plain, inputs, tolerance)
+    _write(target, content)
+    return Exported(target, target.suffix[1:], len(content), gap, len(inputs) > 1)
+
+
+def _check(network: Any, target: Path, samples: int | None, for_onnx: bool) -> None:
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"export takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}.")
+    if target.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f'The path must end in ".onnx" or ".pt2", which chooses the format. Got "{target}".')
+    if for_onnx and target.suffix != ".onnx":
+        raise ValueError(f'sparse and int8 are for ".onnx" files. Got "{target}".')
+    if isinstance(network, Bayesian) and samples is None:
+        raise ValueError(
+            "A Bayesian network is exported as an ensemble: pass samples=8 (or how many you want). "
+            "For its mean alone, export bnn.mean_network()."
+        )
+    if samples is not None and not isinstance(network, Bayesian):
+        raise ValueError("samples are drawn from a posterior, and a plain network has none. Pass the Bayesian network.")
+    if target.is_dir():
+        raise BayeslimError(f"{target} is a folder. Choose the path of a file.")
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise BayeslimError(
+            f"Could not write {path}: {error.strerror or error}. What was there before is untouched. "
+            "Choose a place you may write to, with space left."
+        ) from error

@@ -1,0 +1,115 @@
+"""An exported network answers as the original does: compared on the example and on another batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bayeslim.compact.trace import run_example
+from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.types import Inputs, arguments, batch_size
+
+_ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+class ExportFailed(BayeslimError, RuntimeError):
+    """The exported network does not give the answers of the original; nothing was written."""
+
+
+def with_batch_size(example: Inputs, size: int) -> Inputs:
+    """The example with another number of rows, cut or repeated, wherever it has rows."""
+    rows = batch_size(example)
+
+    def resize(x: Any) -> Any:
+        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
+            return x
+        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
+
+    return pytree.tree_map(resize, example)
+
+
+def batches(network: nn.Module, example: Inputs) -> list[Inputs]:
+    """The example as a batch of two, and of three, if the network takes them; else as it is."""
+    try:
+        sizes = [with_batch_size(example, size) for size in (2, 3)]
+        for inputs in sizes:
+            run_example(network, inputs)
+    except ShapeMismatch:
+        return [example]
+    return sizes
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of inputs or outputs, in order."""
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
+
+
+def difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
+    """The largest difference between outputs, relative to the largest of them; infinite if their shapes differ."""
+    if [x.shape for x in expected] != [x.shape for x in actual]:
+        return float("inf")
+    worst = largest = 0.0
+    for a, b in zip(expected, actual, strict=True):
+        if a.numel():
+            a, b = a.double(), b.double()
+            gap = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0)
+            worst = max(worst, float(gap.nan_to_num(torch.inf).max()))
+            largest = max(largest, float(a.abs().masked_fill(~a.isfinite(), 0).max()))
+    return worst / max(largest, 1e-12)
+
+
+def prove(
+    network: nn.Module, run: Callable[[Inputs], Any], inputs: Sequence[Inputs], what: str, tolerance: float
+) -> float:
+    """Compare an exported network with the original; returns the largest relative difference.
+
+    Args:
+        network: the original, in eval mode.
+        run: calls the exported one.
+        inputs: what to call both on.
+        what: the format, for messages.
+        tolerance: the difference allowed in single precision; half precision has its rounding on top.
+
+    Raises:
+        ExportFailed: if it fails, or the difference is larger.
+    """
+    worst = 0.0
+    for example in inputs:
+        expected = tensors_in(run_example(network, example))
+        rounding = max((_ROUNDING.get(x.dtype, 0.0) for x in expected), default=0.0)
+        try:
+            actual = tensors_in(run(example))
+        except Exception as error:
+            raise ExportFailed(
+                f"The {what} file of {type(network).__name__} fails on a batch of {batch_size(example)}, which the "
+                f"network itself takes: {first_line(error)} Nothing was written."
+            ) from error
+        worst = max(worst, difference(expected, actual))
+        if worst > tolerance + rounding:
+            raise ExportFailed(
+                f"The {what} file of {type(network).__name__} gives other answers than the network on a batch of "
+                f"{batch_size(example)}: they differ by {worst:.2g} of the largest output (tolerance {tolerance:.2g}). "
+                "Nothing was written. Raise tolerance if that is only rounding, as in a very deep network."
+            )
+    return worst
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says anything."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else repr(error)
+
+
+def split(example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Positional and keyword arguments, and for `torch.export` which of their dimensions are free: the batch."""
+    args, kwargs = arguments(example)
+    rows = batch_size(example)
+    free = pytree.tree_map(
+        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and x.shape[0] == rows > 1 else None,
+        (args, kwargs),
+    )
+    return args, kwargs, free[0] or free[1]

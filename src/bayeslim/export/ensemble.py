@@ -1,0 +1,70 @@
+"""A posterior as one plain network: S draws of the weights side by side, and what they say together.
+
+    p(y | x, D) ≈ 1/S Σ_s p(y | x, w_s),      w_s ~ q
+
+The outputs are those of `predict`: for classes the mean probabilities and the total, aleatoric and epistemic entropy;
+for values the mean and the variance in its two parts. Nothing is random any more, so that it can be exported.
+Parameters that are not random are kept once.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.likelihoods import Likelihood
+from bayeslim.noise import drawing_from
+from bayeslim.types import as_tensor
+
+OUTPUTS = ("mean", "variance", "entropy", "aleatoric", "epistemic")
+"""What an ensemble returns, in this order; see `bayeslim.Prediction`."""
+
+
+class Ensemble(nn.Module):
+    """Networks that predict together, as a plain module.
+
+    Args:
+        members: the networks; parameters they share are kept once.
+        likelihood: what their outputs mean.
+    """
+
+    def __init__(self, members: list[nn.Module], likelihood: Likelihood):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.likelihood = likelihood
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        """Mean, variance, entropy, aleatoric and epistemic uncertainty of a prediction, each (B, ...)."""
+        outputs = torch.stack([as_tensor(member(*args, **kwargs), member) for member in self.members])
+        prediction = self.likelihood.predict(outputs)
+        return tuple(getattr(prediction, name) for name in OUTPUTS)
+
+
+def ensemble(bnn: Bayesian, samples: int, generator: torch.Generator | None = None) -> Ensemble:
+    """Draw networks from a posterior, once and for all.
+
+    With the same generator (or seed) these are the networks that `predict(bnn, x, samples, how="sample")` averages.
+
+    Args:
+        bnn: the Bayesian network.
+        samples: how many networks, S.
+        generator: where the random numbers come from.
+    """
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1. Got {samples}.")
+    first = bnn.mean_network().eval()
+    posterior = bnn.posterior_
+    random = {id(first.get_parameter(name)) for name in posterior.names}
+    fixed = {id(t): t for t in (*first.parameters(), *first.buffers()) if id(t) not in random}
+    members = []
+    with torch.no_grad(), drawing_from(generator):
+        for _ in range(samples):
+            member = copy.deepcopy(first, dict(fixed))
+            for name, value in posterior.sample(generator=generator).items():
+                member.get_parameter(name).copy_(value)
+            members.append(member)
+    return Ensemble(members, copy.deepcopy(bnn.likelihood)).eval()

@@ -1,0 +1,161 @@
+"""Export to ONNX: dynamic batch, checked in onnxruntime, small.
+
+The file holds the graph and the weights only: what the exporter adds about source code is taken out. Initialisers with
+zeros can be stored sparsely (ONNX's `sparse_initializer`: values and their places, worthwhile below a third of
+non-zeros), which onnxruntime reads exactly; it computes on them as if they were dense, so the file shrinks and the time
+does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayeslim.compact.trace import run_example
+from bayeslim.errors import BayeslimError, MissingExtra, UnsupportedModel
+from bayeslim.export.check import difference, first_line, prove, split, tensors_in
+from bayeslim.export.quiet import quiet
+from bayeslim.types import Inputs
+
+_PLACE_BYTES = 8
+
+
+def to_onnx(
+    network: nn.Module,
+    inputs: Sequence[Inputs],
+    tolerance: float,
+    outputs: Sequence[str] | None = None,
+    *,
+    sparse: bool = False,
+    int8: bool = False,
+) -> tuple[bytes, float]:
+    """A network as the content of an ONNX file, checked in onnxruntime, and the largest difference found.
+
+    Args:
+        network: in eval mode, on the CPU.
+        inputs: what to trace it on, and then to check it on.
+        tolerance: the relative difference allowed; not applied to int8.
+        outputs: names of the outputs.
+        sparse: store initialisers sparsely where that is smaller.
+        int8: quantise the weights to 8 bits, and activations as they come.
+    """
+    proto = traced(network, inputs[0], outputs)
+    content = serialised(proto)
+    gap = prove(network, runner(content), inputs, "ONNX", tolerance)
+    if int8:
+        content = quantised(proto)
+        run = runner(content)
+        gap = max(difference(tensors_in(run_example(network, x)), run(x)) for x in inputs)
+    if sparse:
+        if int8:
+            raise ValueError("sparse and int8 cannot be combined: onnxruntime reads sparse floats only. Choose one.")
+        make_sparse_(proto)
+        content = serialised(proto)
+        gap = prove(network, runner(content), inputs, "sparse ONNX", tolerance)
+    return content, gap
+
+
+def traced(network: nn.Module, example: Inputs, outputs: Sequence[str] | None = None) -> Any:
+    """A network as an `onnx.ModelProto` that holds nothing but the graph and the weights."""
+    require("onnx", "onnxscript")
+    args, kwargs, free = split(example)
+    if outputs is None and isinstance(run_example(network, example), Tensor):
+        outputs = ("output",)
+    with quiet():
+        try:
+            program = torch.onnx.export(
+                network, args, kwargs=kwargs, dynamic_shapes=free, dynamo=True, verbose=False,
+                output_names=outputs,
+            )  # fmt: skip
+        except Exception as error:
+            raise UnsupportedModel(
+                f"{type(network).__name__} cannot be exported to ONNX: {first_line(error.__cause__ or error)}"
+            ) from error
+        assert program is not None
+        proto = program.model_proto
+    graph = proto.graph
+    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    del graph.value_info[:]
+    return proto
+
+
+def serialised(proto: Any) -> bytes:
+    """The content of a file; ONNX's own limit is 2 GiB."""
+    try:
+        content: bytes = proto.SerializeToString()
+    except Exception as error:
+        raise BayeslimError(
+            f"The network does not fit into one ONNX file: {first_line(error)} Export a .pt2."
+        ) from error
+    return content
+
+
+def runner(content: bytes, threads: int | None = None) -> Callable[[Inputs], list[Tensor]]:
+    """A function that runs an ONNX file in onnxruntime on the CPU, on inputs as the network takes them."""
+    (runtime,) = require("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(example: Inputs) -> list[Tensor]:
+        feed = dict(zip(names, (x.numpy() for x in tensors_in(example)), strict=True))
+        return [torch.from_numpy(output) for output in session.run(None, feed)]
+
+    return run
+
+
+def make_sparse_(proto: Any) -> None:
+    """Store initialisers as non-zero values and their places where that is smaller, in place."""
+    onnx, helper = require("onnx", "onnx.numpy_helper")
+    dense = []
+    for tensor in proto.graph.initializer:
+        values = helper.to_array(tensor)
+        places = np.flatnonzero(values)
+        if values.dtype == np.float32 and 0 < places.size * (values.itemsize + _PLACE_BYTES) < values.nbytes:
+            kept = helper.from_array(values.ravel()[places], tensor.name)
+            indices = helper.from_array(places.astype(np.int64), f"{tensor.name}_places")
+            sparse = onnx.helper.make_sparse_tensor(kept, indices, list(values.shape))
+            proto.graph.sparse_initializer.append(sparse)
+        else:
+            dense.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(dense)
+
+
+def quantised(proto: Any) -> bytes:
+    """The content of the int8 file of a model: weights in 8 bits, activations quantised as they come."""
+    (quantisation,) = require("onnxruntime.quantization")
+    root = logging.getLogger()
+    level = root.level
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        path = Path(folder) / "int8.onnx"
+        try:
+            root.setLevel(logging.ERROR)  # it advises on a preparation that torch's exporter has done
+            quantisation.quantize_dynamic(proto, path, weight_type=quantisation.QuantType.QInt8)
+        finally:
+            root.setLevel(level)
+        return path.read_bytes()
+
+
+def require(*modules: str) -> tuple[Any, ...]:
+    """Import the modules of an extra, or say which one to install."""
+    found = []
+    for module in modules:
+        try:
+            found.append(importlib.import_module(module))
+        except ImportError as error:
+            raise MissingExtra(module.partition(".")[0], "onnx", "Export to ONNX") from error
+    return tuple(found)

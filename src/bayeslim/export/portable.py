@@ -1,0 +1,278 @@
+"""A network as data: its graph of tensor operations as JSON, to run without the class it came from and without pickle.
+
+`torch.export`'s own file format (.pt2) is not safe to read from strangers: it unpickles weights and evaluates symbolic
+expressions. Here a graph is a list of steps, each an input, a tensor by name, or one operation of a table below with
+its arguments. Reading one builds nothing else: the table holds only functions of their arguments, which neither write
+to memory they do not own nor touch files, and every name that reaches generated code is an identifier.
+
+What is left to trust is arithmetic: a hostile graph can still ask for more time or memory than there is when it is
+*run*, as any network can.
+"""
+
+from __future__ import annotations
+
+import keyword
+import operator
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, words
+from bayeslim.compact.trace import trace
+from bayeslim.errors import CorruptFile, UnsupportedModel
+from bayeslim.types import Inputs, Params
+
+_LAYERS = words(
+    "linear bilinear matmul addmm baddbmm einsum mv dot outer conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
+    "conv_transpose3d embedding lstm gru rnn_tanh rnn_relu batch_norm layer_norm group_norm instance_norm rms_norm "
+    "native_layer_norm native_group_norm native_batch_norm local_response_norm scaled_dot_product_attention dropout "
+    "feature_dropout alpha_dropout prelu glu softplus mish hardswish relu6 log_sigmoid softmax log_softmax _softmax "
+    "_log_softmax _safe_softmax channel_shuffle native_channel_shuffle max_pool1d max_pool2d max_pool3d avg_pool1d "
+    "avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d grid_sampler grid_sampler_2d "
+    "grid_sampler_3d pad constant_pad_nd im2col col2im cosine_similarity pairwise_distance one_hot"
+)
+_REST = words(
+    "to _to_copy type_as contiguous detach alias clone lift_fresh_copy arange linspace zeros_like ones_like full_like "
+    "scalar_tensor sum mean prod amax amin max min var std var_mean std_mean any all norm linalg_vector_norm median "
+    "logsumexp cumsum cumprod cummax cummin sort argsort topk argmax argmin count_nonzero tril triu masked_fill where "
+    "diag diag_embed meshgrid sym_size sym_numel bitwise_and bitwise_or bitwise_not __and__ __or__"
+)
+_SAFE = MOVEMENT | INDEXING | CREATION | _LAYERS | _REST
+_UNCHECKED = re.compile(r"_.*|as_strided.*|empty_strided|resize.*|set_.*|.*_backward|.*backward_data")
+_SIZES: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg")
+}
+"""Python's own functions that graphs use to compute with sizes and to take lists apart."""
+_NAMED_TYPES = (torch.dtype, torch.layout, torch.memory_format)
+_PART = re.compile(r"[A-Za-z0-9_]+")
+_LARGEST_GRAPH = 1_000_000
+
+
+def as_graph(network: nn.Module, example: Inputs | None) -> fx.GraphModule:
+    """The network as a graph of operations in the table: its own, if it is one already, else traced on the example.
+
+    Raises:
+        UnsupportedModel: if it cannot be.
+    """
+    if isinstance(network, fx.GraphModule) and all(_is_known(node) for node in network.graph.nodes):
+        return network
+    if example is None:
+        raise UnsupportedModel(
+            f"{type(network).__name__} has to be traced on an example to be stored with its graph: pass example=x."
+        )
+    return trace(network, example).module
+
+
+def describe(graph: fx.GraphModule) -> tuple[dict[str, Any], Params]:
+    """A graph as JSON, and the tensors that it names.
+
+    Raises:
+        UnsupportedModel: if it does something that the format does not hold.
+    """
+    places: dict[fx.Node, int] = {}
+    steps: list[dict[str, Any]] = []
+    tensors: Params = {}
+    inputs = _input_names(graph)
+    result: Any = None
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            result = _described(_unflattened(graph, node.args[0]), places)
+            continue
+        if _is_assertion(node):
+            continue
+        if not _is_known(node):
+            raise UnsupportedModel(f"The graph calls {node.target}, which bayeslim does not store.")
+        places[node] = len(steps)
+        if node.op == "placeholder":
+            steps.append({"input": inputs[node]})
+        elif node.op == "get_attr":
+            tensors[str(node.target)] = _attribute(graph, str(node.target))
+            steps.append({"tensor": str(node.target)})
+        else:
+            step = {"call": _name_of(node.target), "args": _described(list(node.args), places)}
+            if node.kwargs:
+                step["kwargs"] = {key: _described(value, places) for key, value in node.kwargs.items()}
+            steps.append(step)
+    trained = sorted(name for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter))
+    name = type(graph).__name__
+    return {"name": name, "steps": steps, "output": result, "parameters": trained}, tensors
+
+
+def build(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
+    """The network that `describe` described, in eval mode.
+
+    Args:
+        program: the description, which is not trusted.
+        tensors: what it names.
+
+    Raises:
+        CorruptFile: if it is no such description, or names what is not there.
+    """
+    try:
+        return _built(program, tensors)
+    except CorruptFile:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, SyntaxError) as error:
+        raise CorruptFile(f"The file does not hold a graph that bayeslim wrote: {error!r}.") from error
+
+
+def _built(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
+    steps = program["steps"]
+    if not isinstance(steps, list) or len(steps) > _LARGEST_GRAPH:
+        raise CorruptFile("The file's graph is no list of steps, or far too long.")
+    graph, nodes, root = fx.Graph(), list[fx.Node](), nn.Module()
+    for step in steps:
+        if "input" in step:
+            nodes.append(graph.placeholder(_identifier(step["input"])))
+        elif "tensor" in step:
+            name = str(step["tensor"])
+            _put(root, name, tensors[name], name in program["parameters"])
+            nodes.append(graph.get_attr(name))
+        else:
+            args = _read(step["args"], nodes)
+            kwargs = {_identifier(key): _read(value, nodes) for key, value in step.get("kwargs", {}).items()}
+            nodes.append(graph.call_function(_function(step["call"]), tuple(args), kwargs))
+    graph.output(_read(program["output"], nodes))
+    graph.lint()
+    return fx.GraphModule(root, graph, class_name=_identifier(program["name"])).eval()
+
+
+def _is_known(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "get_attr", "output") or (
+        node.op == "call_function" and (_is_assertion(node) or _name_of(node.target) is not None)
+    )
+
+
+def _is_assertion(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return not node.users and node.op == "call_function" and name.startswith(("_assert", "sym_constrain"))
+
+
+def _name_of(target: Any) -> str | None:
+    """The name of a function in the table, or None."""
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        return f"aten.{name}.{target._overloadname}" if namespace == "aten" and _is_safe(target) else None
+    return next((f"size.{name}" for name, function in _SIZES.items() if function is target), None)
+
+
+@cache
+def _is_safe(op: torch._ops.OpOverload) -> bool:
+    name = op._schema.name.partition("::")[2]
+    if op._schema.is_mutable:
+        return False
+    common = (torch.Tag.core in op.tags or torch.Tag.pointwise in op.tags) and not _UNCHECKED.fullmatch(name)
+    return common or name in _SAFE
+
+
+def _function(name: Any) -> Callable[..., Any]:
+    """The function of the table that has this name."""
+    namespace, _, rest = str(name).partition(".")
+    if namespace == "size" and rest in _SIZES:
+        return _SIZES[rest]
+    operation, _, overload = rest.partition(".")
+    packet = getattr(torch.ops.aten, operation, None) if _PART.fullmatch(operation) else None
+    if namespace == "aten" and isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
+        function: torch._ops.OpOverload = getattr(packet, overload)
+        if _is_safe(function):
+            return function
+    raise CorruptFile(f"The file's graph calls {name!r}, which is not in the table of operations that are safe.")
+
+
+def _described(value: Any, places: Mapping[fx.Node, int]) -> Any:
+    """An argument as JSON."""
+    if isinstance(value, fx.Node):
+        return {"$step": places[value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, _NAMED_TYPES):
+        return {"$torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"$device": str(value)}
+    # fx keeps subclasses of list and dict, and torch.Size is one of tuple; a named tuple is something else
+    if isinstance(value, list) or type(value) in (tuple, torch.Size):
+        items = [_described(v, places) for v in value]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"$dict": {key: _described(v, places) for key, v in value.items()}}
+    raise UnsupportedModel(f"The graph holds a {type(value).__name__}, which bayeslim does not store.")
+
+
+def _read(value: Any, nodes: list[fx.Node]) -> Any:
+    """An argument from JSON."""
+    if isinstance(value, list):
+        return [_read(v, nodes) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "$step":
+        if type(content) is not int or not 0 <= content < len(nodes):
+            raise CorruptFile(f"The file's graph refers to step {content!r} before it happens.")
+        return nodes[content]
+    if kind == "$tuple":
+        return tuple(_read(v, nodes) for v in content)
+    if kind == "$dict":
+        return {str(key): _read(v, nodes) for key, v in content.items()}
+    if kind == "$device":
+        return torch.device(content)
+    named = getattr(torch, str(content), None) if kind == "$torch" else None
+    if not isinstance(named, _NAMED_TYPES):
+        raise CorruptFile(f"The file's graph holds {value!r}, which means nothing to bayeslim.")
+    return named
+
+
+def _input_names(graph: fx.GraphModule) -> dict[fx.Node, str]:
+    """The arguments of the graph's forward: single tensors, under the names of the original."""
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    info = getattr(graph.graph._codegen, "pytree_info", None)
+    if info is None:
+        return {node: str(node.target) for node in placeholders}
+    args, kwargs = pytree.tree_unflatten(placeholders, info.in_spec)
+    names = dict(zip(args, info.orig_args, strict=False)) if all(isinstance(a, fx.Node) for a in args) else {}
+    names |= {node: key for key, node in kwargs.items() if isinstance(node, fx.Node)}
+    if len(names) != len(placeholders):
+        raise UnsupportedModel("The network takes nested inputs, which bayeslim does not store: flatten them.")
+    return names
+
+
+def _unflattened(graph: fx.GraphModule, output: Any) -> Any:
+    info = getattr(graph.graph._codegen, "pytree_info", None)
+    return output if info is None else pytree.tree_unflatten(list(output), info.out_spec)
+
+
+def _attribute(graph: fx.GraphModule, name: str) -> Tensor:
+    owner, _, leaf = name.rpartition(".")
+    value = getattr(graph.get_submodule(owner), leaf)
+    if not isinstance(value, Tensor):
+        raise UnsupportedModel(f'The graph reads "{name}", which is no tensor.')
+    return value
+
+
+def _put(root: nn.Module, name: str, tensor: Tensor, trained: bool) -> None:
+    *path, leaf = name.split(".")
+    if not all(_PART.fullmatch(part) for part in (*path, leaf)):
+        raise CorruptFile(f"The file's graph names a tensor {name!r}, which is no name of one.")
+    owner = root
+    for part in path:
+        if part not in owner._modules:
+            owner.add_module(part, nn.Module())
+        owner = owner.get_submodule(part)
+    if leaf in owner._parameters or leaf in owner._buffers:
+        return
+    if trained:
+        owner.register_parameter(leaf, nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
+    else:
+        owner.register_buffer(leaf, tensor)
+
+
+def _identifier(name: Any) -> str:
+    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or keyword.iskeyword(name):
+        raise CorruptFile(f"The file's graph uses {name!r} as a name.")
+    return name
