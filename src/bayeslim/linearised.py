@@ -13,11 +13,14 @@ Khan et al. 2019, arXiv:1906.01930 · Immer, Korzepa & Bauer 2021, arXiv:2008.08
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from bayeslim.curvature.diag import chunks_of
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
@@ -34,6 +37,9 @@ from bayeslim.types import Inputs, Params, batch_size, call
 CPU_BYTES = 2**25
 DEVICE_BYTES = 2**28
 """How much memory the output gradients of all layers may take together, unless one example takes more."""
+
+NOISE = 2**26
+"""How many numbers of weight noise are drawn at once, unless one draw has more."""
 
 
 def has_closed_form(posterior: Gaussian) -> bool:
@@ -58,12 +64,14 @@ def output_gaussians(
         total, start = batch_size(inputs), 0
         while start < total:
             stop = min(start + (step or 1), total)
+            count = stop - start
             with undisturbed(model), gradients:  # not held across the yield: the model is the caller's meanwhile
-                some = inputs if (start, stop) == (0, total) else examples(inputs, start, stop, total)
+                some = inputs if count == total else examples(inputs, start, stop, total)
+                some = _twice(some) if count == 1 else some
                 outputs = gradients.forward(some)
                 backward = _all_outputs(gradients, some, outputs)
                 covariance = output_covariance(posterior, gradients, backward, dtype)
-            yield outputs.detach(), covariance
+            yield outputs.detach()[:count], covariance[:count]
             start = stop
             step = step or _examples_at_once(backward)
 
@@ -80,14 +88,17 @@ def linearised_draws(
     They come in pairs of both signs, so that their mean is f(x; w*) and one derivative makes two.
     """
     mean = {name: value.detach() for name, value in posterior.mean.items()}
+    at_once = max(1, NOISE // posterior.num_parameters)
     draws: list[Tensor] = []
     while len(draws) < samples:
-        noise = posterior.noise(generator=generator)
-        moved = {name: noise[name].to(value) for name, value in mean.items()}
-        with undisturbed(model):
-            pairs = [_output_and_slope(model, inputs, mean, moved) for inputs in batches()]
-        centre, slope = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        draws += [centre + slope, centre - slope]
+        count = min(at_once, (samples - len(draws) + 1) // 2)
+        noise = posterior.noise(count, generator=generator)
+        for k in range(count):
+            moved = {name: noise[name][k].to(value) for name, value in mean.items()}
+            with undisturbed(model), sdpa_kernel(SDPBackend.MATH):  # fused attention has no such derivatives
+                pairs = [_output_and_slope(model, inputs, mean, moved) for inputs in batches()]
+            centre, slope = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            draws += [centre + slope, centre - slope]
     return torch.stack(draws[:samples])
 
 
@@ -253,6 +264,15 @@ def _all_outputs(gradients: ExampleGradients, inputs: Inputs, outputs: Tensor) -
     return Backward(inputs, torch.cat([first.columns, *(other.columns for other in others)]), layers)
 
 
+def _twice(inputs: Inputs) -> Inputs:
+    """One example, two times.
+
+    Through BatchNorm on a CPU, torch's gradients of a single example may be wrong: the memory layout of a tensor with
+    one example is ambiguous, and the backward pass may take another than the forward pass took.
+    """
+    return tree_map(lambda v: torch.cat([v, v]) if isinstance(v, Tensor) and v.ndim and len(v) == 1 else v, inputs)
+
+
 def _examples_at_once(backward: Backward) -> int:
     gradients = sum(g[:, 0].numel() * g.element_size() for seen in backward.layers.values() for _, _, g in seen.calls)
     budget = CPU_BYTES if backward.columns.device.type == "cpu" else DEVICE_BYTES
@@ -271,7 +291,9 @@ def _output_and_slope(model: nn.Module, inputs: Inputs, mean: Params, moved: Par
         return call(model, inputs, params)
 
     try:
-        value, slope, *_ = torch.func.jvp(outputs, (mean,), (moved,))
+        with warnings.catch_warnings():  # torch's own use of torch.jit
+            warnings.simplefilter("ignore", DeprecationWarning)
+            value, slope, *_ = torch.func.jvp(outputs, (mean,), (moved,))
     except (RuntimeError, NotImplementedError):
         value, slope = torch.autograd.functional.jvp(
             lambda *values: outputs(dict(zip(mean, values, strict=True))), tuple(mean.values()), tuple(moved.values())
