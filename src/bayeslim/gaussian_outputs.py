@@ -162,6 +162,8 @@ def dirichlet(logits: Tensor, covariance: Tensor) -> Tensor:
 
     A Dirichlet lives where logits sum to zero, so N(m, V) is conditioned on that first:
         α_c = (1 − 2/C + e^{m_c} / C² Σ_k e^{−m_k}) / v_c.
+    It gives a whole distribution over probabilities, and is exact for logits with a Dirichlet's own covariance. Where
+    variances differ from that a lot, its mean is off, as no other link's is: a class with little variance gains.
     """
     row = covariance.sum(-1)
     total = row.sum(-1, keepdim=True)
