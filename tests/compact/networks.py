@@ -423,3 +423,61 @@ class Custom(nn.Module):
 @case
 def custom_layers() -> Case:
     return Custom(), torch.randn(2, 4, 5)
+
+
+class MixerBlock(nn.Module):
+    """One layer along the tokens, shared by all channels, and one along the channels, shared by all tokens."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.across, self.within = mlp(tokens, 12), mlp(width, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.across(x.transpose(1, 2)).transpose(1, 2)
+        return x + self.within(x)
+
+
+@case
+def mixer() -> Case:
+    patches = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.Flatten(2))
+    return nn.Sequential(patches, MixerBlock(8, 16), nn.Flatten(), nn.Linear(128, 3)), torch.randn(2, 3, 8, 8)
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(x.shape[0], 8)
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.out(state)
+
+
+@case
+def gru_cell() -> Case:
+    return Cells(), torch.randn(2, 3, 5)
+
+
+class Inception(nn.Module):
+    """Branches of different kinds, joined, split at another place and joined the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.three, self.pool = (
+            conv_bn(3, 4, 1),
+            nn.Sequential(conv_bn(3, 4, 1), conv_bn(4, 6)),
+            nn.Conv2d(3, 2, 1),
+        )
+        self.join, self.out = nn.Conv2d(12, 4, 1), nn.Linear(64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([self.one(x), self.three(x), F.avg_pool2d(self.pool(x), 3, 1, 1)], 1)
+        a, b = torch.split(y, [5, 7], 1)
+        return self.out(F.max_pool2d(self.join(torch.cat([b.sigmoid(), a], 1)), 2).reshape(x.shape[0], -1))
+
+
+@case
+def inception() -> Case:
+    return Inception(), torch.randn(2, 3, 8, 8)

@@ -71,7 +71,7 @@ def test_whatever_is_cut_the_answers_stay(name, what):
         assert result.removed
 
 
-GRAPHS = {"lenet_5", "transformer_encoder", "custom_layers"}
+GRAPHS = {"lenet_5", "transformer_encoder", "custom_layers", "gru_cell", "inception"}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -60,6 +60,8 @@ def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
             module.embedding_dim = weight.shape[1]
         elif isinstance(module, nn.PReLU):
             module.num_parameters = len(weight)
+        elif isinstance(module, nn.RNNCellBase):
+            module.input_size, module.hidden_size = module.weight_ih.shape[1], module.weight_hh.shape[1]
         elif isinstance(module, nn.RNNBase) and not module.proj_size:
             below: Any = module.weight_ih_l0
             past: Any = module.weight_hh_l0
