@@ -107,7 +107,7 @@ def _(likelihood: Gaussian, mean: Tensor, covariance: Tensor, how: str, sampled:
         spread, spread_of_log = spread.chunk(2, -1)
         noise = (log_variance + spread_of_log / 2).exp()
     else:
-        noise = likelihood.noise.to(mean).square().expand(mean.shape)
+        noise = (2 * likelihood.log_noise.to(mean)).exp().expand(mean.shape)
     return _values(sampled, mean, noise, spread)
 
 

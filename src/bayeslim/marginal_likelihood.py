@@ -130,10 +130,11 @@ def maximise(
         likelihood: a Gaussian one with a learned noise has that tuned too.
         steps: most iterations.
     """
-    noisy = isinstance(likelihood, GaussianLikelihood) and likelihood.mode == "learned"
     start = _log_precisions(posterior, per_layer)
     free = torch.cat([torch.stack(list(start.values())), torch.zeros(1, dtype=torch.float64)]).requires_grad_()
-    old = likelihood.noise.detach().double().cpu() if noisy and isinstance(likelihood, GaussianLikelihood) else None
+    old: Tensor | None = None  # log σ₀
+    if isinstance(likelihood, GaussianLikelihood) and likelihood.mode == "learned":
+        old = likelihood.log_noise.detach().double().cpu()
 
     def settings() -> tuple[PriorPrecision, Tensor | float, Tensor | float]:
         log = free.clamp(-BOUND, BOUND)
@@ -141,10 +142,9 @@ def maximise(
         if old is None:
             return delta, 1.0, data.value
         change = log[-1]  # log σ/σ₀
-        residual = -2 * (data.value + data.targets * (old.log() + 0.5 * math.log(2 * math.pi)))
-        misfit = residual * torch.exp(-2 * change) / 2
-        fitted = -misfit - data.targets * (old.log() + change + 0.5 * math.log(2 * math.pi))
-        return delta, torch.exp(-2 * change), fitted
+        scale, half_log = torch.exp(-2 * change), 0.5 * math.log(2 * math.pi)
+        misfit = -data.value - data.targets * (old + half_log)  # Σ (y − f)² / 2σ₀²
+        return delta, scale, -misfit * scale - data.targets * (old + change + half_log)
 
     def evidence() -> Tensor:
         delta, scale, fitted = settings()
@@ -165,7 +165,7 @@ def maximise(
         delta, scale, _ = settings()
         best = float(evidence())
     found = scaled(posterior, float(scale)).with_prior_precision(_plain(delta))
-    noise = None if old is None else float(old) / math.sqrt(float(scale))
+    noise = None if old is None else math.exp(float(old)) / math.sqrt(float(scale))
     return Tuned(_plain(delta), noise, best, found)
 
 
