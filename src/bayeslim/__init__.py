@@ -6,7 +6,7 @@ prediction = bl.predict(bnn, x)
 bl.save(bnn, "network/")
 """
 
-from bayeslim import data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
+from bayeslim import continual, data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.evidence import log_evidence
 from bayeslim.export import export
@@ -33,6 +33,7 @@ __all__ = [
     "bayesianize",
     "bayesianize_",
     "compact",
+    "continual",
     "data",
     "errors",
     "export",

@@ -19,7 +19,7 @@ from bayeslim import stochastic
 from bayeslim.errors import BayeslimWarning, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Method, Terms
-from bayeslim.posteriors import Posterior
+from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Normal, PriorSpec, resolve
 from bayeslim.results import Fit
 from bayeslim.schedules import Position
@@ -90,9 +90,11 @@ class Bayesian(nn.Module):
         priors: the prior of every random parameter.
         sites: which parameters are random, and why.
         num_data: the size of the training set.
+        num_data_given: whether it was said to `bayesianize`; if not, `fit` reads it from its loader.
         step: optimizer steps taken.
         steps_per_epoch: minibatches in an epoch, for schedules.
         state: what a method keeps beside the model's parameters.
+        anchor: while learning on (`bayeslim.continual`), the posterior that stands in for the prior, and its strength.
         masks: for a pruned network, which weights are left (True) by parameter name; training keeps the others at zero.
         plan_: the plan it was pruned by, or None.
     """
@@ -116,11 +118,13 @@ class Bayesian(nn.Module):
         self.sites: Sites = report
         self.priors = priors
         self.num_data = num_data
+        self.num_data_given = num_data is not None
         self.step = 0
         self.steps_per_epoch: int | None = None
         self.state: dict[str, Any] = {}
         self.terms: Terms | None = None
         self.masks: Params = {}
+        self.anchor: tuple[Gaussian, float] | None = None
         self.plan_: Any = None
         method.convert(self)
 
@@ -163,6 +167,16 @@ class Bayesian(nn.Module):
         terms = self.method.loss(self, batch, kl_weight)
         self.terms = Terms(terms.nll.detach(), terms.kl.detach(), terms.kl_weight, terms.num_data)
         return terms.loss
+
+    def log_prior(self) -> Tensor:
+        """The log p(w) of the network's own weights; while learning on, under the posterior of the data before."""
+        if self.anchor is not None:
+            posterior, strength = self.anchor
+            off = {name: self.model.get_parameter(name) - mean for name, mean in posterior.mean.items()}
+            pull = posterior.precision_product(off)
+            return -0.5 * strength * torch.stack([(off[name] * pull[name]).sum() for name in off]).sum()
+        values = [prior.log_prob(self.model.get_parameter(name)).sum() for name, prior in self.priors.items()]
+        return torch.stack(values).sum()
 
     @property
     def objective(self) -> Objective:

@@ -102,6 +102,7 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
     bnn.step, bnn.steps_per_epoch = _count(config["step"]), _count(config["steps_per_epoch"] or 0) or None
     bnn.state.update({key: _restore(key, entry, tensors) for key, entry in dict(config["posteriors"]).items()})
     bnn.masks = {name: mask.to(device) for name, mask in masks.items()}
+    bnn.num_data_given = False
     bnn.load_state_dict(state)
     return bnn.eval()
 

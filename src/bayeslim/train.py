@@ -132,7 +132,7 @@ def fit(
     if factor is None:
         raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)} or a function. Got {lr_schedule!r}.")
     batches = _length(loader)
-    num_data = bnn.num_data or _num_data(loader)
+    num_data = _num_data(bnn, loader)
     if device is not None:
         bnn.to("cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device)
     rank, world = _rank_and_world()
@@ -338,14 +338,16 @@ def _check_finite(bnn: Bayesian, loss: Tensor, epoch: int, index: int) -> None:
     )
 
 
-def _num_data(loader: Any) -> int:
-    dataset = getattr(loader, "dataset", None)
-    if dataset is None or not hasattr(dataset, "__len__"):
+def _num_data(bnn: Bayesian, loader: Any) -> int:
+    dataset: Any = getattr(loader, "dataset", None)
+    if not bnn.num_data_given and hasattr(dataset, "__len__"):
+        return len(dataset)
+    if bnn.num_data is None:
         raise MissingDataSize(
             "The size of the training set is not known from this loader (it has no .dataset with a length). "
             "Pass bayesianize(..., num_data=...)."
         )
-    return len(dataset)
+    return bnn.num_data
 
 
 def _length(loader: Any) -> int:

@@ -73,9 +73,7 @@ class Method:
         """The negative log posterior: mean NLL − log p(w) / num_data, the MAP loss."""
         inputs, targets = split_batch(batch)
         nll = -bnn.likelihood.log_prob(call(bnn.model, inputs), targets).mean()
-        params = dict(bnn.model.named_parameters())
-        log_prior = torch.stack([prior.log_prob(params[name]).sum() for name, prior in bnn.priors.items()]).sum()
-        return Terms(nll, -log_prior, 1.0 if kl_weight is None else kl_weight, bnn.data_size())
+        return Terms(nll, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
         """Adam on everything trainable, fused where torch has a fused kernel for the parameters."""

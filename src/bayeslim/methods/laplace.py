@@ -173,7 +173,8 @@ class Laplace(Method):
                 prior_search.by_validation_(bnn, validate)
             elif tune == "cross-validation":
                 prior_search.by_cross_validation_(bnn, loader, measure, folds)
-        bnn.num_data = bnn.num_data or _size(loader)
+        if not bnn.num_data_given:
+            bnn.num_data = _size(loader)
         result.details["points"] = points
         result.seconds += time.monotonic() - started
         return result
