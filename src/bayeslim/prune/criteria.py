@@ -15,7 +15,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from bayeslim.errors import closest
-from bayeslim.posteriors import Gaussian, Posterior
+from bayeslim.posteriors import Diagonal, Gaussian, Posterior
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
 from bayeslim.prune import score, unit_score
@@ -33,11 +33,14 @@ class Criterion:
         name: what a plan calls it.
         weights: the scores of all single weights, by parameter name.
         units: the scores of groups of weights; None if the criterion has no meaning for them.
+        additive: whether scores are costs that add up. Units are then ranked by the cost of each weight that goes with
+            them, which is what a budget of weights is best spent on.
     """
 
     name: str
     weights: WeightScores
     units: UnitScores | None = None
+    additive: bool = False
 
 
 CRITERIA: dict[str, Criterion] = {
@@ -45,35 +48,40 @@ CRITERIA: dict[str, Criterion] = {
     for criterion in (
         Criterion("magnitude", score.magnitude, unit_score.unit_magnitude),
         Criterion("snr", score.snr, unit_score.unit_snr),
-        Criterion("curvature", score.curvature, unit_score.unit_curvature),
+        Criterion("curvature", score.curvature, unit_score.unit_curvature, additive=True),
         Criterion("density", score.density, unit_score.unit_density),
         Criterion("mass", score.mass, unit_score.unit_mass),
         Criterion("log_alpha", score.log_alpha),
-        Criterion("savage_dickey", score.savage_dickey, unit_score.unit_savage_dickey),
+        Criterion("savage_dickey", score.savage_dickey, unit_score.unit_savage_dickey, additive=True),
     )
 }
 """Criteria by name; a new one is added here."""
 
 
 @singledispatch
-def default_criterion(posterior: Posterior) -> str:
-    """What `criterion="auto"` stands for; register new posteriors here."""
-    return "snr"
+def default_criterion(posterior: Posterior, units: bool) -> str:
+    """What `criterion="auto"` stands for, for weights or for units; register new posteriors here."""
+    return "magnitude" if units else "snr"
 
 
 @default_criterion.register
-def _(posterior: Gaussian) -> str:
+def _(posterior: Diagonal, units: bool) -> str:
+    return "curvature" if units else "snr"
+
+
+@default_criterion.register
+def _(posterior: Gaussian, units: bool) -> str:
     return "curvature"
 
 
-def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posterior) -> Criterion:
-    """The criterion that is meant by a name, a function or itself."""
+def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posterior, units: bool) -> Criterion:
+    """The criterion that is meant by a name, a function or itself, for weights or for units."""
     if isinstance(criterion, Criterion):
         return criterion
     if callable(criterion):
         inner = getattr(criterion, "func", criterion)
         return Criterion(getattr(inner, "__name__", type(inner).__name__), criterion)
-    name = default_criterion(posterior) if criterion == "auto" else criterion
+    name = default_criterion(posterior, units) if criterion == "auto" else criterion
     if name not in CRITERIA:
         hint = closest(str(name), CRITERIA)
         raise ValueError(

@@ -7,7 +7,10 @@ are; correlated ones move to where the posterior wants them, μ_R − Σ_RS Σ_S
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.posteriors import Gaussian
@@ -34,8 +37,23 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
         if not bool(mask.all())
     }
     pruned.plan_ = plan
+    silence(pruned, whole.unread)
     condition(pruned, pruned.masks, how)
     return pruned
+
+
+def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
+    """Set the mean of weights that nothing reads to zero, in place, so that nothing makes up for them."""
+    posterior = bnn.state.get("posterior")
+    if not isinstance(posterior, Gaussian):
+        return
+    tensors = posterior.tensors()
+    for key, value in tensors.items():
+        # a conditioned posterior has its own mean, and that of its base
+        name = key.removeprefix("base/").removeprefix("mean:")
+        if key.endswith(f"mean:{name}") and name in unread:
+            tensors[key] = value.masked_fill(unread[name].to(value.device), 0)
+    bnn.state["posterior"] = type(posterior).restore(posterior.config(), tensors)
 
 
 def condition(bnn: Bayesian, masks: Params, how: How) -> None:

@@ -109,7 +109,7 @@ def decide(
 def _ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
     n_of_m = _check(bnn, budget, settings)
     posterior = bnn.posterior_
-    criterion = find_criterion(settings.criterion, posterior)
+    criterion = find_criterion(settings.criterion, posterior, settings.granularity == "unit")
     if budget is not None and budget.threshold is not None and settings.criterion == "auto":
         raise ValueError(
             f'A threshold belongs to a criterion, and what "auto" stands for may change (here {criterion.name}). '
@@ -128,8 +128,10 @@ def _ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Pla
         items = unit_items(scene, settings.example)
     else:
         items = weight_items(scene)
-    scope, keep_best = (budget.scope, budget.empty_layers == "keep best") if budget else ("global", False)
-    return rank(items, scope, keep_best), criterion
+    if budget is None:
+        return rank(items, "global", keep_best=False), criterion
+    by_size = criterion.additive and budget.goal != "threshold"
+    return rank(items, budget.scope, budget.empty_layers == "keep best", by_size), criterion
 
 
 def _check(bnn: Bayesian, budget: Budget | None, settings: Settings) -> tuple[int, int] | None:
@@ -225,7 +227,7 @@ def _plan(ranking: Ranking, count: int, criterion: str, granularity: str, budget
             left[layer] = "its best one was kept, all others go"
         elif layer in masks and bool(masks[layer].all()):
             left[layer] = "all its scores are above the cut"
-    return Plan(masks, criterion, granularity, budget, thresholds, left)
+    return Plan(masks, criterion, granularity, budget, thresholds, left, items.unread(chosen))
 
 
 def _nothing(budget: Budget | None, ranking: Ranking) -> str:

@@ -28,24 +28,28 @@ class Items:
     Attributes:
         scores: of each item, higher = keep; float64.
         ties: what decides between equal scores, likewise.
+        sizes: how many weights with a posterior go with each.
         layers: which layer each belongs to, as places in `layer_names`.
         layer_names: the layers.
         gone: which are cut already.
         masks: the masks (True = kept) after cutting the items at some places, with what was cut before.
         weights: the parameters whose zeros make up the sparsity.
         left: why parameters, or parts of them, cannot go.
+        unread: the weights among them that go only because nothing reads their unit any more, True by name.
         may_empty: whether all items of a layer may go.
         graph: the network's units, if items are units.
     """
 
     scores: Tensor
     ties: Tensor
+    sizes: Tensor
     layers: Tensor
     layer_names: tuple[str, ...]
     gone: Tensor
     masks: Callable[[Tensor], Params]
     weights: tuple[str, ...]
     left: dict[str, str]
+    unread: Callable[[Tensor], Params] = lambda cut: {}
     may_empty: bool = False
     graph: UnitGraph | None = None
 
@@ -150,6 +154,7 @@ def weight_items(scene: Scene) -> Items:
     return Items(
         scores=torch.cat([scores[name].flatten() for name in names]),
         ties=torch.cat([scene.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
+        sizes=torch.ones(len(kept), dtype=torch.int64),
         layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)),
         layer_names=names,
         gone=~kept,
@@ -209,6 +214,7 @@ def block_items(scene: Scene, n: int, m: int) -> Items:
     return Items(
         scores=torch.tensor(costs, dtype=torch.float64),
         ties=torch.zeros(len(fitting), dtype=torch.float64),
+        sizes=torch.ones(len(fitting), dtype=torch.int64),
         layers=torch.arange(len(fitting)),
         layer_names=tuple(fitting),
         gone=torch.tensor([not bool((scene.kept(name) & ~keeps[name]).any()) for name in fitting]),

@@ -53,6 +53,8 @@ class Plan:
         budget: the budget it was made for, in words.
         thresholds: by parameter (by layer for units), the lowest score that stays.
         left: why parameters, or parts of them, were left alone.
+        unread: of a cut by units, the weights that go because nothing reads their unit any more, True by parameter
+            name. Survivors make up for a unit where it was read, and not a second time where it was made.
     """
 
     masks: Mapping[str, Tensor]
@@ -61,14 +63,20 @@ class Plan:
     budget: str = ""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, mask in self.masks.items():
+        for name, mask in (*self.masks.items(), *self.unread.items()):
             if not isinstance(name, str) or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
                 kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
                 raise TypeError(f"A plan's masks are boolean tensors by parameter name, True = kept. Got {kind}.")
-        masks = {name: mask.detach().cpu().clone() for name, mask in self.masks.items()}
-        object.__setattr__(self, "masks", MappingProxyType(masks))
+        for name, gone in self.unread.items():
+            cut = ~self.masks[name] if name in self.masks else None
+            if cut is None or cut.shape != gone.shape or bool((gone & ~cut).any()):
+                raise ValueError(f'The unread weights of "{name}" must be among those that its mask cuts.')
+        for attribute in ("masks", "unread"):
+            copies = {name: mask.detach().cpu().clone() for name, mask in getattr(self, attribute).items()}
+            object.__setattr__(self, attribute, MappingProxyType(copies))
         object.__setattr__(self, "thresholds", MappingProxyType(dict(self.thresholds)))
         object.__setattr__(self, "left", MappingProxyType(dict(self.left)))
 
@@ -135,12 +143,14 @@ class Plan:
                 )
         masks = dict(other.masks) | {n: mask & other.masks.get(n, mask) for n, mask in self.masks.items()}
         both = {name: value for name, value in self.left.items() if other.left.get(name) == value}
+        unread = dict(other.unread) | {n: gone | other.unread.get(n, gone) for n, gone in self.unread.items()}
         return Plan(
             {name: masks[name] for name in dict.fromkeys((*self.masks, *other.masks))},
             _joined(self.criterion, other.criterion),
             _joined(self.granularity, other.granularity),
             _joined(self.budget, other.budget),
             left=both,
+            unread=unread,
         )
 
     def tighten(self, bnn: Bayesian, budget: Budget, **options: Any) -> Plan:
@@ -170,9 +180,9 @@ class Plan:
             )
         masks = {n: torch.ones_like(mask) if n in chosen else mask for n, mask in self.masks.items()}
         left = {**self.left, **dict.fromkeys(sorted(chosen), "its cuts were undone")}
-        return replace(
-            self, masks=masks, left=left, thresholds={n: t for n, t in self.thresholds.items() if n not in chosen}
-        )
+        thresholds = {n: t for n, t in self.thresholds.items() if n not in chosen}
+        # Which of the other cuts are read by what is back is not known, so none counts as unread.
+        return replace(self, masks=masks, left=left, thresholds=thresholds, unread={})
 
     def to_json(self) -> str:
         """The plan as JSON, masks as compressed bits."""
@@ -192,6 +202,13 @@ class Plan:
 
     def __hash__(self) -> int:
         return hash(self.to_json())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        maps = dict(self.thresholds), dict(self.left), dict(self.unread)
+        return Plan, (dict(self.masks), self.criterion, self.granularity, self.budget, *maps)
 
     def __repr__(self) -> str:
         kept = sum(p.kept for p in self.parameters)

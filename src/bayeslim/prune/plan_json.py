@@ -40,6 +40,7 @@ def dumps(plan: Plan) -> str:
             "thresholds": {name: float(value) for name, value in plan.thresholds.items() if math.isfinite(value)},
             "left": dict(plan.left),
             "masks": {name: _encoded(mask) for name, mask in plan.masks.items()},
+            "unread": {name: _encoded(mask) for name, mask in plan.unread.items()},
         },
         allow_nan=False,
     )
@@ -55,7 +56,7 @@ def loads(text: str) -> dict[str, Any]:
         fields = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptFile(f"A plan must be JSON as written by Plan.to_json. {error}.") from None
-    expected = {"format", "version", "criterion", "granularity", "budget", "thresholds", "left", "masks"}
+    expected = {"format", "version", "criterion", "granularity", "budget", "thresholds", "left", "masks", "unread"}
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise CorruptFile(f'This JSON is no plan: "format" must be "{FORMAT}". Write plans with Plan.to_json.')
     if fields.get("version") != VERSION:
@@ -64,13 +65,18 @@ def loads(text: str) -> dict[str, Any]:
         raise CorruptFile(f"A plan has the fields {sorted(expected)}. Got {sorted(fields)}.")
     for name in ("criterion", "granularity", "budget"):
         _require(isinstance(fields[name], str), f'"{name}" must be text')
-    for name in ("thresholds", "left", "masks"):
+    for name in ("thresholds", "left", "masks", "unread"):
         _require(isinstance(fields[name], dict), f'"{name}" must be an object')
     _require(all(isinstance(why, str) for why in fields["left"].values()), "reasons must be text")
     _require(all(_is_number(t) for t in fields["thresholds"].values()), "thresholds must be finite numbers")
-    masks = {name: _decoded(name, entry) for name, entry in fields["masks"].items()}
+    masks, unread = (
+        {name: _decoded(name, entry) for name, entry in fields[part].items()} for part in ("masks", "unread")
+    )
+    for name, gone in unread.items():
+        among = name in masks and masks[name].shape == gone.shape and not bool((masks[name] & gone).any())
+        _require(among, f'the unread weights of "{name}" are not among those that are cut')
     own = {name: fields[name] for name in ("criterion", "granularity", "budget", "thresholds", "left")}
-    return own | {"masks": masks}
+    return own | {"masks": masks, "unread": unread}
 
 
 def _encoded(mask: Tensor) -> dict[str, Any]:

@@ -38,15 +38,16 @@ class Ranking:
         return self.order[:count]
 
 
-def rank(items: Items, scope: str, keep_best: bool) -> Ranking:
+def rank(items: Items, scope: str, keep_best: bool, by_size: bool = False) -> Ranking:
     """Rank items by score, equal ones by their ties, then by their place in the network.
 
     Args:
         items: what can go.
         scope: "global" compares scores of all layers; "layer" takes the same fraction of every layer.
         keep_best: never cut a layer's best item; otherwise ranking ends before the first layer would be empty.
+        by_size: whether to rank by the score of each weight in an item.
     """
-    scores = torch.where(items.gone, -torch.inf, items.scores)
+    scores = torch.where(items.gone, -torch.inf, items.scores / items.sizes if by_size else items.scores)
     order = items.ties.argsort(stable=True)
     order = order[scores[order].argsort(stable=True)]
     if scope == "layer":

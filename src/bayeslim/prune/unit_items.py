@@ -1,6 +1,11 @@
 """Units as items: with a unit go the parameters that produce it and the columns that read it.
 
 The units are those that compaction can remove, so a cut by units is really a smaller network.
+
+A unit is lost once, though a posterior that is linear in the weights counts it twice: its output is a product of the
+weights that make it and those that read it, and setting both to zero changes a linearised network by twice the unit.
+So it is the readers' zeros that the posterior is conditioned on; the makers' weights are `unread` from then on, and go
+without anything moving for them. (Only where no reader has a posterior is it conditioned on the makers' zeros.)
 """
 
 from __future__ import annotations
@@ -26,7 +31,8 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
         )
     graph = units(scene.bnn.mean_network(), example)
     left = {f"{f.parameter}, dimension {f.dim}": f"{f.count} stay: {f.reason}" for f in graph.frozen}
-    groups = _groups(graph, set(scene.posterior.names))
+    random = set(scene.posterior.names)
+    groups = _groups(graph, random)
     protected = scene.protected()
     places: list[int] = []
     for place, unit in enumerate(graph.units):
@@ -47,17 +53,28 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
         cut_masks = graph.masks([places[item] for item in cut.tolist()])
         return {name: mask & start[name] for name, mask in cut_masks.items()}
 
+    def unread(cut: Tensor) -> Params:
+        chosen = [graph.units[places[item]] for item in cut.tolist()]
+        made = [part for unit in chosen if any(p.parameter in random for p in unit.outgoing) for part in unit.incoming]
+        silent: Params = {}
+        for part in made:
+            mask = silent.setdefault(part.parameter, torch.zeros(graph.shapes[part.parameter], dtype=torch.bool))
+            mask.index_fill_(part.dim, torch.tensor(part.indices), True)
+        return silent
+
     scores = scene.criterion.units(scene.posterior, scene.bnn.priors, chosen)
     model = scene.bnn.model
     return Items(
         scores=checked(scores.double().cpu(), "the units", scene.criterion.name),
         ties=unit_magnitude(scene.posterior, scene.bnn.priors, chosen).double(),
+        sizes=torch.tensor([sum(len(index) for index in group.values()) for group in chosen]),
         layers=torch.tensor([layers.index(graph.units[place].layer) for place in places]),
         layer_names=tuple(layers),
         gone=torch.tensor([_is_gone(graph.units[place], start) for place in places]),
         masks=masks,
         weights=tuple(n for n, p in model.named_parameters() if is_weight(n, p, owner(model, n)[0])),
         left=left,
+        unread=unread,
         graph=graph,
     )
 

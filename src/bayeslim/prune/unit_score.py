@@ -24,6 +24,7 @@ from bayeslim.posteriors import Dense, Diagonal, Gaussian, Kronecker, Posterior,
 from bayeslim.posteriors.kept import KeptBlock
 from bayeslim.posteriors.saliency import Group, UnitSaliency
 from bayeslim.priors import Prior
+from bayeslim.prune.reduced import reduced
 from bayeslim.prune.score import log_prior_at_zero, mass
 
 
@@ -35,16 +36,17 @@ def unit_magnitude(posterior: Posterior, priors: Mapping[str, Prior], groups: Se
 
 def unit_snr(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """√(μ_Sᵀ Σ_SS⁻¹ μ_S)."""
-    return (2 * group_saliency(posterior, groups)).sqrt()
+    return (2 * unit_curvature(posterior, priors, groups)).sqrt()
 
 
 def unit_curvature(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """½ μ_Sᵀ Σ_SS⁻¹ μ_S."""
-    return group_saliency(posterior, groups)
+    return group_saliency(*reduced(posterior, groups))
 
 
 def unit_density(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """−log q_S(0)."""
+    posterior, groups = reduced(posterior, groups)
     random = _random(posterior, groups)
     sizes = torch.tensor([sum(len(i) for i in group.values()) for group in random], dtype=torch.float64)
     cost = group_saliency(posterior, groups)
