@@ -1,0 +1,36 @@
+"""What a report is made of: figures with the numbers behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers as text: headings, and rows of as many cells; the first cell of a row names it."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+        """A table of anything that can be written."""
+        return cls(tuple(headings), tuple(tuple(str(cell) for cell in row) for row in rows))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture, what it says, and its numbers.
+
+    Attributes:
+        title: what it is.
+        caption: what it shows and how it was made, in a sentence or two.
+        svg: the picture.
+        table: the numbers behind it.
+    """
+
+    title: str
+    caption: str
+    svg: str
+    table: Table

@@ -1,0 +1,62 @@
+"""Small bitmaps inside the page: PNG as a data address."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+INK = (74, 134, 200)
+"""A blue that can be seen on white and on black."""
+
+
+def png(pixels: Tensor) -> str:
+    """A bitmap as a data address.
+
+    Args:
+        pixels: (H, W, 4), red, green, blue and opacity, uint8.
+    """
+    height, width, channels = pixels.shape
+    if channels != 4 or pixels.dtype != torch.uint8:
+        raise ValueError(f"A bitmap is (H, W, 4) of uint8. Got {tuple(pixels.shape)} of {pixels.dtype}.")
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.cpu().numpy().reshape(height, width * 4)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
+    return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
+
+
+def shade(values: Tensor) -> str:
+    """A matrix of values from 0 to 1 as ink of that opacity, as a data address."""
+    pixels = torch.empty(*values.shape, 4, dtype=torch.uint8)
+    pixels[..., :3] = torch.tensor(INK, dtype=torch.uint8)
+    pixels[..., 3] = (255 * values.clamp(0, 1)).round().to(torch.uint8)
+    return png(pixels)
+
+
+def photograph(image: Tensor) -> str:
+    """An image (C, H, W) with one or three channels, stretched to its own range, as a data address."""
+    image = image.detach().float().cpu()
+    low, high = float(image.min()), float(image.max())
+    levels = (255 * (image - low) / max(high - low, 1e-12)).round().to(torch.uint8)
+    pixels = torch.full((*image.shape[1:], 4), 255, dtype=torch.uint8)
+    pixels[..., :3] = levels.expand(3, -1, -1).permute(1, 2, 0)
+    return png(pixels)
+
+
+def shrunk(matrix: Tensor, most: int) -> Tensor:
+    """A matrix with no more than `most` rows and columns, each the mean of neighbours."""
+    rows, columns = (-(-length // most) for length in matrix.shape)
+    if rows == columns == 1:
+        return matrix
+    return torch.nn.functional.avg_pool2d(matrix[None, None], (rows, columns), ceil_mode=True, count_include_pad=False)[
+        0, 0
+    ]
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

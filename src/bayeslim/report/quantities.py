@@ -1,0 +1,73 @@
+"""How quantities are written for people: percentages, counts, bytes, seconds and ratios."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "–"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """A fraction as a percentage.
+
+    >>> percent(0.9532)
+    '95.3 %'
+    """
+    return f"{100 * fraction:.{digits}f} %" if math.isfinite(fraction) else MISSING
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with a few significant digits, whole ones with separators.
+
+    >>> number(0.123456), number(1234567), number(None)
+    ('0.123', '1,234,567', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def size(count: float) -> str:
+    """A number of bytes.
+
+    >>> size(900), size(204_000)
+    ('900 B', '204 kB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A number of seconds.
+
+    >>> duration(0.0000312), duration(0.25), duration(75)
+    ('31.2 µs', '250 ms', '1 min 15 s')
+    """
+    if not math.isfinite(seconds):
+        return MISSING
+    for unit, scale in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < 1000 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 60 else f"{int(seconds // 60)} min {seconds % 60:.0f} s"
+
+
+def times(ratio: float) -> str:
+    """A ratio.
+
+    >>> times(12.04)
+    '12×'
+    """
+    return f"{ratio:.0f}×" if ratio >= 100 else f"{ratio:.3g}×"
+
+
+def shape(sizes: tuple[int, ...]) -> str:
+    """The shape of a tensor.
+
+    >>> shape((300, 784))
+    '300×784'
+    """
+    return "×".join(map(str, sizes)) or "scalar"
