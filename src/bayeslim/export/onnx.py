@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from bayeslim.compact.trace import run_example
 from bayeslim.errors import BayeslimError, MissingExtra, UnsupportedModel
-from bayeslim.export.check import difference, first_line, prove, split, tensors_in
+from bayeslim.export.check import difference, first_line, prove, tensors_in
+from bayeslim.export.program import exported
 from bayeslim.export.quiet import quiet
 from bayeslim.types import Inputs
 
@@ -47,7 +48,7 @@ def to_onnx(
         sparse: store initialisers sparsely where that is smaller.
         int8: quantise the weights to 8 bits, and activations as they come.
     """
-    proto = traced(network, inputs[0], outputs)
+    proto = traced(network, inputs, outputs)
     content = serialised(proto)
     gap = prove(network, runner(content), inputs, "ONNX", tolerance)
     if int8:
@@ -63,24 +64,21 @@ def to_onnx(
     return content, gap
 
 
-def traced(network: nn.Module, example: Inputs, outputs: Sequence[str] | None = None) -> Any:
+def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] | None = None) -> Any:
     """A network as an `onnx.ModelProto` that holds nothing but the graph and the weights."""
     require("onnx", "onnxscript")
-    args, kwargs, free = split(example)
-    if outputs is None and isinstance(run_example(network, example), Tensor):
+    if outputs is None and isinstance(run_example(network, inputs[0]), Tensor):
         outputs = ("output",)
+    program = exported(network, inputs)
     with quiet():
         try:
-            program = torch.onnx.export(
-                network, args, kwargs=kwargs, dynamic_shapes=free, dynamo=True, verbose=False,
-                output_names=outputs,
-            )  # fmt: skip
+            converted = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         except Exception as error:
             raise UnsupportedModel(
                 f"{type(network).__name__} cannot be exported to ONNX: {first_line(error.__cause__ or error)}"
             ) from error
-        assert program is not None
-        proto = program.model_proto
+        assert converted is not None
+        proto = converted.model_proto
     graph = proto.graph
     for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         part.doc_string = ""

@@ -1,9 +1,9 @@
 """A network as data: its graph of tensor operations as JSON, to run without the class it came from and without pickle.
 
 `torch.export`'s own file format (.pt2) is not safe to read from strangers: it unpickles weights and evaluates symbolic
-expressions. Here a graph is a list of steps, each an input, a tensor by name, or one operation of a table below with
-its arguments. Reading one builds nothing else: the table holds only functions of their arguments, which neither write
-to memory they do not own nor touch files, and every name that reaches generated code is an identifier.
+expressions. Here a graph is a list of steps, each an input, a tensor by name, or one operation of a table with
+its arguments. Reading one builds nothing else: the table (`operations`) holds only plain functions of their arguments,
+and every name that reaches generated code is an identifier.
 
 What is left to trust is arithmetic: a hostile graph can still ask for more time or memory than there is when it is
 *run*, as any network can.
@@ -12,62 +12,41 @@ What is left to trust is arithmetic: a hostile graph can still ask for more time
 from __future__ import annotations
 
 import keyword
-import operator
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, words
-from bayeslim.compact.trace import trace
 from bayeslim.errors import CorruptFile, UnsupportedModel
+from bayeslim.export.operations import function, name_of
+from bayeslim.export.program import exported
+from bayeslim.export.quiet import quiet
 from bayeslim.types import Inputs, Params
 
-_LAYERS = words(
-    "linear bilinear matmul addmm baddbmm einsum mv dot outer conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "conv_transpose3d embedding lstm gru rnn_tanh rnn_relu batch_norm layer_norm group_norm instance_norm rms_norm "
-    "native_layer_norm native_group_norm native_batch_norm local_response_norm scaled_dot_product_attention dropout "
-    "feature_dropout alpha_dropout prelu glu softplus mish hardswish relu6 log_sigmoid softmax log_softmax _softmax "
-    "_log_softmax _safe_softmax channel_shuffle native_channel_shuffle max_pool1d max_pool2d max_pool3d avg_pool1d "
-    "avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
-    "adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
-    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d grid_sampler grid_sampler_2d "
-    "grid_sampler_3d pad constant_pad_nd im2col col2im cosine_similarity pairwise_distance one_hot"
-)
-_REST = words(
-    "to _to_copy type_as contiguous detach alias clone lift_fresh_copy arange linspace zeros_like ones_like full_like "
-    "scalar_tensor sum mean prod amax amin max min var std var_mean std_mean any all norm linalg_vector_norm median "
-    "logsumexp cumsum cumprod cummax cummin sort argsort topk argmax argmin count_nonzero tril triu masked_fill where "
-    "diag diag_embed meshgrid sym_size sym_numel bitwise_and bitwise_or bitwise_not __and__ __or__"
-)
-_SAFE = MOVEMENT | INDEXING | CREATION | _LAYERS | _REST
-_UNCHECKED = re.compile(r"_.*|as_strided.*|empty_strided|resize.*|set_.*|.*_backward|.*backward_data")
-_SIZES: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg")
-}
-"""Python's own functions that graphs use to compute with sizes and to take lists apart."""
 _NAMED_TYPES = (torch.dtype, torch.layout, torch.memory_format)
 _PART = re.compile(r"[A-Za-z0-9_]+")
 _LARGEST_GRAPH = 1_000_000
 
 
-def as_graph(network: nn.Module, example: Inputs | None) -> fx.GraphModule:
-    """The network as a graph of operations in the table: its own, if it is one already, else traced on the example.
+def as_graph(network: nn.Module, inputs: Sequence[Inputs]) -> fx.GraphModule:
+    """The network as a graph of operations: its own, if it is one already, else traced on the first of the inputs.
 
     Raises:
         UnsupportedModel: if it cannot be.
     """
     if isinstance(network, fx.GraphModule) and all(_is_known(node) for node in network.graph.nodes):
         return network
-    if example is None:
+    if not inputs:
         raise UnsupportedModel(
             f"{type(network).__name__} has to be traced on an example to be stored with its graph: pass example=x."
         )
-    return trace(network, example).module
+    program = exported(network, inputs)
+    with quiet():
+        graph: fx.GraphModule = program.run_decompositions({}).module(check_guards=False)  # nothing works in place
+    return graph
 
 
 def describe(graph: fx.GraphModule) -> tuple[dict[str, Any], Params]:
@@ -96,7 +75,7 @@ def describe(graph: fx.GraphModule) -> tuple[dict[str, Any], Params]:
             tensors[str(node.target)] = _attribute(graph, str(node.target))
             steps.append({"tensor": str(node.target)})
         else:
-            step = {"call": _name_of(node.target), "args": _described(list(node.args), places)}
+            step = {"call": name_of(node.target), "args": _described(list(node.args), places)}
             if node.kwargs:
                 step["kwargs"] = {key: _described(value, places) for key, value in node.kwargs.items()}
             steps.append(step)
@@ -138,7 +117,7 @@ def _built(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
         else:
             args = _read(step["args"], nodes)
             kwargs = {_identifier(key): _read(value, nodes) for key, value in step.get("kwargs", {}).items()}
-            nodes.append(graph.call_function(_function(step["call"]), tuple(args), kwargs))
+            nodes.append(graph.call_function(function(step["call"]), tuple(args), kwargs))
     graph.output(_read(program["output"], nodes))
     graph.lint()
     return fx.GraphModule(root, graph, class_name=_identifier(program["name"])).eval()
@@ -146,44 +125,13 @@ def _built(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
 
 def _is_known(node: fx.Node) -> bool:
     return node.op in ("placeholder", "get_attr", "output") or (
-        node.op == "call_function" and (_is_assertion(node) or _name_of(node.target) is not None)
+        node.op == "call_function" and (_is_assertion(node) or name_of(node.target) is not None)
     )
 
 
 def _is_assertion(node: fx.Node) -> bool:
     name = getattr(node.target, "__name__", "")
     return not node.users and node.op == "call_function" and name.startswith(("_assert", "sym_constrain"))
-
-
-def _name_of(target: Any) -> str | None:
-    """The name of a function in the table, or None."""
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, _, name = target._schema.name.partition("::")
-        return f"aten.{name}.{target._overloadname}" if namespace == "aten" and _is_safe(target) else None
-    return next((f"size.{name}" for name, function in _SIZES.items() if function is target), None)
-
-
-@cache
-def _is_safe(op: torch._ops.OpOverload) -> bool:
-    name = op._schema.name.partition("::")[2]
-    if op._schema.is_mutable:
-        return False
-    common = (torch.Tag.core in op.tags or torch.Tag.pointwise in op.tags) and not _UNCHECKED.fullmatch(name)
-    return common or name in _SAFE
-
-
-def _function(name: Any) -> Callable[..., Any]:
-    """The function of the table that has this name."""
-    namespace, _, rest = str(name).partition(".")
-    if namespace == "size" and rest in _SIZES:
-        return _SIZES[rest]
-    operation, _, overload = rest.partition(".")
-    packet = getattr(torch.ops.aten, operation, None) if _PART.fullmatch(operation) else None
-    if namespace == "aten" and isinstance(packet, torch._ops.OpOverloadPacket) and overload in packet.overloads():
-        function: torch._ops.OpOverload = getattr(packet, overload)
-        if _is_safe(function):
-            return function
-    raise CorruptFile(f"The file's graph calls {name!r}, which is not in the table of operations that are safe.")
 
 
 def _described(value: Any, places: Mapping[fx.Node, int]) -> Any:

@@ -11,10 +11,47 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from bayeslim.errors import UnsupportedModel
+from bayeslim.compact.trace import run_example
+from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.export.check import first_line, prove, split
-from bayeslim.export.quiet import quiet
-from bayeslim.types import Inputs, arguments
+from bayeslim.export.quiet import plain_attention, quiet
+from bayeslim.types import Inputs
+
+
+def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.ExportedProgram:
+    """A network as `torch.export` traces it, for batches of any size if the network takes them.
+
+    Args:
+        network: in eval mode, on the CPU.
+        inputs: what to trace it on, and more, on which the program should run as well.
+
+    Raises:
+        UnsupportedModel: if it cannot be traced.
+    """
+    args, kwargs, free = split(inputs[0])
+    program, failure = None, None
+    # The plain way takes len(x) for a number that never changes; the strict one, which reads the code, knows better.
+    for strict in (False, True):
+        try:
+            with quiet(), plain_attention():
+                found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
+        except Exception as error:
+            failure = failure or error
+            continue
+        program = program or found
+        try:
+            for other in inputs[1:]:
+                run_example(found.module(), other)
+        except ShapeMismatch:
+            continue
+        return found
+    if program is None:
+        assert failure is not None
+        raise UnsupportedModel(
+            f"torch.export cannot trace {type(network).__name__}: {first_line(failure)} "
+            "It needs a forward without data-dependent control flow."
+        ) from failure
+    return program
 
 
 def to_program(network: nn.Module, inputs: Sequence[Inputs], tolerance: float) -> tuple[bytes, float]:
@@ -25,27 +62,13 @@ def to_program(network: nn.Module, inputs: Sequence[Inputs], tolerance: float) -
         inputs: what to trace it on, and then to check it on.
         tolerance: the relative difference allowed.
     """
-    args, kwargs, free = split(inputs[0])
-    content = io.BytesIO()
+    program, content = exported(network, inputs), io.BytesIO()
+    # Neither the example nor the places of the source code belong into a file that is passed on.
+    program.example_inputs = None
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
     with quiet():
-        try:
-            program = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=False)
-        except Exception as error:
-            raise UnsupportedModel(
-                f"torch.export cannot trace {type(network).__name__}: {first_line(error)} "
-                "It needs a forward without data-dependent control flow."
-            ) from error
-        # neither the example nor where the code lies belongs into a file that is passed on
-        program.example_inputs = None
-        for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)
         torch.export.save(program, content)
         content.seek(0)
         again = torch.export.load(content).module()
-
-    def run(example: Inputs) -> object:
-        args, kwargs = arguments(example)
-        with torch.no_grad():
-            return again(*args, **kwargs)
-
-    return content.getvalue(), prove(network, run, inputs, ".pt2", tolerance)
+    return content.getvalue(), prove(network, lambda x: run_example(again, x), inputs, ".pt2", tolerance)

@@ -1,4 +1,4 @@
-"""PyTorch's exporters talk about their own internals; this is not for the user to hear."""
+"""The state PyTorch has to be in for an export: silent about its own internals, attention in its plain form."""
 
 from __future__ import annotations
 
@@ -13,13 +13,26 @@ _TALKERS = ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxsc
 
 
 @contextmanager
+def plain_attention() -> Iterator[None]:
+    """Without the fused kernel of attention, which no exporter reads.
+
+    That kernel also returns zeros at padded positions of `nn.TransformerEncoder`; the plain form, as in training, and
+    an exported file do not.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporters' deprecations and notices, and with attention in its plain form, which they can read."""
+    """Without the exporters' deprecations and notices, which are not for the user to hear."""
     loggers = [logging.getLogger(name) for name in _TALKERS]
     levels = [logger.level for logger in loggers]
-    fast = torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
@@ -28,6 +41,5 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch|onnxscript|onnx_ir|onnxruntime)\b")
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -21,7 +21,7 @@ from bayeslim.compact.rebuild import put_tensors
 from bayeslim.compact.sparse import SEPARATOR, pack, unpack
 from bayeslim.compact.trace import evaluating_copy, run_example
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, UnsupportedModel
-from bayeslim.export.check import prove
+from bayeslim.export.check import ExportFailed, batches, prove
 from bayeslim.export.portable import as_graph, build, describe
 from bayeslim.types import Inputs, Params, to_device
 
@@ -65,7 +65,7 @@ def write_plain(network: nn.Module, example: Inputs | None) -> tuple[dict[str, A
             traced_on = example if example is not None else getattr(network, EXAMPLE, None)
             config["program"], constants = _program(network, state, traced_on)
             tensors |= {f"{_CONSTANT}{name}": tensor for name, tensor in constants.items()}
-        except (UnsupportedModel, ShapeMismatch) as error:
+        except (UnsupportedModel, ShapeMismatch, ExportFailed) as error:
             if example is not None:
                 raise
             config["no_program"] = str(error)
@@ -136,11 +136,14 @@ def resize_(network: nn.Module, state: Mapping[str, Tensor], sizes: Any) -> None
 
 def _program(network: nn.Module, state: Mapping[str, Tensor], example: Inputs | None) -> tuple[dict[str, Any], Params]:
     """The description of the network's graph, proven to give its answers, and the tensors that are not in its state."""
-    program, tensors = describe(as_graph(network, example))
-    again = build(program, tensors)
-    if example is not None:
-        reference, example = evaluating_copy(network).cpu(), to_device(example, "cpu")
-        prove(reference, lambda x: run_example(again, x), [example], "saved", 1e-5)
+    if example is None:
+        program, tensors = describe(as_graph(network, []))
+    else:
+        plain = evaluating_copy(network).cpu()
+        inputs = batches(plain, to_device(example, "cpu"))
+        program, tensors = describe(as_graph(plain, inputs))
+        again = build(program, tensors)
+        prove(plain, lambda x: run_example(again, x), inputs, "saved", 1e-5)
     return program, {name: tensor for name, tensor in tensors.items() if name not in state}
 
 
