@@ -40,6 +40,14 @@ MANY_OUTPUTS = 512
 
 Tune = Literal["evidence", "online", "grid", "cross-validation"]
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "structure": get_args(Structure),
+    "curvature": get_args(Curvature),
+    "sharing": ("expand", "reduce"),
+    "unsupported": ("diagonal", "point"),
+    "damping": ("exact", "sqrt"),
+}
+
 
 @dataclass(frozen=True)
 class Laplace(Method):
@@ -73,19 +81,14 @@ class Laplace(Method):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "subset", _settled(self.subset))
-        kinds = ("auto", "kron", "diag", "full", "lowrank")
-        if self.structure not in kinds:
-            raise ValueError(f"structure must be one of {', '.join(kinds)}. Got {self.structure!r}.")
-        if self.unsupported not in ("diagonal", "point"):
-            raise ValueError(f'unsupported must be "diagonal" or "point". Got {self.unsupported!r}.')
+        for setting, allowed in CHOICES.items():
+            if getattr(self, setting) not in allowed:
+                raise ValueError(f"{setting} must be one of {', '.join(allowed)}. Got {getattr(self, setting)!r}.")
         if isinstance(self.subset, Subnetwork) and self.kind != "full":
             raise ValueError(f'A subnetwork has a full covariance: use structure="full". Got {self.structure!r}.')
         for only, setting in (("kron", "kfra"), ("diag", "hutchinson")):
             if self.curvature == setting and self.kind != only:
                 raise ValueError(f'curvature="{setting}" is for structure="{only}". Got {self.kind!r}.')
-        columns = ("signs", "exact", "sampled", "empirical", "kfra", "hutchinson")
-        if self.curvature not in columns:
-            raise ValueError(f"curvature must be one of {', '.join(columns)}. Got {self.curvature!r}.")
         if self.rank < 1:
             raise ValueError(f"rank must be at least 1. Got {self.rank}.")
 
@@ -188,14 +191,12 @@ class Laplace(Method):
                 "network, or bnn.fit(loader, epochs=...) to train it first."
             )
         assert isinstance(posterior, Gaussian)
-        device, order = (
-            device_of(bnn.model),
-            [name for name, _ in bnn.model.named_parameters() if name in posterior.mean],
-        )
+        order = [name for name, _ in bnn.model.named_parameters() if name in posterior.mean]
+        device = device_of(bnn.model)
         if next(iter(posterior.mean.values())).device != device or list(posterior.mean) != order:
             # the network was moved, or read from a file: tensors there have names, but no order, which matrices need
-            first = {name: k - len(order) for k, name in enumerate(order)}
-            tensors = sorted(posterior.tensors().items(), key=lambda t: first.get(t[0].rpartition("mean:")[2], 0))
+            place = {name: k for k, name in enumerate(order)}
+            tensors = sorted(posterior.tensors().items(), key=lambda item: place.get(item[0].rpartition(":")[2], -1))
             moved = {name: tensor.to(device) for name, tensor in tensors}
             bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
         return posterior
