@@ -86,7 +86,7 @@ def export(
     if isinstance(network, Bayesian):
         assert samples is not None
         plain: nn.Module = ensemble(network, samples, generator)
-        names = OUTPUTS
+        names, example = OUTPUTS, (example,)
     else:
         plain = evaluating_copy(network)
     plain = plain.cpu().requires_grad_(False)

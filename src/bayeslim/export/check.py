@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from bayeslim.compact.trace import run_example
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.export.quiet import plain_attention
-from bayeslim.types import Inputs, arguments, batch_size
+from bayeslim.types import Inputs, arguments
 
 _ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -21,9 +21,17 @@ class ExportFailed(BayeslimError, RuntimeError):
     """The exported network does not give the answers of the original; nothing was written."""
 
 
+def rows_of(example: Inputs) -> int:
+    """How many examples the inputs hold: the first dimension of their first tensor."""
+    for tensor in tensors_in(example):
+        if tensor.ndim:
+            return tensor.shape[0]
+    raise ShapeMismatch("The example holds no tensor with a batch dimension.")
+
+
 def with_batch_size(example: Inputs, size: int) -> Inputs:
     """The example with another number of rows, cut or repeated, wherever it has rows."""
-    rows = batch_size(example)
+    rows = rows_of(example)
 
     def resize(x: Any) -> Any:
         if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
@@ -87,7 +95,7 @@ def prove(
             actual = tensors_in(run(example))
         except Exception as error:
             raise ExportFailed(
-                f"The {what} file of {type(network).__name__} fails on a batch of {batch_size(example)}, which the "
+                f"The {what} file of {type(network).__name__} fails on a batch of {rows_of(example)}, which the "
                 f"network itself takes: {first_line(error)} Nothing was written. If only one batch size works, the "
                 "forward fixes it: take sizes from x.shape, not from len(x) or constants."
             ) from error
@@ -95,7 +103,7 @@ def prove(
         if worst > tolerance + rounding:
             raise ExportFailed(
                 f"The {what} file of {type(network).__name__} gives other answers than the network on a batch of "
-                f"{batch_size(example)}: they differ by {worst:.2g} of the largest output (tolerance {tolerance:.2g}). "
+                f"{rows_of(example)}: they differ by {worst:.2g} of the largest output (tolerance {tolerance:.2g}). "
                 "Nothing was written. Raise tolerance if that is only rounding, as in a very deep network."
             )
     return worst
@@ -110,7 +118,7 @@ def first_line(error: BaseException) -> str:
 def split(example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Positional and keyword arguments, and for `torch.export` which of their dimensions are free: the batch."""
     args, kwargs = arguments(example)
-    rows = batch_size(example)
+    rows = rows_of(example)
     try:
         free = pytree.tree_map(
             lambda x: {0: torch.export.Dim.AUTO} if torch.is_tensor(x) and x.ndim and x.shape[0] == rows > 1 else None,

@@ -10,15 +10,17 @@ Parameters that are not random are kept once.
 from __future__ import annotations
 
 import copy
-from typing import Any
+import warnings
 
 import torch
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimWarning
 from bayeslim.likelihoods import Likelihood
+from bayeslim.methods import Laplace
 from bayeslim.noise import drawing_from
-from bayeslim.types import as_tensor
+from bayeslim.types import Inputs, call
 
 OUTPUTS = ("mean", "variance", "entropy", "aleatoric", "epistemic")
 """What an ensemble returns, in this order; see `bayeslim.Prediction`."""
@@ -37,9 +39,9 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
         self.likelihood = likelihood
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """Mean, variance, entropy, aleatoric and epistemic uncertainty of a prediction, each (B, ...)."""
-        outputs = torch.stack([as_tensor(member(*args, **kwargs), member) for member in self.members])
+        outputs = torch.stack([call(member, inputs) for member in self.members])
         prediction = self.likelihood.predict(outputs)
         return tuple(getattr(prediction, name) for name in OUTPUTS)
 
@@ -56,6 +58,13 @@ def ensemble(bnn: Bayesian, samples: int, generator: torch.Generator | None = No
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
+    if isinstance(bnn.method, Laplace):
+        warnings.warn(
+            "A Laplace posterior predicts with the linearised network, for which it was made. An exported ensemble "
+            "draws whole networks from it instead, as predict(how='sample') does, which predict worse.",
+            BayeslimWarning,
+            stacklevel=3,
+        )
     first = bnn.mean_network().eval()
     posterior = bnn.posterior_
     random = {id(first.get_parameter(name)) for name in posterior.names}
