@@ -3,7 +3,8 @@
     python benchmarks/continual.py --device cuda
 
 Permuted MNIST: every task is all of MNIST under its own permutation of the pixels. Split MNIST: the digits in five
-pairs, each told apart by the same two outputs. After the last task the accuracy is averaged over the test sets of all tasks.
+pairs, each told apart by the same two outputs. After the last task the accuracy is averaged over the test sets of all
+tasks.
 
     nothing      plain training on each task in turn: what is forgotten without a memory
     ewc          elastic weight consolidation: a diagonal penalty for every task around its own optimum
