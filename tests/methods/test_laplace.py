@@ -411,3 +411,8 @@ class TestSturdy:
         bnn.fit([(x, y)], progress=False)
         assert set(bnn.posterior_.rest) >= {"first.weight"}
         assert torch.isfinite(bl.predict(bnn, x).probs).all()
+
+
+def test_predictions_of_a_generator_of_batches():
+    bnn = fitted()
+    torch.testing.assert_close(bl.predict(bnn, (batch for batch in batches())).probs, bl.predict(bnn, X).probs)

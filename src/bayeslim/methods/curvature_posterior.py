@@ -18,7 +18,7 @@ from bayeslim.curvature.columns import Columns
 from bayeslim.curvature.diag import Kind
 from bayeslim.curvature.layers import matrix_layer
 from bayeslim.curvature.sweep import undisturbed
-from bayeslim.errors import BayeslimError, NoSiteMatched, UnsupportedModel
+from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.posteriors import Dense, Gaussian, Kronecker, LowRank
@@ -136,6 +136,26 @@ def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) ->
         std = cast("float | Tensor", bnn.priors[name].config()["std"])
         found[name] = scale * std**-2 if isinstance(std, Tensor) else scale * float(std) ** -2
     return found
+
+
+def current(bnn: Bayesian) -> Gaussian:
+    """The posterior, once it is known to belong to the network's present weights."""
+    posterior = cast("Gaussian", bnn.posterior_)
+    for name, value in posterior.mean.items():
+        if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
+            raise NotFitted(
+                f'"{name}" has changed since the posterior was measured, which describes the network as it was then. '
+                "Call bnn.fit(loader) again."
+            )
+    return posterior
+
+
+def examples_in(loader: Any) -> int:
+    """How many examples a loader holds."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is not None and hasattr(dataset, "__len__"):
+        return len(dataset)
+    return sum(len(split_batch(batch)[1]) for batch in loader)
 
 
 @dataclass(frozen=True)

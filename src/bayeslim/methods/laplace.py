@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,13 +23,13 @@ from torch import Tensor
 from bayeslim import gaussian_outputs, linearised, marginal_likelihood, prior_search
 from bayeslim.errors import NotFitted, UnsupportedModel
 from bayeslim.methods.base import Method
-from bayeslim.methods.curvature_posterior import Curvature, Structure, measured
-from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.methods.curvature_posterior import Curvature, Structure, current, examples_in, measured
+from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Gaussian
 from bayeslim.priors import Normal
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.types import Inputs, call, device_of, split_batch
+from bayeslim.types import Inputs, call, device_of
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -80,7 +80,7 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "subset", _settled(self.subset))
+        object.__setattr__(self, "subset", settled(self.subset))
         for setting, allowed in CHOICES.items():
             if getattr(self, setting) not in allowed:
                 raise ValueError(f"{setting} must be one of {', '.join(allowed)}. Got {getattr(self, setting)!r}.")
@@ -177,7 +177,7 @@ class Laplace(Method):
             elif tune == "cross-validation":
                 prior_search.by_cross_validation_(bnn, loader, measure, folds)
         if not bnn.num_data_given:
-            bnn.num_data = _size(loader)
+            bnn.num_data = examples_in(loader)
         result.details["points"] = points
         result.seconds += time.monotonic() - started
         return result
@@ -219,12 +219,14 @@ class Laplace(Method):
         if how == "sample":
             return None
         batches = _batches(inputs, 1024, device_of(bnn.model))
+        if hasattr(inputs, "__next__"):  # a generator, which is gone after one pass
+            batches = list(batches()).__iter__
         if how in ("mean", "map"):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
         if how not in gaussian_outputs.LINKS:
             ways = ", ".join((*gaussian_outputs.LINKS, "sample", "mean", "map"))
             raise ValueError(f"how must be one of {ways} for laplace. Got {how!r}.")
-        posterior = _current(bnn)
+        posterior = current(bnn)
         first = call(bnn.model, next(batches()))
         solved = linearised.has_closed_form(posterior) and first[0].numel() <= MANY_OUTPUTS
         if not solved and how in ("auto", "glm", "joint"):
@@ -239,31 +241,10 @@ class Laplace(Method):
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence:
         """The marginal likelihood of the Gaussian; exact for a linear network with a Gaussian likelihood."""
-        posterior = _current(bnn)
+        posterior = current(bnn)
         data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
         value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, prior_search.prior_mean(bnn))
         return Evidence(float(value), "laplace", is_bound=False, num_data=data.examples)
-
-
-def _settled(subset: Any) -> str | tuple[str, ...] | Subnetwork:
-    """The subset with its own types, as settings read from a file have lists instead."""
-    if isinstance(subset, Subnetwork) or (isinstance(subset, list) and subset and isinstance(subset[0], int)):
-        chosen = Subnetwork(*subset)
-        chosen.check()
-        return chosen
-    if isinstance(subset, (list, tuple)) and subset and all(isinstance(name, str) for name in subset):
-        return tuple(subset)
-    if isinstance(subset, str):
-        return subset
-    raise TypeError(f'subset must be "all", "last-layer", names, or a bl.Subnetwork. Got {subset!r}.')
-
-
-def _size(loader: Any) -> int:
-    """How many examples a loader holds."""
-    dataset = getattr(loader, "dataset", None)
-    if dataset is not None and hasattr(dataset, "__len__"):
-        return len(dataset)
-    return sum(len(split_batch(batch)[1]) for batch in loader)
 
 
 def _check_options(tune: str | None, epochs: int | None, validate: Any, training: Mapping[str, Any]) -> None:
@@ -279,15 +260,3 @@ def _check_options(tune: str | None, epochs: int | None, validate: Any, training
         raise ValueError('A checkpoint does not hold the prior, which tune="online" changes. Use one or the other.')
     if tune == "grid" and validate is None:
         raise ValueError('tune="grid" measures each prior precision on validation data: pass validate=...')
-
-
-def _current(bnn: Bayesian) -> Gaussian:
-    """The posterior, once it is known to belong to the network's present weights."""
-    posterior = cast("Gaussian", bnn.posterior_)
-    for name, value in posterior.mean.items():
-        if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
-            raise NotFitted(
-                f'"{name}" has changed since the posterior was measured, which describes the network as it was then. '
-                "Call bnn.fit(loader) again."
-            )
-    return posterior

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,6 +104,19 @@ class Subnetwork(NamedTuple):
             BayeslimWarning,
             stacklevel=2,
         )
+
+
+def settled(subset: Any) -> str | tuple[str, ...] | Subnetwork:
+    """The subset with its own types, as settings read from a file have lists instead."""
+    if isinstance(subset, Subnetwork) or (isinstance(subset, list) and subset and isinstance(subset[0], int)):
+        chosen = Subnetwork(*subset)
+        chosen.check()
+        return chosen
+    if isinstance(subset, (list, tuple)) and subset and all(isinstance(name, str) for name in subset):
+        return tuple(subset)
+    if isinstance(subset, str):
+        return subset
+    raise TypeError(f'subset must be "all", "last-layer", names, or a bl.Subnetwork. Got {subset!r}.')
 
 
 def _flat(params: Mapping[str, Tensor]) -> Tensor:
