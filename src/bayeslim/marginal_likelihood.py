@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayeslim.curvature.sweep import sum_over_processes
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
 from bayeslim.likelihoods import Likelihood
 from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker, LowRank
@@ -66,18 +67,17 @@ class Tuned:
 
 
 def data_term(model: nn.Module, likelihood: Likelihood, loader: Iterable[Any]) -> DataTerm:
-    """Add up log p(y|x, w*) over a loader; the model must be in evaluation mode."""
+    """Add up log p(y|x, w*) over a loader, and over processes; the model must be in evaluation mode."""
     device = device_of(model)
-    total, examples, targets = 0.0, 0, 0
+    sums = torch.zeros(3, dtype=torch.float64)
     with torch.no_grad():
         for batch in loader:
             inputs, wanted = to_device(split_batch(batch), device)
             outputs = call(model, inputs)
             each = likelihood.log_prob(outputs, wanted)
-            total += float(each.double().sum())
-            examples += len(each)
-            targets += outputs.numel()
-    return DataTerm(total, examples, targets)
+            sums += torch.tensor([float(each.double().sum()), len(each), outputs.numel()], dtype=torch.float64)
+    sum_over_processes(sums)
+    return DataTerm(float(sums[0]), int(sums[1]), int(sums[2]))
 
 
 def log_marginal_likelihood(

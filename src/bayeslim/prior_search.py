@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bayeslim import marginal_likelihood, stochastic
+from bayeslim.curvature.sweep import sum_over_processes
 from bayeslim.errors import BayeslimError
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
 from bayeslim.methods.subnetwork import Subnetwork
@@ -112,7 +113,7 @@ def predictive_nll(bnn: Bayesian, loader: Iterable[Any]) -> float:
     """The mean over examples of −log of the predictive density of their targets, linearised."""
     from bayeslim.predict import predict
 
-    total, count = 0.0, 0
+    sums = torch.zeros(2, dtype=torch.float64)
     generator = torch.Generator(device_of(bnn.model)).manual_seed(0)
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
@@ -127,10 +128,11 @@ def predictive_nll(bnn: Bayesian, loader: Iterable[Any]) -> float:
         else:
             each = torch.stack([bnn.likelihood.log_prob(draw, targets) for draw in found.samples])
             log = each.logsumexp(0) - torch.tensor(float(len(each))).log()
-        total, count = total - float(log.double().sum()), count + len(targets)
-    if not count:
+        sums += torch.tensor([-float(log.double().sum()), len(targets)], dtype=torch.float64)
+    sum_over_processes(sums)
+    if not sums[1]:
         raise BayeslimError("The prior precision is chosen on held-out data, and the loader yielded none.")
-    return total / count
+    return float(sums[0] / sums[1])
 
 
 def prior_mean(bnn: Bayesian) -> dict[str, float | Tensor]:
@@ -168,6 +170,7 @@ def _gradient(bnn: Bayesian, names: Iterable[str], loader: Iterable[Any]) -> Par
                 params, torch.autograd.grad(loss, list(params.values()), allow_unused=True), strict=True
             ):
                 total[name] += 0 if grad is None else grad
+    sum_over_processes(*total.values())
     return total
 
 

@@ -11,4 +11,6 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "variational-shared": lambda: bl.Variational(estimator="shared"),
     "variational-flipout": lambda: bl.Variational(estimator="flipout"),
     "variational-antithetic": lambda: bl.Variational(samples=2, antithetic=True),
+    "laplace-kron": lambda: bl.Laplace(),
+    "laplace-diag": lambda: bl.Laplace("diag"),
 }

@@ -118,6 +118,7 @@ def test_the_users_names_are_kept(method):
     assert not names & set(report.missing_keys)
     for name, value in other.state_dict().items():
         assert torch.equal(bnn.state_dict()[name], value), name
+    bnn.fit(loader(), epochs=1)
     mean = bnn.mean_network()
     assert set(mean.state_dict()) == names
     mean.load_state_dict(other.state_dict())
@@ -235,6 +236,7 @@ def test_a_layer_that_never_runs_is_drawn_whole(method):
     bnn = bayesian(method, Unused())
     bnn.loss((X, Y)).backward()
     assert all(torch.isfinite(p.grad).all() for name, p in bnn.named_parameters() if "spare.bias" not in name)
+    bnn.fit(loader(), epochs=1)
     assert bnn.posterior_.sample()["spare.weight"].shape == (2, 2)
 
 

@@ -237,6 +237,9 @@ def test_before_fit():
     with pytest.raises(NotFitted):
         bl.predict(bnn, X)
     assert bl.predict(bnn, X, how="mean").probs.shape == (24, 3)
+    assert torch.equal(bnn.train()(X), network()(X))
+    bnn.fit(batches(), progress=False)
+    assert not torch.equal(bnn(X), bnn(X))
 
 
 def test_a_posterior_of_other_weights_is_refused():

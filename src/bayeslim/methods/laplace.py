@@ -145,7 +145,7 @@ class Laplace(Method):
         from bayeslim import train
 
         _check_options(tune, epochs, validate, training)
-        if iter(loader) is loader:  # a generator: several passes need to see all of it
+        if hasattr(loader, "__next__"):  # a generator: several passes need to see all of it
             loader = list(loader)
         points: dict[str, str] = {}
 
@@ -200,6 +200,10 @@ class Laplace(Method):
             moved = {name: tensor.to(device) for name, tensor in tensors}
             bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
         return posterior
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The outputs of one network drawn from the posterior; of the network itself while there is none yet."""
+        return super().draw(bnn, inputs) if "posterior" in bnn.state else call(bnn.model, inputs)
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Condition the random parameters on zeros, and put zeros into the others."""
