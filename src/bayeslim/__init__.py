@@ -8,6 +8,7 @@ bl.save(bnn, "network/")
 
 from bayeslim import continual, data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
+from bayeslim.benchmark import Benchmark, benchmark
 from bayeslim.evidence import log_evidence
 from bayeslim.export import export
 from bayeslim.methods import Laplace, Method, Subnetwork, Variational
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Bayesian",
+    "Benchmark",
     "Budget",
     "Evidence",
     "Fit",
@@ -32,6 +34,7 @@ __all__ = [
     "Variational",
     "bayesianize",
     "bayesianize_",
+    "benchmark",
     "compact",
     "continual",
     "data",

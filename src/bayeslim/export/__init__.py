@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from bayeslim.compact.trace import evaluating_copy, run_example
 from bayeslim.errors import BayeslimError
 from bayeslim.export.check import ExportFailed, batches
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
+from bayeslim.export.files import write_file
 from bayeslim.types import Inputs, to_device
 
 __all__ = ["Ensemble", "ExportFailed", "Exported", "ensemble", "export"]
@@ -101,7 +101,7 @@ def export(
         from bayeslim.export.program import to_program
 
         content, gap = to_program(plain, inputs, tolerance)
-    _write(target, content)
+    write_file(target, content)
     return Exported(target, target.suffix[1:], len(content), gap, len(inputs) > 1)
 
 
@@ -121,19 +121,3 @@ def _check(network: Any, target: Path, samples: int | None, for_onnx: bool) -> N
         raise ValueError("samples are drawn from a posterior, and a plain network has none. Pass the Bayesian network.")
     if target.is_dir():
         raise BayeslimError(f"{target} is a folder. Choose the path of a file.")
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise BayeslimError(
-            f"Could not write {path}: {error.strerror or error}. What was there before is untouched. "
-            "Choose a place you may write to, with space left."
-        ) from error

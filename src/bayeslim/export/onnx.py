@@ -50,17 +50,17 @@ def to_onnx(
     """
     proto = traced(network, inputs, outputs)
     content = serialised(proto)
-    gap = prove(network, runner(content), inputs, "ONNX", tolerance)
+    gap = prove(network, Session(content), inputs, "ONNX", tolerance)
     if int8:
         content = quantised(proto)
-        run = runner(content)
+        run = Session(content)
         gap = max(difference(tensors_in(run_example(network, x)), run(x)) for x in inputs)
     if sparse:
         if int8:
             raise ValueError("sparse and int8 cannot be combined: onnxruntime reads sparse floats only. Choose one.")
         make_sparse_(proto)
         content = serialised(proto)
-        gap = prove(network, runner(content), inputs, "sparse ONNX", tolerance)
+        gap = prove(network, Session(content), inputs, "sparse ONNX", tolerance)
     return content, gap
 
 
@@ -98,21 +98,30 @@ def serialised(proto: Any) -> bytes:
     return content
 
 
-def runner(content: bytes, threads: int | None = None) -> Callable[[Inputs], list[Tensor]]:
-    """A function that runs an ONNX file in onnxruntime on the CPU, on inputs as the network takes them."""
-    (runtime,) = require("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    names = [entry.name for entry in session.get_inputs()]
+class Session:
+    """An ONNX file in onnxruntime, on the CPU, with as many threads as PyTorch may use.
 
-    def run(example: Inputs) -> list[Tensor]:
-        feed = dict(zip(names, (x.numpy() for x in tensors_in(example)), strict=True))
-        return [torch.from_numpy(output) for output in session.run(None, feed)]
+    Args:
+        content: of the file.
+    """
 
-    return run
+    def __init__(self, content: bytes):
+        (runtime,) = require("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+        options.log_severity_level = 4  # what goes wrong is raised, and need not be printed as well
+        self._session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._names = [entry.name for entry in self._session.get_inputs()]
+
+    def bind(self, example: Inputs) -> Callable[[], list[np.ndarray]]:
+        """A function that runs the file on inputs as the network takes them."""
+        feed = dict(zip(self._names, (x.numpy() for x in tensors_in(example)), strict=True))
+        run: Callable[[Any, Any], list[np.ndarray]] = self._session.run
+        return lambda: run(None, feed)
+
+    def __call__(self, example: Inputs) -> list[Tensor]:
+        """The outputs on inputs as the network takes them."""
+        return [torch.from_numpy(output) for output in self.bind(example)()]
 
 
 def make_sparse_(proto: Any) -> None:

@@ -1,0 +1,75 @@
+"""A network in every runtime on this machine, ready to be timed on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim.export import onnx
+from bayeslim.types import Inputs, arguments
+
+RUNTIMES = ("eager", "compile", "onnxruntime", "onnxruntime-int8")
+"""PyTorch as it is, compiled by PyTorch, and in onnxruntime as it is and in 8 bits."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A network in a runtime.
+
+    Attributes:
+        bind: gives, for inputs, a function that runs the network on them.
+        file_bytes: the size of the runtime's file, if it has one.
+    """
+
+    bind: Callable[[Inputs], Callable[[], Any]] = field(repr=False)
+    file_bytes: int | None = None
+
+
+def available() -> tuple[str, ...]:
+    """The runtimes that are here and quick to prepare: all but "compile"."""
+    installed = all(find_spec(package) for package in ("onnx", "onnxscript", "onnxruntime"))
+    return ("eager", *(("onnxruntime", "onnxruntime-int8") if installed else ()))
+
+
+class Preparation:
+    """Brings a network into runtimes, tracing it for ONNX once.
+
+    Args:
+        network: in eval mode, on the CPU.
+        inputs: what to trace it on, of more than one batch size if it takes them.
+    """
+
+    def __init__(self, network: nn.Module, inputs: Sequence[Inputs]):
+        self._network, self._inputs = network, inputs
+
+    @cached_property
+    def _proto(self) -> Any:
+        return onnx.traced(self._network, self._inputs)
+
+    def __call__(self, runtime: str) -> Contender:
+        """The network in one of `RUNTIMES`."""
+        if runtime == "eager":
+            return Contender(_in_torch(self._network))
+        if runtime == "compile":
+            return Contender(_in_torch(torch.compile(self._network, dynamic=False)))
+        content = onnx.serialised(self._proto) if runtime == "onnxruntime" else onnx.quantised(self._proto)
+        return Contender(onnx.Session(content).bind, len(content))
+
+
+def _in_torch(network: Callable[..., Any]) -> Callable[[Inputs], Callable[[], Any]]:
+    def bind(example: Inputs) -> Callable[[], Any]:
+        args, kwargs = arguments(example)
+
+        def run() -> Any:
+            with torch.inference_mode():
+                return network(*args, **kwargs)
+
+        return run
+
+    return bind
