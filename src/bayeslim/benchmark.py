@@ -29,6 +29,7 @@ from bayeslim.compact.trace import evaluating_copy, run_example
 from bayeslim.export.check import batches, with_batch_size
 from bayeslim.export.files import write_file
 from bayeslim.export.memory import peak_bytes
+from bayeslim.export.quiet import quiet
 from bayeslim.export.runtimes import RUNTIMES, Contender, Preparation, available
 from bayeslim.progress import progress
 from bayeslim.saving import save
@@ -247,9 +248,10 @@ def _prepared(
     preparations = {name: Preparation(network, batches(network, example)) for name, network in networks.items()}
     for runtime in runtimes:
         try:
-            both = {(name, runtime): prepare(runtime) for name, prepare in preparations.items()}
-            for entry in both.values():
-                entry.bind(example)()
+            with quiet():
+                both = {(name, runtime): prepare(runtime) for name, prepare in preparations.items()}
+                for entry in both.values():
+                    entry.bind(example)()
         except Exception as error:
             if not forgiving or runtime == "eager":
                 raise
@@ -264,8 +266,8 @@ def _take_turns(
 ) -> dict[tuple[str, str, int], tuple[float, ...]]:
     calls = {}
     for key, run in runs.items():
-        for _ in range(3):
-            run()
+        with quiet():  # the compiler starts now
+            _timed(run, 3)
         calls[key] = max(1, math.ceil(_QUICK / max(_timed(run, 3), 1e-9)))
     taken: dict[tuple[str, str, int], list[float]] = {key: [] for key in runs}
     for turn in progress(range(rounds), label):

@@ -81,7 +81,7 @@ def export(
         MissingExtra: if a package for ONNX is not installed.
     """
     target = Path(path)
-    _check(network, target, samples, sparse or int8)
+    _check(network, target, samples, sparse, int8)
     names: Sequence[str] | None = None
     if isinstance(network, Bayesian):
         assert samples is not None
@@ -105,13 +105,15 @@ def export(
     return Exported(target, target.suffix[1:], len(content), gap, len(inputs) > 1)
 
 
-def _check(network: Any, target: Path, samples: int | None, for_onnx: bool) -> None:
+def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: bool) -> None:
     if not isinstance(network, nn.Module):
         raise TypeError(f"export takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}.")
     if target.suffix not in (".onnx", ".pt2"):
         raise ValueError(f'The path must end in ".onnx" or ".pt2", which chooses the format. Got "{target}".')
-    if for_onnx and target.suffix != ".onnx":
+    if (sparse or int8) and target.suffix != ".onnx":
         raise ValueError(f'sparse and int8 are for ".onnx" files. Got "{target}".')
+    if sparse and int8:
+        raise ValueError("sparse and int8 cannot be combined: onnxruntime reads sparse floats only. Choose one.")
     if isinstance(network, Bayesian) and samples is None:
         raise ValueError(
             "A Bayesian network is exported as an ensemble: pass samples=8 (or how many you want). "
