@@ -233,7 +233,7 @@ def _input_dim(module: nn.Module) -> int:
 def _best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
     """True for the n best of every m neighbours along a dimension; of equals, the later."""
     blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
-    order = second.argsort(-1, stable=True)
-    order = order.gather(-1, blocks.gather(-1, order).argsort(-1, stable=True))
+    order = second.argsort(dim=-1, stable=True)
+    order = order.gather(-1, blocks.gather(-1, order).argsort(dim=-1, stable=True))
     kept = torch.zeros_like(blocks, dtype=torch.bool).scatter_(-1, order[..., m - n :], True)
     return kept.flatten(-2).movedim(-1, dim).contiguous()

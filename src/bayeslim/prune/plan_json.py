@@ -7,7 +7,6 @@ memory is taken than a text of its length can stand for.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import zlib
@@ -98,7 +97,7 @@ def _decoded(name: str, entry: Any) -> Tensor:
         packed = base64.b64decode(text, validate=True)
         fits = size <= _DEFLATE_AT_MOST * len(packed)
         bits = reader.decompress(packed, size + 1) if fits else b""
-    except (binascii.Error, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
         raise CorruptFile(f'The plan is damaged: the mask of "{name}" cannot be read ({error}).') from None
     exact = len(bits) == size and reader.eof and not reader.unused_data
     _require(exact, f'the mask of "{name}" does not have the bits of its shape {shape}')

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -69,8 +70,10 @@ def flops_by_parameter(model: nn.Module, example: Inputs) -> dict[str, float]:
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # fused kernels would hide the products they are made of
-        with torch.backends.mkldnn.flags(enabled=False), attribution:
-            run_example(network, to_device(example, "cpu"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the switch itself warns about hardware it does not find
+            with torch.backends.mkldnn.flags(enabled=False), attribution:
+                run_example(network, to_device(example, "cpu"))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return attribution.flops

@@ -119,7 +119,8 @@ def _minus_log_mass(mean: Tensor, std: Tensor, epsilon: float) -> Tensor:
     centre = mean.abs()
     upper, lower = (epsilon - centre) / std, (-epsilon - centre) / std
     # Around zero P is near one: its distance from one is what has digits. In the tail, its logarithm is.
-    inside = torch.log1p(-(torch.special.ndtr(-upper) + torch.special.ndtr(lower)))
+    outside = (torch.erfc(upper / math.sqrt(2)) + torch.erfc(-lower / math.sqrt(2))) / 2
+    inside = torch.log1p(-outside)
     log_upper = torch.special.log_ndtr(upper)
     tail = log_upper + torch.log(-torch.expm1(torch.special.log_ndtr(lower) - log_upper))
     # ∫ exp(wμ/σ²) dw over (−ε, ε) = 2ε · sinh(t)/t with t = εμ/σ²
