@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bayeslim.compact import Cost
+from bayeslim.benchmark import Benchmark
 from bayeslim.report.figure import Figure, Table
+from bayeslim.report.overview import Row
 from bayeslim.report.quantities import duration, number, size, times
 from bayeslim.report.svg import Drawing
 
@@ -22,11 +23,6 @@ class Quantity:
     slim: float
     written: Callable[[float], str]
 
-    @classmethod
-    def latency(cls, name: str, dense: float, slim: float) -> Quantity:
-        """A time that was measured, in seconds."""
-        return cls(name, dense, slim, duration)
-
     @property
     def share(self) -> float:
         """What is left of it."""
@@ -38,14 +34,35 @@ class Quantity:
         return times(self.dense / self.slim) if self.slim else "gone"
 
 
-def counted(dense: Cost, slim: Cost) -> list[Quantity]:
-    """The costs that can be counted."""
+def counted(dense: Row, slim: Row) -> list[Quantity]:
+    """The costs in two rows of an overview."""
+    if dense.cost is None or slim.cost is None or dense.seconds is None or slim.seconds is None:
+        return []
     return [
+        Quantity("parameters", dense.cost.parameters, slim.cost.parameters, number),
+        Quantity("non-zero parameters", dense.cost.nonzeros, slim.cost.nonzeros, number),
+        Quantity("arithmetic, flops", dense.cost.flops, slim.cost.flops, number),
+        Quantity("stored", dense.cost.bytes, slim.cost.bytes, size),
+        Quantity("latency, one input", dense.seconds, slim.seconds, duration),
+    ]
+
+
+def compared(found: Benchmark) -> list[Quantity]:
+    """Everything a benchmark measured."""
+    dense, slim = found.sizes["dense"], found.sizes["slim"]
+    quantities = [
         Quantity("parameters", dense.parameters, slim.parameters, number),
         Quantity("non-zero parameters", dense.nonzeros, slim.nonzeros, number),
         Quantity("arithmetic, flops", dense.flops, slim.flops, number),
-        Quantity("size on disk", dense.bytes, slim.bytes, size),
+        Quantity("saved", dense.folder_bytes, slim.folder_bytes, size),
+        Quantity("peak memory", dense.peak_bytes, slim.peak_bytes, size),
     ]
+    quantities += [Quantity(f"{r} file", n, slim.file_bytes[r], size) for r, n in dense.file_bytes.items()]
+    for batch in found.batch_sizes:
+        for runtime in found.runtimes:
+            before, after = (found.latency(network, runtime, batch) for network in ("dense", "slim"))
+            quantities.append(Quantity(f"{runtime}, batch {batch}", before, after, duration))
+    return quantities
 
 
 def draw_costs(quantities: Sequence[Quantity]) -> Figure:

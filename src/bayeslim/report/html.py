@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayeslim.errors import BayeslimError, MissingExtra
+from bayeslim.errors import MissingExtra
 from bayeslim.report.figure import Figure, Table
 
 if TYPE_CHECKING:
@@ -63,22 +61,3 @@ def environment() -> jinja2.Environment:
 def render(page: Page) -> str:
     """The page as HTML."""
     return environment().get_template("page.html.jinja").render(page=page)
-
-
-def write(text: str, path: str | os.PathLike[str]) -> Path:
-    """Write a file so that it is complete or untouched at every moment."""
-    target = Path(path)
-    temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise BayeslimError(
-            f"Could not write {target}: {error.strerror or error}. What was there before is untouched. "
-            "Choose a place you may write to, with space left."
-        ) from error
-    return target

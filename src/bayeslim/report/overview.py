@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+import torch
+from torch import nn
 
 from bayeslim.compact import Cost, cost
+from bayeslim.compact.trace import evaluating_copy, run_example
+from bayeslim.export.check import with_batch_size
 from bayeslim.likelihoods import Likelihood
 from bayeslim.progress import progress
-from bayeslim.prune.price import seconds_a_call
 from bayeslim.report.figure import Table
 from bayeslim.report.quantities import MISSING, duration, number, percent, size
 from bayeslim.report.scores import Batches, Scores, score_network
-from bayeslim.types import Inputs, batch_size
+from bayeslim.types import Inputs, device_of, to_device
 
 HEADINGS = ("network", "error", "NLL", "calibration", "parameters", "non-zero", "size", "latency")
+_CALLS = 5
+"""Calls in one timing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +32,7 @@ class Row:
     Attributes:
         scores: on held-out data; None if there were none.
         cost: what it takes; None if there was no example to run it on.
-        seconds: a call on the example takes; None likewise.
+        seconds: a call on one input takes; None likewise.
     """
 
     scores: Scores | None = None
@@ -57,20 +62,42 @@ def measure_rows(
         example: inputs to count and time them on, if there are any.
     """
     rows = {}
+    seconds = {} if example is None else seconds_a_call(networks, example)
     for name, network in progress(networks.items(), "measuring networks", total=len(networks)):
         scores = None if batches is None else score_network(network, likelihood, batches)
         if example is None:
             rows[name] = Row(scores)
         else:
-            first = one_input(example)
-            rows[name] = Row(scores, cost(network, first), seconds_a_call(network, first))
+            rows[name] = Row(scores, cost(network, with_batch_size(example, 1)), seconds[name])
     return rows
 
 
-def one_input(example: Inputs) -> Inputs:
-    """The first of the inputs in an example, as a batch of one."""
-    count = batch_size(example)
-    return pytree.tree_map(lambda x: x[:1] if isinstance(x, Tensor) and x.ndim and x.shape[0] == count else x, example)
+def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: int = 21) -> dict[str, float]:
+    """The median time of a call on one input, networks taking turns so that what else goes on meets all alike.
+
+    Args:
+        networks: by name.
+        example: inputs; the first is taken.
+        rounds: how often each has its turn.
+    """
+    one = with_batch_size(example, 1)
+    taken: dict[str, list[float]] = {name: [] for name in networks}
+    ready = {name: (evaluating_copy(n), to_device(one, device_of(n))) for name, n in networks.items()}
+    for turn in range(rounds + 1):
+        for name, (network, inputs) in ready.items():
+            wait = torch.cuda.synchronize if device_of(network).type == "cuda" else _nothing
+            wait()
+            started = time.perf_counter()
+            for _ in range(_CALLS):
+                run_example(network, inputs)
+            wait()
+            if turn:  # the first is for warming up
+                taken[name].append((time.perf_counter() - started) / _CALLS)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def _nothing() -> None:
+    """A CPU has nothing to wait for."""
 
 
 def overview(rows: Mapping[str, Row]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.benchmark import Benchmark
 from bayeslim.errors import ShapeMismatch
+from bayeslim.export.files import write_file
 from bayeslim.prune.plan import NothingToCut
 from bayeslim.report import html
 from bayeslim.report.certainty import draw_certainty
-from bayeslim.report.costs import Quantity, counted, draw_costs
+from bayeslim.report.costs import compared, counted, draw_costs
 from bayeslim.report.curves import draw_curves, measure_curves
 from bayeslim.report.figure import Figure
 from bayeslim.report.histograms import draw_snr, draw_weights, measure_snr, measure_weights
@@ -27,7 +29,7 @@ from bayeslim.report.reliability import draw_reliability
 from bayeslim.report.scores import Batches, collected, predict_all, score_prediction
 from bayeslim.types import Inputs
 
-DENSE, SLIM = "dense", "slim"
+DENSE, SLIM = "dense", "bayeslim"
 """What the overview calls the network before the cut, and after it."""
 
 
@@ -41,7 +43,7 @@ def report(
     example: Inputs = None,
     others: Mapping[str, nn.Module] | None = None,
     rows: Mapping[str, Row] | None = None,
-    latencies: Sequence[Quantity] = (),
+    benchmark: Benchmark | None = None,
     title: str | None = None,
 ) -> Path:
     """Write what was cut, and what that did, as one HTML file that needs no network to be read.
@@ -54,8 +56,8 @@ def report(
         validate: held-out data as a loader of batches; without them nothing about errors and calibration is said.
         example: inputs; by default those of the first batch of `validate`. Without either, nothing about costs is said.
         others: further plain networks for the overview by name, such as one pruned by magnitude.
-        rows: the overview, if it was measured before (with the networks "dense" and "slim").
-        latencies: further measured times, for the figure of costs.
+        rows: the overview, if it was measured before (with the networks "dense" and "bayeslim").
+        benchmark: of the dense against the slim network, from `bl.benchmark`; without it only the latency is measured.
         title: the page's heading.
 
     Raises:
@@ -72,7 +74,7 @@ def report(
     if rows is None:
         networks = {DENSE: bnn.mean_network(), **(others or {}), SLIM: plain}
         rows = measure_rows(networks, bnn.likelihood, batches, example)
-    figures, notes = _figures(bnn, pruned, slim, batches, example, rows, latencies)
+    figures, notes = _figures(bnn, pruned, slim, batches, example, rows, benchmark)
     page = html.Page(
         title=title or f"{_name(bnn)}, pruned by its posterior",
         lead=_lead(bnn, pruned, batches),
@@ -83,7 +85,9 @@ def report(
         notes=notes,
         colophon=_colophon(),
     )
-    return html.write(html.render(page), path)
+    target = Path(path)
+    write_file(target, html.render(page).encode())
+    return target
 
 
 def _figures(
@@ -93,7 +97,7 @@ def _figures(
     batches: Batches | None,
     example: Inputs,
     rows: Mapping[str, Row],
-    latencies: Sequence[Quantity],
+    benchmark: Benchmark | None,
 ) -> tuple[list[Figure], list[str]]:
     left = {} if pruned.plan_ is None else dict(pruned.plan_.left)
     figures: list[Figure] = []
@@ -105,13 +109,13 @@ def _figures(
         figures.append(draw_curves(curves))
         notes += [f"{name}: {why}" for name, why in curves.left_out.items()]
     dense, small = rows[DENSE], rows[SLIM]
-    if dense.cost is None or small.cost is None:
-        notes.append("Size and latency: there was no example to run the networks on (example=x).")
+    quantities = counted(dense, small) if benchmark is None else compared(benchmark)
+    if quantities:
+        figures.append(draw_costs(quantities))
     else:
-        times_taken = list(latencies)
-        if not times_taken and dense.seconds is not None and small.seconds is not None:
-            times_taken = [Quantity.latency("latency, one input", dense.seconds, small.seconds)]
-        figures.append(draw_costs([*counted(dense.cost, small.cost), *times_taken]))
+        notes.append("Size and latency: there was no example to run the networks on (example=x).")
+    if benchmark is not None:
+        notes += [f"{runtime}: {why}" for runtime, why in benchmark.skipped.items()]
     figures.append(draw_layers(measure_layers(pruned, slim), left))
     figures += [draw_snr(measure_snr(bnn, pruned)), draw_weights(measure_weights(bnn, pruned))]
     if batches is not None:

@@ -1,0 +1,159 @@
+"""The settings of a compression, checked before any work is done, and what identifies a run."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim import stochastic
+from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.compact import units
+from bayeslim.compact.trace import run_example
+from bayeslim.errors import BayeslimError, MissingExtra
+from bayeslim.likelihoods import Categorical, Likelihood
+from bayeslim.methods import Laplace, Method, Variational
+from bayeslim.priors import PriorSpec
+from bayeslim.prune import Budget, Plan
+from bayeslim.prune.items import pattern
+from bayeslim.types import Inputs, device_of, split_batch, to_device
+
+FORMATS = ("onnx", "pt2")
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to compress; see `compress` for what the settings mean."""
+
+    budget: Budget | Plan | None
+    granularity: str = "weight"
+    criterion: Any = "auto"
+    steps: int = 10
+    fit: Mapping[str, Any] | None = None
+    fine_tune: Mapping[str, Any] | None = None
+    formats: tuple[str, ...] | None = None
+    baseline: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.budget is None and pattern(self.granularity) is None:
+            raise TypeError("compress needs a budget, such as bl.Budget(sparsity=0.9).")
+        if not isinstance(self.budget, Budget | Plan | None):
+            raise TypeError(f"budget must be a bl.Budget or a bl.Plan. Got {self.budget!r}.")
+        if type(self.steps) is not int or self.steps < 1:
+            raise ValueError(f"steps must be a whole number, at least 1. Got {self.steps!r}.")
+        for name, options in (("fit", self.fit), ("fine_tune", self.fine_tune)):
+            if options is not None and not isinstance(options, Mapping):
+                raise TypeError(f'{name} holds options of training, such as {{"epochs": 3}}. Got {options!r}.')
+        if self.fine_tune is not None and "epochs" not in self.fine_tune:
+            raise ValueError('fine_tune needs epochs, such as {"epochs": 3, "lr": 1e-3}.')
+        for name in self.formats or ():
+            if name not in FORMATS:
+                raise ValueError(f"formats must be some of {', '.join(FORMATS)}. Got {name!r}.")
+            if name == "onnx" and not has_onnx():
+                raise MissingExtra("onnx, onnxscript or onnxruntime", "onnx", "Export to ONNX")
+
+
+def has_onnx() -> bool:
+    """Whether all that is needed to write and check ONNX files is installed."""
+    return all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+
+
+def prepared(
+    model: nn.Module | Bayesian,
+    method: Method | None,
+    likelihood: Likelihood | None,
+    prior: PriorSpec | None,
+    train: Iterable[Any],
+    job: Job,
+) -> Bayesian:
+    """The network as a `Bayesian`, not fitted yet if it was plain.
+
+    Raises:
+        BayeslimError: for a likelihood that cannot be guessed.
+        ValueError: for a method that needs training when no epochs are given.
+    """
+    if isinstance(model, Bayesian):
+        if method is not None or likelihood is not None or prior is not None:
+            raise TypeError("A Bayesian network has its method, likelihood and prior already. Leave them out.")
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module or a Bayesian. Got {type(model).__name__}.")
+    method = Laplace() if method is None else method
+    if isinstance(method, Variational) and "epochs" not in (job.fit or {}):
+        raise ValueError('A variational posterior is trained: pass fit={"epochs": 20}, or use method=bl.Laplace().')
+    return bayesianize(model, method, likelihood=likelihood or _guessed(train), prior=prior)
+
+
+def _guessed(train: Iterable[Any]) -> Likelihood:
+    _, targets = split_batch(next(iter(train)))
+    if targets.is_floating_point() or targets.dtype == torch.bool:
+        raise BayeslimError(
+            f"Targets of {targets.dtype} may mean several things. Pass likelihood=..., such as likelihoods.Gaussian() "
+            "for values or likelihoods.Bernoulli() for yes and no."
+        )
+    return Categorical()
+
+
+def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
+    """Refuse before any work what would fail after it.
+
+    Raises:
+        BayeslimError: for weights that are not finite.
+        ShapeMismatch: if the network does not run on the example, or a plan is for another one.
+        UnsupportedModel: if the network cannot be traced, and so not compacted.
+    """
+    for name, parameter in bnn.model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise BayeslimError(
+                f'"{name}" of {bnn.sites.model} holds NaN or infinite values. Repair or retrain the network first.'
+            )
+    plain = unfitted_copy(bnn)
+    if isinstance(job.budget, Plan):
+        job.budget.check(plain)
+    run_example(plain, to_device(example, device_of(plain)))
+    units(plain, example)
+
+
+def unfitted_copy(bnn: Bayesian) -> nn.Module:
+    """A plain copy of the network with its weights as they are, posterior or not."""
+    plain = copy.deepcopy(bnn.model)
+    for module in plain.modules():
+        stochastic.make_plain(module)
+    bnn.method.strip(bnn, plain)
+    return plain.eval()
+
+
+def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
+    """What makes a run this one: the network with its weights, the way to its posterior, and the size of the data."""
+    return {
+        "network": bnn.sites.model,
+        "weights": _digest(bnn),
+        "method": repr(bnn.method),
+        "likelihood": repr(bnn.likelihood),
+        "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
+        "training": repr(sorted((job.fit or {}).items(), key=str)),
+        "data": f"{size_of(train)} for training, {size_of(val)} for validation",
+        "seed": str(job.seed),
+    }
+
+
+def _digest(bnn: Bayesian) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in bnn.state_dict().items():
+        digest.update(name.encode())
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def size_of(loader: Any) -> str:
+    """How many examples a loader has, in words."""
+    dataset: Any = getattr(loader, "dataset", None)
+    return f"{len(dataset)} examples" if hasattr(dataset, "__len__") else "unknown"

@@ -1,0 +1,266 @@
+"""`compress`: from a network and data to a smaller network, files to deploy, and a report.
+
+    fit → prune → fine-tune → compact → magnitude → export → measure → report
+
+Each stage's result is kept in the run's folder, so a run that was stopped goes on with the stage it was in (training
+with the epoch it was in).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.benchmark import Benchmark, benchmark
+from bayeslim.compress import records
+from bayeslim.compress.baseline import by_magnitude
+from bayeslim.compress.folder import RunFolder
+from bayeslim.compress.job import Job, check, has_onnx, identity, prepared, size_of, unfitted_copy
+from bayeslim.compress.result import Compressed
+from bayeslim.errors import BayeslimError, NotFitted
+from bayeslim.export import export
+from bayeslim.likelihoods import Likelihood
+from bayeslim.methods import Method
+from bayeslim.priors import PriorSpec
+from bayeslim.prune import Budget, Plan, compact, plan, prune
+from bayeslim.report.overview import Row, measure_rows
+from bayeslim.report.report import DENSE, SLIM, report
+from bayeslim.report.scores import collected
+from bayeslim.saving import save
+from bayeslim.types import Inputs, split_batch
+
+MAGNITUDE = "magnitude"
+STAGES = (
+    "fitted",
+    "pruned",
+    "tuned",
+    "slim",
+    MAGNITUDE,
+    "exported.json",
+    "measured.json",
+    "benchmark.json",
+    "report.html",
+)
+
+
+def compress(
+    model: nn.Module | Bayesian,
+    train: Any,
+    val: Iterable[Any],
+    *,
+    budget: Budget | Plan | None,
+    out: str | os.PathLike[str] = "run",
+    method: Method | None = None,
+    likelihood: Likelihood | None = None,
+    prior: PriorSpec | None = None,
+    fit: Mapping[str, Any] | None = None,
+    granularity: str = "weight",
+    criterion: Any = "auto",
+    steps: int = 10,
+    fine_tune: Mapping[str, Any] | None = None,
+    test: Iterable[Any] | None = None,
+    example: Inputs = None,
+    formats: Sequence[str] | None = None,
+    baseline: bool = True,
+    seed: int = 0,
+) -> Compressed:
+    """Compress a network: find its posterior, cut it to a budget, and prove what is left.
+
+    Args:
+        model: a trained network, or a Bayesian one. It is not changed.
+        train: training data as a loader of batches with a length.
+        val: validation data, likewise; cuts that are searched on data are searched on these.
+        budget: how much to cut, or a plan of what; None for an N:M pattern in every layer that can take it.
+        out: the run's folder. A run that was stopped goes on where it was when it is started again; one with another
+            budget keeps what is still right.
+        method: how to find the posterior of a plain network; `Laplace()` if not given.
+        likelihood: what its outputs mean; classes if not given and the targets are whole numbers.
+        prior: as for `bayesianize`.
+        fit: options of the method's `fit`; {"epochs": 20} trains the network first.
+        granularity: "weight", "unit", or N:M such as "2:4".
+        criterion: what to rank by, as for `plan`.
+        steps: cuts on the way to the budget; between them the posterior is found again.
+        fine_tune: options of training after the cut, such as {"epochs": 3, "lr": 1e-3}; zeros stay zeros.
+        test: data to measure on in the end; `val` if not given.
+        example: inputs to trace and to time; the first batch of `val` if not given.
+        formats: files to export beside the folder of safetensors: "onnx", "pt2". By default ONNX, if it is installed.
+        baseline: whether to put a network cut by magnitude beside it.
+        seed: of everything random.
+
+    Raises:
+        BayeslimError: with what is wrong; what was done until then is kept in `out`.
+    """
+    chosen = None if formats is None else tuple(formats)
+    job = Job(budget, granularity, criterion, steps, fit, fine_tune, chosen, baseline, seed)
+    bnn = prepared(model, method, likelihood, prior, train, job)
+    if example is None:
+        example = split_batch(next(iter(val)))[0]
+    check(bnn, job, example)
+    wanted = {"tuned": fine_tune is not None, MAGNITUDE: baseline}
+    stages = [stage for stage in STAGES if wanted.get(stage, True)]
+    folder = RunFolder(out, identity(bnn, train, val, job), stages, seed)
+    return _Run(job, bnn, train, val, val if test is None else test, example, folder).run()
+
+
+class _Run:
+    """The stages of one run, in order."""
+
+    def __init__(
+        self, job: Job, start: Bayesian, train: Any, val: Any, test: Any, example: Inputs, folder: RunFolder
+    ) -> None:
+        self.job, self.start, self.train, self.val, self.test = job, start, train, val, test
+        self.example, self.folder = example, folder
+        self.architecture = unfitted_copy(start)
+        self.notes: list[str] = []
+
+    def run(self) -> Compressed:
+        """All stages; those that were complete before are read."""
+        job, stage = self.job, self.folder.stage
+        bnn = stage("fitted", {}, lambda _: self._fit(), save, self._load)
+        settings = {
+            "budget": _words(job.budget),
+            "granularity": job.granularity,
+            "criterion": _words(job.criterion),
+            "steps": str(job.steps),
+        }
+        pruned = stage("pruned", settings, lambda _: self._prune(bnn), records.save_pruned, self._load)
+        if job.fine_tune is not None:
+            settings["fine_tune"] = _words(job.fine_tune)
+            pruned = stage("tuned", settings, lambda _: self._tune(pruned, settings), records.save_pruned, self._load)
+        slim = stage("slim", settings, lambda _: compact(pruned, self.example), save, self._load_slim)
+        networks = {DENSE: bnn.mean_network(), **self._baseline(bnn, pruned, settings), SLIM: slim}
+        files = ["slim", *self._exported(slim, settings)]
+        settings |= {"networks": ", ".join(networks), "test": size_of(self.test)}
+        rows = stage(
+            "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
+        )
+        timed = stage(
+            "benchmark.json",
+            settings,
+            lambda _: self._benchmark(networks),
+            records.save_benchmark,
+            records.load_benchmark,
+        )
+        files.append("benchmark.json")
+        if importlib.util.find_spec("jinja2") is None:
+            self.notes.append("No report: jinja2 is not installed. Run: pip install 'bayeslim[report]'")
+        else:
+            stage(
+                "report.html",
+                settings,
+                lambda p: self._report(bnn, pruned, slim, rows, timed, p),
+                records.is_written,
+                Path,
+            )
+            files.append("report.html")
+        paths = tuple(self.folder.path / name for name in files)
+        return Compressed(slim, pruned, bnn, pruned.plan_, rows, paths, self.folder.path, tuple(self.notes))
+
+    def _fit(self) -> Bayesian:
+        bnn = copy.deepcopy(self.start)
+        if self.job.fit is None:
+            try:
+                assert bnn.posterior_
+            except NotFitted:
+                pass
+            else:
+                return bnn
+        bnn.fit(self.train, **self._training(self.job.fit or {}, "fitted", {}))
+        return bnn.eval()
+
+    def _prune(self, bnn: Bayesian) -> Bayesian:
+        job = self.job
+        if not isinstance(job.budget, Budget):
+            chosen = job.budget or plan(bnn, granularity=job.granularity, criterion=job.criterion)
+            return prune(bnn, chosen)
+        return prune(
+            bnn,
+            job.budget,
+            refresh=self.train if job.steps > 1 else None,
+            steps=job.steps,
+            validate=self.val,
+            example=self.example,
+            granularity=job.granularity,
+            criterion=job.criterion,
+        )
+
+    def _tune(self, pruned: Bayesian, settings: Mapping[str, str]) -> Bayesian:
+        tuned = copy.deepcopy(pruned)
+        tuned.fit(self.train, **self._training(self.job.fine_tune or {}, "tuned", settings))
+        return tuned.eval()
+
+    def _training(self, options: Mapping[str, Any], stage: str, settings: Mapping[str, str]) -> dict[str, Any]:
+        """Options of `fit`, with a seed, and a checkpoint to resume from where something is trained."""
+        chosen = {"seed": self.job.seed, **options}
+        if "epochs" in chosen and chosen.get("tune") != "online":
+            chosen.setdefault("checkpoint", self.folder.checkpoint(stage, settings))
+        return chosen
+
+    def _baseline(self, bnn: Bayesian, pruned: Bayesian, settings: Mapping[str, str]) -> dict[str, nn.Module]:
+        job = self.job
+        if not job.baseline:
+            return {}
+
+        def make(_: Path) -> nn.Module:
+            tune = job.fine_tune and self._training(job.fine_tune, MAGNITUDE, settings)
+            return by_magnitude(bnn, pruned, job.budget, job.granularity, self.example, self.train, tune)
+
+        try:
+            return {MAGNITUDE: self.folder.stage(MAGNITUDE, settings, make, save, self._load_slim)}
+        except (BayeslimError, ValueError) as error:
+            self.notes.append(f"No network by magnitude beside it: {error}")
+            return {}
+
+    def _exported(self, slim: nn.Module, settings: Mapping[str, str]) -> list[str]:
+        by_choice = self.job.formats is not None
+        formats = self.job.formats if self.job.formats is not None else ("onnx",) * has_onnx()
+
+        def make(_: Path) -> dict[str, list[str]]:
+            files, notes = [], []
+            for name in formats:
+                try:
+                    export(slim, self.folder.path / f"slim.{name}", example=self.example)
+                    files.append(f"slim.{name}")
+                except BayeslimError as error:
+                    if by_choice:
+                        raise
+                    notes.append(f"No slim.{name}: {error}")
+            return {"files": files, "notes": notes}
+
+        known = {**settings, "formats": ", ".join(formats)}
+        found = self.folder.stage("exported.json", known, make, records.save_json, records.load_json)
+        self.notes += found["notes"]
+        return list(found["files"])
+
+    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian) -> dict[str, Row]:
+        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example)
+
+    def _benchmark(self, networks: Mapping[str, nn.Module]) -> Benchmark:
+        return benchmark(networks[DENSE], networks[SLIM], example=self.example)
+
+    def _report(
+        self, bnn: Bayesian, pruned: Bayesian, slim: nn.Module, rows: Mapping[str, Row], timed: Benchmark, path: Path
+    ) -> Path:
+        return report(bnn, pruned, slim, path, validate=self.test, example=self.example, rows=rows, benchmark=timed)
+
+    def _load(self, path: Path) -> Bayesian:
+        return records.load_bayesian(path, self.architecture)
+
+    def _load_slim(self, path: Path) -> nn.Module:
+        return records.load_slim(path, self.architecture)
+
+
+def _words(value: Any) -> str:
+    """A setting in words that are the same in every run."""
+    if isinstance(value, Plan):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return repr(sorted((str(key), repr(option)) for key, option in value.items()))
+    return getattr(value, "__qualname__", None) or getattr(value, "name", None) or repr(value)
