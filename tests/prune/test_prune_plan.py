@@ -128,7 +128,7 @@ def test_cuts_can_be_undone_by_layer():
         assert bool(left.masks["layer0.weight"].all())
         assert torch.equal(left.masks["layer1.weight"], plan.masks["layer1.weight"])
         assert "undone" in left.left["layer0.weight"]
-    with pytest.raises(NoSiteMatched, match="layer0.weight"):
+    with pytest.raises(NoSiteMatched, match=r"layer0\.weight"):
         plan.undo("layer7")
 
 

@@ -7,7 +7,6 @@ from given_posteriors import FAMILIES, covariance_of, dense, diagonal, flat, fla
 from hypothesis import given as forall
 from hypothesis import settings
 from hypothesis import strategies as st
-from oracles import linear_regression
 
 import bayeslim as bl
 from bayeslim.errors import ImproperPrior
@@ -15,6 +14,7 @@ from bayeslim.posteriors import Conditioned, Dense, Diagonal
 from bayeslim.priors import Normal, Prior
 from bayeslim.prune import CRITERIA, Criterion, default_criterion, score, unit_score
 from bayeslim.prune.reduced import reduced
+from oracles import linear_regression
 
 PRIORS = dict.fromkeys(["w"], Normal(1.0))
 

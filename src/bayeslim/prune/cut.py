@@ -27,9 +27,9 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
         plan: what to cut.
         how: how the survivors of correlated posteriors are solved for; see `Gaussian.condition`.
     """
-    plan.check(bnn.model)
+    plan.check(bnn)
     whole = plan.merge(Plan(bnn.masks))
-    whole.check(bnn.model)
+    whole.check(bnn)
     pruned = copy.deepcopy(bnn)
     pruned.masks = {
         name: mask.to(bnn.model.get_parameter(name).device)

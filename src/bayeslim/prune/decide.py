@@ -120,7 +120,7 @@ def _ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Pla
     for name, mask in (start.masks if start is not None else {}).items():
         masks[name] = masks[name] & mask if name in masks else mask
     if start is not None and start.cut:
-        start.check(bnn.model)
+        start.check(bnn)
     scene = Scene(bnn, posterior, criterion, tuple(budget.protect) if budget else (), masks)
     if n_of_m is not None:
         items = block_items(scene, *n_of_m)

@@ -80,9 +80,14 @@ class Scene:
         shape = self.bnn.model.get_parameter(name).shape
         return self.start[name].cpu() if name in self.start else torch.ones(shape, dtype=torch.bool)
 
+    def parameters(self) -> list[tuple[str, nn.Parameter, nn.Module]]:
+        """The user's own parameters, with the modules that own them; a method's additions are not among them."""
+        model = self.bnn.model
+        return [(site.name, model.get_parameter(site.name), owner(model, site.name)[0]) for site in self.bnn.sites]
+
     def protected(self) -> set[str]:
         """The protected parameters."""
-        parameters = [(name, p, owner(self.bnn.model, name)[0]) for name, p in self.bnn.model.named_parameters()]
+        parameters = self.parameters()
         chosen: set[str] = set()
         for selection in self.protect:
             matches = matcher(selection)
@@ -100,8 +105,7 @@ class Scene:
         """The parameters whose weights can go one by one, and why the others cannot."""
         protected, random = self.protected(), set(self.posterior.names)
         names, left = [], {}
-        for name, p in self.bnn.model.named_parameters():
-            module, _ = owner(self.bnn.model, name)
+        for name, p, module in self.parameters():
             why = _why_not(name, p, module)
             if why is None and name in protected:
                 why = "protected"

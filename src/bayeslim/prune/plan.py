@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError, NoSiteMatched, ShapeMismatch, closest
 from bayeslim.prune import plan_json
+from bayeslim.select import Sites
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -99,26 +100,30 @@ class Plan:
         weights = [p for p in self.parameters if len(p.shape) > 1] or list(self.parameters)
         return sum(p.size - p.kept for p in weights) / max(1, sum(p.size for p in weights))
 
-    def check(self, model: nn.Module) -> None:
-        """Raise unless the plan fits `model`, cuts something, and leaves something in every weight.
+    def check(self, network: Bayesian | nn.Module) -> None:
+        """Raise unless the plan fits a network, cuts something, and leaves something in every weight.
 
         Raises:
-            ShapeMismatch: for a plan of another model.
+            ShapeMismatch: for a plan of another network.
             NothingToCut: if it cuts nothing.
             EmptyLayer: if it cuts a whole weight matrix.
         """
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        sites = getattr(network, "sites", None)
+        shapes = {n: tuple(p.shape) for n, p in network.named_parameters()}
+        if isinstance(sites, Sites):
+            shapes = {site.name: site.shape for site in sites}
+        kind = sites.model if isinstance(sites, Sites) else type(network).__name__
         for name, mask in self.masks.items():
             if name not in shapes:
                 hint = closest(name, shapes) or ", ".join(list(shapes)[:3])
                 raise ShapeMismatch(
-                    f'The plan is for another model: it cuts "{name}", which {type(model).__name__} does not have. '
+                    f'The plan is for another model: it cuts "{name}", which {kind} does not have. '
                     f"Closest names: {hint}."
                 )
             if shapes[name] != tuple(mask.shape):
                 raise ShapeMismatch(
                     f'The plan is for another model: its mask of "{name}" is {tuple(mask.shape)}, the parameter of '
-                    f"{type(model).__name__} {shapes[name]}."
+                    f"{kind} {shapes[name]}."
                 )
         if not self.cut:
             raise NothingToCut("The plan cuts nothing. Make one with bl.plan(bnn, bl.Budget(sparsity=0.5)).")

@@ -18,7 +18,7 @@ from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.saliency import Group
 from bayeslim.prune.items import Items, Scene, checked
 from bayeslim.prune.unit_score import unit_magnitude
-from bayeslim.select import is_weight, owner
+from bayeslim.select import is_weight
 from bayeslim.types import Inputs, Params
 
 
@@ -63,7 +63,6 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
         return silent
 
     scores = scene.criterion.units(scene.posterior, scene.bnn.priors, chosen)
-    model = scene.bnn.model
     return Items(
         scores=checked(scores.double().cpu(), "the units", scene.criterion.name),
         ties=unit_magnitude(scene.posterior, scene.bnn.priors, chosen).double(),
@@ -72,7 +71,7 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
         layer_names=tuple(layers),
         gone=torch.tensor([_is_gone(graph.units[place], start) for place in places]),
         masks=masks,
-        weights=tuple(n for n, p in model.named_parameters() if is_weight(n, p, owner(model, n)[0])),
+        weights=tuple(name for name, p, module in scene.parameters() if is_weight(name, p, module)),
         left=left,
         unread=unread,
         graph=graph,
