@@ -292,7 +292,7 @@ def _output_and_slope(model: nn.Module, inputs: Inputs, mean: Params, moved: Par
 
     try:
         with warnings.catch_warnings():  # torch's own use of torch.jit
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", message=".*torch.jit")
             value, slope, *_ = torch.func.jvp(outputs, (mean,), (moved,))
     except (RuntimeError, NotImplementedError):
         value, slope = torch.autograd.functional.jvp(

@@ -68,9 +68,12 @@ def by_validation_(bnn: Bayesian, validate: Iterable[Any], grid: Sequence[float]
     """
     posterior = cast("Gaussian", bnn.posterior_)
     losses = []
-    for delta in grid:
-        bnn.state["posterior"] = posterior.with_prior_precision(delta)
-        losses.append(predictive_nll(bnn, validate))
+    try:
+        for delta in grid:
+            bnn.state["posterior"] = posterior.with_prior_precision(delta)
+            losses.append(predictive_nll(bnn, validate))
+    finally:
+        bnn.state["posterior"] = posterior
     return _take_best(bnn, posterior, grid, torch.tensor(losses))
 
 

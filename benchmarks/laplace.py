@@ -1,0 +1,333 @@
+"""The Laplace approximation against laplace-torch: the same numbers where both define them, and how long they take.
+
+    python benchmarks/laplace.py                    times of this library, and of laplace-torch where it is installed
+    python benchmarks/laplace.py --agree            only the comparison of numbers
+    python benchmarks/laplace.py --device cuda      this library at full size: 60,000 and 10,000 inputs
+
+laplace-torch needs an environment of its own, with this library in it as well: pip install laplace-torch -e . Both run
+in one process on the same network and inputs. Its backends are all tried, and the fastest is the one compared with.
+Contenders take turns; a ratio is taken within its round, and printed is the median. Costly contenders see fewer inputs,
+and times are for one input; eigendecompositions, which do not depend on the number of inputs, are in both.
+
+Agreement is to 1e-4 for the marginal likelihood and the probit predictive: full, diagonal, last-layer and subnetwork
+posteriors, and Kronecker ones of layers without a bias. With biases the two define different matrices: here a layer's
+weight and bias are one block, there two; its BackPACK backend also counts the positions of a convolution in another
+way. For a subnetwork of S of D weights the prior precision here is δ S/D.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from environment import RESULTS, save, versions
+from torch import Tensor, nn
+
+import bayeslim as bl
+
+sys.path = [folder for folder in sys.path if folder != str(Path(__file__).resolve().parent)]
+"""The peer's package has this file's name."""
+
+NETWORKS = ("lenet_300_100", "lenet5")
+FIT = {"lenet_300_100": 60_000, "lenet5": 6_000}
+"""Inputs for fits, so that a pass takes seconds and eigendecompositions weigh little."""
+SLOW_FIT = {"lenet_300_100": 500, "lenet5": 200}
+"""Inputs for a peer's fits through Jacobians."""
+PREDICT = {"lenet_300_100": 2_000, "lenet5": 500}
+PEER_PREDICT = {"lenet_300_100": 40, "lenet5": 20}
+SUBNETWORK = 1_000
+BATCH = 500
+GOALS = {
+    "kron exact": {"lenet_300_100": 2.5, "lenet5": 1.4},
+    "kron one backward": {"lenet_300_100": 2.3, "lenet5": 2.0},
+    "predict": {"lenet_300_100": 1000.0, "lenet5": 70.0},
+    "subnetwork": {"lenet_300_100": 50.0, "lenet5": 14.0},
+}
+"""How many times faster than the fastest backend of the peer each should be."""
+
+Batches = list[tuple[Tensor, Tensor]]
+Action = Callable[[], Any]
+
+
+def batches(count: int, size: int = BATCH, device: str = "cpu") -> Batches:
+    """MNIST-shaped inputs with random labels."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, 1, 28, 28, generator=generator).to(device)
+    y = torch.randint(10, (count,), generator=generator).to(device)
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+class Sized(list):
+    """A list of batches that looks like a loader to the peer."""
+
+    def __init__(self, content: Batches):
+        super().__init__(content)
+        self.dataset = [None] * sum(len(y) for _, y in content)
+
+
+def ours(model: nn.Module, method: bl.Laplace, prior: float = 1.0) -> bl.Bayesian:
+    likelihood = bl.likelihoods.Categorical()
+    return bl.bayesianize(model, method, likelihood=likelihood, prior=bl.priors.Normal(prior**-0.5))
+
+
+def our_fits(model: nn.Module, content: Batches) -> dict[str, Action]:
+    methods = {
+        "kron exact": bl.Laplace(curvature="exact"),
+        "kron one backward": bl.Laplace(),
+        "diagonal exact": bl.Laplace("diag", curvature="exact"),
+        "subnetwork": bl.Laplace(subset=bl.Subnetwork(SUBNETWORK, "random"), curvature="exact"),
+    }
+    networks = {name: ours(model, method) for name, method in methods.items()}
+    return {name: lambda bnn=bnn: bnn.fit(content, progress=False) for name, bnn in networks.items()}
+
+
+def peer(model: nn.Module, structure: str, backend: Any, subset: str = "all", **options: Any) -> Any:
+    from laplace import Laplace
+
+    return Laplace(
+        copy.deepcopy(model).eval(),
+        "classification",
+        subset_of_weights=subset,
+        hessian_structure=structure,
+        backend=backend,
+        **options,
+    )
+
+
+def peer_backends() -> dict[str, dict[str, Any]]:
+    """The peer's curvature backends by what they compute."""
+    from laplace.curvature import AsdlGGN, BackPackGGN, CurvlinopsGGN
+
+    exact = {"backpack": BackPackGGN, "asdl": AsdlGGN, "curvlinops": CurvlinopsGGN}
+    return {
+        "kron exact": {name: {"backend": b} for name, b in exact.items()},
+        "kron one backward": {
+            name: {"backend": b, "backend_kwargs": {"stochastic": True}} for name, b in exact.items()
+        },
+        "diagonal exact": {name: {"backend": b} for name, b in exact.items()},
+        "subnetwork": {name: {"backend": b} for name, b in exact.items()},
+    }
+
+
+def peer_fit(model: nn.Module, what: str, settings: dict[str, Any], content: Sized) -> Action:
+    structure = {"diagonal exact": "diag", "subnetwork": "full"}.get(what, "kron")
+    options: dict[str, Any] = dict(settings)
+    if what == "subnetwork":
+        size = sum(p.numel() for p in model.parameters())
+        chosen = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:SUBNETWORK].sort().values
+        options |= {"subset": "subnetwork", "subnetwork_indices": chosen}
+    return lambda: peer(model, structure, **options).fit(content)
+
+
+def seconds(action: Action, device: str = "cpu") -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    action()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def fastest_backend(model: nn.Module, what: str, content: Sized) -> tuple[str, Action] | None:
+    """The peer's quickest backend for a fit, by one run of each that works on this network."""
+    times = {}
+    for name, settings in peer_backends()[what].items():
+        action = peer_fit(model, what, settings, content)
+        try:
+            action()
+            times[name] = seconds(action)
+        except Exception as error:  # a backend may refuse a network in any way
+            print(f"  {what}: {name} fails ({type(error).__name__}: {str(error)[:70]})")
+    if not times:
+        return None
+    best = min(times, key=times.__getitem__)
+    return best, peer_fit(model, what, peer_backends()[what][best], content)
+
+
+def take_turns(actions: dict[str, tuple[Action, int]], rounds: int) -> dict[str, list[float]]:
+    """Seconds an input of each action, once a round in a new order, after one that is not timed."""
+    order, shuffle = list(actions), random.Random(0).shuffle
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for action, _ in actions.values():
+        action()
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            action, inputs = actions[name]
+            times[name].append(seconds(action) / inputs)
+    return times
+
+
+def compare(network: str, rounds: int) -> dict[str, Any]:
+    """Times an input, and how many times faster than the peer, for fits and predictions of one network."""
+    torch.manual_seed(0)
+    model = bl.zoo.create(network).eval()
+    content, few = Sized(batches(FIT[network])), Sized(batches(SLOW_FIT[network], 100))
+    installed = "laplace-torch" in versions(["laplace-torch"])
+    rows: dict[str, Any] = {}
+    for what, action in our_fits(model, content).items():
+        actions = {"bayeslim": (action, FIT[network])}
+        backend = None
+        if installed:
+            slow = what in ("diagonal exact", "subnetwork")
+            found = fastest_backend(model, what, few if slow else content)
+            if found is not None:
+                backend, theirs = found
+                actions["laplace-torch"] = (theirs, SLOW_FIT[network] if slow else FIT[network])
+        rows[what] = row(take_turns(actions, rounds)) | ({"backend": backend} if backend else {})
+        report(network, what, rows[what])
+    bnn = ours(model, bl.Laplace(curvature="exact"))
+    bnn.fit(content, progress=False)
+    x = torch.cat([x for x, _ in content])[: PREDICT[network]]
+    actions = {"bayeslim": (lambda: bl.predict(bnn, x), PREDICT[network])}
+    if installed:
+        found = fastest_backend(model, "kron exact", few)
+        if found is not None:
+            theirs = peer(model, "kron", **peer_backends()["kron exact"][found[0]])
+            theirs.fit(few)
+            some = x[: PEER_PREDICT[network]]
+            actions["laplace-torch"] = (lambda: theirs(some, link_approx="probit"), PEER_PREDICT[network])
+    rows["predict"] = row(take_turns(actions, rounds))
+    report(network, "predict", rows["predict"])
+    return rows
+
+
+def row(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Microseconds an input, and the median ratio within rounds."""
+    found: dict[str, Any] = {
+        name: {"us_per_input": float(f"{1e6 * statistics.median(each):.4g}")} for name, each in times.items()
+    }
+    if "laplace-torch" in times:
+        ratios = [b / a for a, b in zip(times["bayeslim"], times["laplace-torch"], strict=True)]
+        found["times_faster"] = float(f"{statistics.median(ratios):.4g}")
+    return found
+
+
+def report(network: str, what: str, found: dict[str, Any]) -> None:
+    mine = found["bayeslim"]["us_per_input"]
+    line = f"{network:14s} {what:18s} {mine:10.1f} us an input"
+    if "times_faster" in found:
+        goal = GOALS.get(what, {}).get(network)
+        line += f", {found['times_faster']:.4g} times faster than laplace-torch"
+        line += f" (goal {goal:g})" if goal else ""
+    print(line, flush=True)
+
+
+def agreement() -> dict[str, float]:
+    """The largest differences of marginal likelihood (relative) and predictive (absolute) from the peer's."""
+    from laplace.curvature import BackPackGGN, CurvlinopsGGN
+
+    torch.manual_seed(0)
+    x, images = torch.randn(60, 5, dtype=torch.float64), torch.randn(60, 1, 6, 6, dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+    dense = trained(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)), x, y)
+    plain = trained(nn.Sequential(nn.Linear(5, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)), x, y)
+    convolution = nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3, bias=False))
+    convolution = trained(convolution, images, y)
+    size, few = sum(p.numel() for p in dense.parameters()), 20
+    chosen = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:few].sort().values
+    subnetwork = {"subset": "subnetwork", "subnetwork_indices": chosen}
+    exact = {"curvature": "exact"}
+    cases = {
+        "full": (dense, x, bl.Laplace("full", **exact), {"backend": CurvlinopsGGN}),
+        "diagonal": (dense, x, bl.Laplace("diag", **exact), {"backend": BackPackGGN}),
+        "last layer": (
+            dense, x, bl.Laplace("full", "last-layer", **exact), {"backend": CurvlinopsGGN, "subset": "last_layer"}
+        ),
+        "subnetwork": (
+            dense, x, bl.Laplace(subset=bl.Subnetwork(few, "random"), **exact), {"backend": BackPackGGN, **subnetwork}
+        ),
+        "Kronecker": (plain, x, bl.Laplace("kron", **exact), {"backend": CurvlinopsGGN}),
+        "Kronecker convolution": (convolution, images, bl.Laplace("kron", **exact), {"backend": CurvlinopsGGN}),
+    }  # fmt: skip
+    differences = {}
+    for name, (model, inputs, method, settings) in cases.items():
+        content = Sized([(inputs[:25], y[:25]), (inputs[25:], y[25:])])
+        bnn = ours(model, method, 2.0 * size / few if name == "subnetwork" else 2.0)
+        bnn.fit(content, progress=False)
+        theirs = peer(model, method.kind, prior_precision=2.0, **settings)
+        theirs.fit(content)
+        mine, other = bl.log_evidence(bnn, content).value, float(theirs.log_marginal_likelihood())
+        new = torch.randn_like(inputs[:20])
+        differences[f"{name} evidence"] = abs(mine - other) / abs(other)
+        gap = bl.predict(bnn, new).probs - theirs(new, link_approx="probit")
+        differences[f"{name} predictive"] = float(gap.abs().max())
+    return differences
+
+
+def trained(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
+    """A small network trained a little, in double precision."""
+    model = model.double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        penalty = sum(p.square().sum() for p in model.parameters())
+        (nn.functional.cross_entropy(model(x), y, reduction="sum") + penalty).backward()
+        optimizer.step()
+    return model
+
+
+def full_size(network: str, device: str) -> dict[str, Any]:
+    """Seconds and peak memory of this library with as many inputs as MNIST has."""
+    torch.manual_seed(0)
+    model = bl.zoo.create(network).to(device).eval()
+    content = batches(60_000, 2_000, device)
+    x = torch.cat([x for x, _ in content[:5]])
+    rows: dict[str, Any] = {}
+    for name, method in (("kron exact", bl.Laplace(curvature="exact")), ("kron one backward", bl.Laplace())):
+        bnn = ours(model, method)
+        bnn.fit(content, progress=False)
+        each = [seconds(lambda bnn=bnn: bnn.fit(content, progress=False), device) for _ in range(5)]
+        rows[name] = {"seconds": statistics.median(each)}
+    bl.predict(bnn, x)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    each = [seconds(lambda: bl.predict(bnn, x), device) for _ in range(5)]
+    rows["predict 10,000"] = {"seconds": statistics.median(each)}
+    if device == "cuda":
+        rows["predict 10,000"]["peak_gb"] = (torch.cuda.max_memory_allocated() - before) / 1e9
+    for name, found in rows.items():
+        print(f"{network:14s} {name:18s}", {key: float(f"{value:.4g}") for key, value in found.items()}, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--agree", action="store_true", help="only compare numbers with the peer's")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    results: dict[str, Any] = {}
+    if arguments.device == "cuda":
+        results["full_size"] = {name: full_size(name, "cuda") for name in arguments.networks}
+        print(save("laplace_gpu", results, folder=RESULTS))
+        return
+    if versions(["laplace-torch"]):
+        results["agreement"] = agreement()
+        for name, difference in results["agreement"].items():
+            print(f"{name:34s} differs by {difference:.1e}")
+        worst = max(results["agreement"].values())
+        if worst > 1e-4:
+            raise SystemExit(f"laplace-torch disagrees by {worst:.1e}, more than 1e-4.")
+    if not arguments.agree:
+        results["times"] = {name: compare(name, arguments.rounds) for name in arguments.networks}
+        print(
+            save("laplace", results, ["laplace-torch", "backpack-for-pytorch", "curvlinops-for-pytorch", "asdfghjkl"])
+        )
+
+
+if __name__ == "__main__":
+    main()
