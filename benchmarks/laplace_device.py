@@ -44,7 +44,7 @@ def timed(function: Any, device: str, repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     os.environ["BAYESLIM_PROGRESS"] = "0"
@@ -53,7 +53,7 @@ def main() -> None:
     for name in ("lenet_300_100", "lenet5"):
         torch.manual_seed(0)
         network = bl.zoo.create(name).to(device)
-        train = bl.data.Loader(data.train_x, data.train_y, batch_size=2000, shuffle=False, device=device)
+        train = bl.data.Loader(data.train_x, data.train_y, batch_size=6000, shuffle=False, device=device)
         test = data.test_x.to(device)
         quick = torch.optim.Adam(network.parameters(), fused=True)
         for x, y in bl.data.Loader(data.train_x, data.train_y, batch_size=256, device=device):
