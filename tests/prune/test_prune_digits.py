@@ -1,4 +1,4 @@
-"""On real data, without retraining: ten cuts with refreshed curvature beat one, and moved survivors beat plain zeros."""
+"""On real data, without retraining: ten cuts with refreshed curvature beat one, moved survivors beat plain zeros."""
 
 import pytest
 import torch

@@ -50,11 +50,14 @@ def exact_minus_log_mass(mean, std, epsilon):
     with mpmath.workdps(60):
         m, s, e = (mpmath.mpf(v) for v in (mean, std, epsilon))
         a, b = ((v - abs(m)) / (s * mpmath.sqrt(2)) for v in (-e, e))
+        outside = (mpmath.erfc(b) + mpmath.erfc(-a)) / 2
+        if outside < 0.5:
+            return float(-mpmath.log1p(-outside))
         return float(-mpmath.log((mpmath.erfc(-b) - mpmath.erfc(-a)) / 2))
 
 
 @forall(st.floats(-30, 30), st.floats(-6, 2).map(lambda x: 10**x), st.floats(-8, 1).map(lambda x: 10**x))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_mass_near_zero_has_digits_everywhere(mean, std, epsilon):
     if abs(mean) / std > 1e4:
         mean = std * 1e4

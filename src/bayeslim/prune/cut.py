@@ -45,7 +45,7 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
     """Set the mean of weights that nothing reads to zero, in place, so that nothing makes up for them."""
     posterior = bnn.state.get("posterior")
-    if not isinstance(posterior, Gaussian):
+    if not unread or not isinstance(posterior, Gaussian):
         return
     tensors = posterior.tensors()
     for key, value in tensors.items():

@@ -11,7 +11,7 @@ import torch
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
-from bayeslim.posteriors import Posterior
+from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.posteriors.gaussian import How
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import Criterion, WeightScores, find_criterion
@@ -115,7 +115,9 @@ def _ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Pla
             f'A threshold belongs to a criterion, and what "auto" stands for may change (here {criterion.name}). '
             f'Pass criterion="{criterion.name}", or another.'
         )
-    _check_finite(posterior, with_variance=criterion.name != "magnitude")
+    # Marginal variances of correlated weights are work, and joint scores of units do not need them.
+    joint = settings.granularity == "unit" and isinstance(posterior, Gaussian)
+    _check_finite(posterior, with_variance=criterion.name != "magnitude" and not joint)
     masks: Params = {name: mask.cpu() for name, mask in bnn.masks.items()}
     for name, mask in (start.masks if start is not None else {}).items():
         masks[name] = masks[name] & mask if name in masks else mask
