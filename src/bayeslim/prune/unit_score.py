@@ -154,7 +154,7 @@ class _KroneckerLogDet:
 def _random(posterior: Posterior, groups: Sequence[Group]) -> list[Group]:
     """The groups without point masses."""
     support = posterior.support if isinstance(posterior, Gaussian) else {n: s > 0 for n, s in posterior.std.items()}
-    random = {name: inside.flatten() for name, inside in support.items()}
+    random = {name: inside.flatten().cpu() for name, inside in support.items()}
     found: list[Group] = []
     for group in groups:
         inside = {name: index[random[name][index]] for name, index in group.items()}
