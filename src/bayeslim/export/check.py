@@ -64,7 +64,7 @@ def difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
     worst = largest = 0.0
     for a, b in zip(expected, actual, strict=True):
         if a.numel():
-            a, b = a.double(), b.double()
+            a, b = a.detach().double(), b.detach().double()
             gap = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0)
             worst = max(worst, float(gap.nan_to_num(torch.inf).max()))
             largest = max(largest, float(a.abs().masked_fill(~a.isfinite(), 0).max()))

@@ -28,6 +28,7 @@ from bayeslim.types import Inputs, Params
 
 _NAMED_TYPES = (torch.dtype, torch.layout, torch.memory_format)
 _PART = re.compile(r"[A-Za-z0-9_]+")
+_TAKEN = {"self", *keyword.kwlist}
 _LARGEST_GRAPH = 1_000_000
 
 
@@ -221,6 +222,6 @@ def _put(root: nn.Module, name: str, tensor: Tensor, trained: bool) -> None:
 
 
 def _identifier(name: Any) -> str:
-    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or keyword.iskeyword(name):
+    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or name in _TAKEN:
         raise CorruptFile(f"The file's graph uses {name!r} as a name.")
     return name

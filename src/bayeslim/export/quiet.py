@@ -39,6 +39,7 @@ def quiet() -> Iterator[None]:
             for category in (DeprecationWarning, FutureWarning):
                 warnings.simplefilter("ignore", category)
             warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch|onnxscript|onnx_ir|onnxruntime)\b")
+            warnings.filterwarnings("ignore", r"(?s)The tensor attributes? .* assigned during export", UserWarning)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

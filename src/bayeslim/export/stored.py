@@ -139,8 +139,9 @@ def _program(network: nn.Module, state: Mapping[str, Tensor], example: Inputs | 
     if example is None:
         program, tensors = describe(as_graph(network, []))
     else:
-        plain = evaluating_copy(network).cpu()
-        inputs = batches(plain, to_device(example, "cpu"))
+        plain, example = evaluating_copy(network).cpu(), to_device(example, "cpu")
+        run_example(plain, example)
+        inputs = batches(plain, example)
         program, tensors = describe(as_graph(plain, inputs))
         again = build(program, tensors)
         prove(plain, lambda x: run_example(again, x), inputs, "saved", 1e-5)

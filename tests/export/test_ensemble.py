@@ -1,0 +1,99 @@
+"""A posterior as one graph: what `predict` says with the same draws."""
+
+from __future__ import annotations
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from small_networks import mlp
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayeslim as bl
+from bayeslim.errors import BayeslimWarning
+from bayeslim.export import ensemble
+from bayeslim.export.ensemble import OUTPUTS
+
+ROWS = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+LIKELIHOODS = {
+    "classes": bl.likelihoods.Categorical(),
+    "binary": bl.likelihoods.Bernoulli(),
+    "counts": bl.likelihoods.Poisson(),
+    "values": bl.likelihoods.Gaussian("learned", initial_noise=0.3),
+}
+
+
+def uncertain(likelihood, network: nn.Module | None = None) -> bl.Bayesian:
+    network = mlp() if network is None else network
+    bnn = bl.bayesianize(network, bl.Variational(), likelihood=likelihood, num_data=10)
+    with torch.no_grad():
+        for name in bnn.sites.names:
+            bnn.method.family.log_std(bnn.model, name).fill_(-1.0)
+    return bnn
+
+
+def same(bnn, outputs, samples, generator, x=ROWS) -> None:
+    expected = bl.predict(bnn, x, samples=samples, how="sample", generator=generator)
+    for name, value in zip(OUTPUTS, outputs, strict=True):
+        torch.testing.assert_close(value, getattr(expected, name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classes", "values"])
+def test_the_file_says_what_predict_says(kind, tmp_path):
+    bnn = uncertain(LIKELIHOODS[kind])
+    path = tmp_path / "ensemble.onnx"
+    done = bl.export(bnn, path, example=ROWS[:2], samples=4, generator=torch.Generator().manual_seed(3))
+    assert done.batch_is_free
+    session = onnxruntime.InferenceSession(path)
+    assert [entry.name for entry in session.get_outputs()] == list(OUTPUTS)
+    outputs = [torch.from_numpy(value) for value in session.run(None, {"inputs": ROWS.numpy()})]
+    same(bnn, outputs, 4, torch.Generator().manual_seed(3))
+    assert outputs[4].max() > 0.01  # the networks disagree, so that there is something to get wrong
+    biases = [t.name for t in onnx.load(path).graph.initializer if "bias" in t.name]
+    assert len(biases) == 2  # not random, and so the same in every member
+
+
+@pytest.mark.parametrize("kind", list(LIKELIHOODS))
+def test_every_likelihood(kind):
+    bnn = uncertain(LIKELIHOODS[kind])
+    torch.manual_seed(5)
+    together = ensemble(bnn, 6)
+    torch.manual_seed(5)
+    same(bnn, together(ROWS), 6, None)
+
+
+def test_nothing_is_random_any_more_and_nothing_was_changed():
+    bnn = uncertain(LIKELIHOODS["classes"]).train()
+    before = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}
+    together = ensemble(bnn, 3)
+    assert all(torch.equal(a, b) for a, b in zip(together(ROWS), together(ROWS), strict=True))
+    assert bnn.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in bnn.state_dict().items())
+    assert len({id(member[0].bias) for member in together.members}) == 1
+    assert len({id(member[0].weight) for member in together.members}) == 3
+
+
+def test_several_inputs_in_a_program(tmp_path):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 3), nn.Linear(2, 3)
+
+        def forward(self, x, y):
+            return self.a(x) + self.b(y)
+
+    bnn = uncertain(LIKELIHOODS["classes"], Both())
+    x = (ROWS, torch.randn(5, 2))
+    bl.export(bnn, tmp_path / "e.pt2", example=x, samples=3, generator=torch.Generator().manual_seed(1))
+    again = torch.export.load(tmp_path / "e.pt2").module()
+    same(bnn, again(x), 3, torch.Generator().manual_seed(1), x)
+
+
+def test_a_laplace_posterior_warns_that_draws_are_not_its_way():
+    bnn = bl.bayesianize(mlp(), bl.Laplace(structure="diag"), likelihood=LIKELIHOODS["classes"])
+    bnn.fit(DataLoader(TensorDataset(ROWS, torch.arange(5) % 3), batch_size=5), progress=False)
+    generator = torch.Generator().manual_seed(0)
+    with pytest.warns(BayeslimWarning, match="linearised"):
+        together = ensemble(bnn, 3, generator)
+    same(bnn, together(ROWS), 3, torch.Generator().manual_seed(0))
