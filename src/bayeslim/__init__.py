@@ -9,11 +9,13 @@ bl.save(bnn, "network/")
 from bayeslim import continual, data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.benchmark import Benchmark, benchmark
+from bayeslim.compress import Compressed, compress
 from bayeslim.evidence import log_evidence
 from bayeslim.export import export
 from bayeslim.methods import Laplace, Method, Subnetwork, Variational
 from bayeslim.predict import predict
 from bayeslim.prune import Budget, Plan, compact, plan, prune
+from bayeslim.report import report
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.saving import load, save
 from bayeslim.select import sites
@@ -24,6 +26,7 @@ __all__ = [
     "Bayesian",
     "Benchmark",
     "Budget",
+    "Compressed",
     "Evidence",
     "Fit",
     "Laplace",
@@ -36,6 +39,7 @@ __all__ = [
     "bayesianize_",
     "benchmark",
     "compact",
+    "compress",
     "continual",
     "data",
     "errors",
@@ -50,6 +54,7 @@ __all__ = [
     "predict",
     "priors",
     "prune",
+    "report",
     "save",
     "schedules",
     "sites",

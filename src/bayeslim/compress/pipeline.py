@@ -161,7 +161,7 @@ class _Run:
             )
             files.append("report.html")
         paths = tuple(self.folder.path / name for name in files)
-        return Compressed(slim, pruned, bnn, pruned.plan_, rows, paths, self.folder.path, tuple(self.notes))
+        return Compressed(slim, pruned, bnn, pruned.plan_, rows, timed, paths, self.folder.path, tuple(self.notes))
 
     def _fit(self) -> Bayesian:
         bnn = copy.deepcopy(self.start)

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.benchmark import Benchmark
 from bayeslim.prune import Plan
 from bayeslim.report.overview import HEADINGS, Row
 
@@ -23,6 +24,7 @@ class Compressed:
         bnn: the one before it.
         plan: what was cut.
         rows: the networks side by side by name: "dense", "magnitude" and "bayeslim".
+        benchmark: the dense against the slim network in every runtime there is.
         files: what was written: the slim network's folder, exported files, the report.
         folder: the run's folder.
         notes: what was left out, and why.
@@ -33,6 +35,7 @@ class Compressed:
     bnn: Bayesian
     plan: Plan
     rows: Mapping[str, Row]
+    benchmark: Benchmark
     files: tuple[Path, ...]
     folder: Path
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from bayeslim.report.overview import Row
 from bayeslim.report.quantities import duration, number, size, times
 from bayeslim.report.svg import Drawing
 
-_ROW, _LABEL = 33.0, 150.0
+_ROW, _LABEL = 33.0, 172.0
 
 
 @dataclass(frozen=True)

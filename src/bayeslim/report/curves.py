@@ -17,7 +17,6 @@ from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import CRITERIA, default_criterion
 from bayeslim.prune.cut import cut
 from bayeslim.prune.decide import Settings, _plan, _ranked
-from bayeslim.prune.plan import Plan
 from bayeslim.prune.ranking import Ranking
 from bayeslim.prune.search import fewest
 from bayeslim.report.axes import Frame, Scale, even_ticks, log_ticks, sparsity_ticks, weights_gone
@@ -28,7 +27,7 @@ from bayeslim.report.svg import Drawing, Point
 from bayeslim.types import Inputs, Params
 
 GRID = (0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
-"""The sparsities that are tried, beside the one that was chosen."""
+"""The fractions of all weights (units) that are cut to try it out, beside the sparsity that was chosen."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,13 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
         raise BayeslimError(f"No criterion ranks the weights of this network: {left_out}.")
     weights = next(iter(rankings.values())).items.weights
     reached = sparsity(pruned.masks, weights, network)
-    grid = sorted({*GRID, reached} - {0.0})
     start = sparsity(bnn.masks, weights, network), dense.error
 
     def curve(ranking: Ranking, moved: bool) -> tuple[Point, ...]:
         points = [start]
-        for target in grid:
-            plan = _cut_to(ranking, target, granularity, network)
-            if plan is not None:
+        for count in _counts(ranking, reached, network):
+            if count > ranking.gone:
+                plan = _plan(ranking, count, "", granularity, "")
                 plain = cut(bnn, plan).mean_network() if moved else network
                 params = None if moved else masked(network, plan.masks)
                 error = score_network(plain, bnn.likelihood, batches, params).error
@@ -99,7 +97,7 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
 
     moves = chosen in rankings and isinstance(posterior, Gaussian)
     curves: list[Curve] = []
-    with progress(range(0), "measuring criteria", total=(len(rankings) + moves) * len(grid)) as bar:
+    with progress(range(0), "measuring criteria", total=(len(rankings) + moves) * (len(GRID) + 1)) as bar:
         measured: list[tuple[Ranking, tuple[Point, ...]]] = []
         for name, ranking in rankings.items():
             # Criteria that rank alike, such as snr and curvature, are measured once.
@@ -108,7 +106,7 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
                 points = curve(ranking, moved=False)
                 measured.append((ranking, points))
             else:
-                bar.advance(len(grid))
+                bar.advance(len(GRID) + 1)
             curves.append(Curve(name, points, name == chosen and not moves))
         if moves:
             curves.append(Curve(f"{chosen}, survivors moved", curve(rankings[chosen], moved=True), True))
@@ -140,17 +138,16 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
     return rankings, left_out
 
 
-def _cut_to(ranking: Ranking, target: float, granularity: str, network: nn.Module) -> Plan | None:
-    """The smallest cut with at least the target's sparsity; None if there is none, or nothing to cut."""
+def _counts(ranking: Ranking, reached: float, network: nn.Module) -> list[int]:
+    """How many items go at each point of a curve, one of them with the sparsity that was reached."""
     weights = ranking.items.weights
 
     def left(count: int) -> float:
         return 1 - sparsity(ranking.items.masks(ranking.cut(count)), weights, network)
 
-    if left(ranking.limit) > 1 - target + 1e-9:
-        return None
-    count = fewest(left, 1 - target + 1e-9, ranking.gone, ranking.limit)
-    return _plan(ranking, count, "", granularity, "") if count > ranking.gone else None
+    even = [round(fraction * len(ranking.items)) for fraction in GRID]
+    same = fewest(left, 1 - reached + 1e-9, ranking.gone, ranking.limit)
+    return sorted(min(count, ranking.limit) for count in (*even, same))
 
 
 def _merged(curves: list[Curve]) -> tuple[Curve, ...]:
@@ -181,9 +178,9 @@ def draw_curves(found: Curves) -> Figure:
     ticks = ticks if len(ticks) > 2 else even_ticks(low, high)
     frame.y_axis([(t, number(t)) for t in ticks], name)
     frame.x_axis(sparsity_ticks(end), "weights cut")
-    frame.vertical(found.mark[0], f"chosen: {percent(found.mark[0])} cut")
     for k, curve in reversed(list(enumerate(found.curves))):
         frame.curve([(s, unit * e) for s, e in curve.points], _style(k, curve), dots=True)
+    frame.vertical(found.mark[0], f"chosen: {percent(found.mark[0])} cut")
     drawing.dot(frame.at(found.mark[0], unit * found.mark[1]), 5, "mark")
     caption = (
         f"Cut by each {found.granularity}'s score without retraining, measured on {found.scores.count:,} held-out "
@@ -212,19 +209,19 @@ def _described(found: Curves) -> str:
 
 
 def _table(found: Curves, unit: float) -> Table:
-    places = sorted({round(s, 4) for curve in found.curves for s, _ in curve.points})
-    rows = []
-    for place in places:
-        cells = []
-        for curve in found.curves:
-            error = next((e for s, e in curve.points if round(s, 4) == place), None)
-            cells.append(MISSING if error is None else f"{unit * error:.4g}")
-        rows.append((percent(place, 2), *cells))
-    rows.append(
-        (
-            f"this network, {percent(found.mark[0], 2)}",
-            f"{unit * found.mark[1]:.4g}",
-            *[MISSING] * (len(found.curves) - 1),
+    """A column for each curve where all have the same sparsities, else a row for each point."""
+    places = [[round(s, 4) for s, _ in curve.points] for curve in found.curves]
+    if any(place != places[0] for place in places):
+        points = [(curve.name, *point) for curve in found.curves for point in curve.points]
+        points.append(("this network", *found.mark))
+        return Table.of(
+            ("criterion", "sparsity", "error"), [(name, percent(s, 2), f"{unit * e:.4g}") for name, s, e in points]
         )
+    errors = zip(*([f"{unit * e:.4g}" for _, e in curve.points] for curve in found.curves), strict=True)
+    rows = [(percent(place, 2), *cells) for place, cells in zip(places[0], errors, strict=True)]
+    last = (
+        f"this network, {percent(found.mark[0], 2)}",
+        f"{unit * found.mark[1]:.4g}",
+        *[MISSING] * (len(found.curves) - 1),
     )
-    return Table.of(("sparsity", *(curve.name for curve in found.curves)), rows)
+    return Table.of(("sparsity", *(curve.name for curve in found.curves)), [*rows, last])

@@ -43,7 +43,7 @@ class Row:
         """The row as text, in the order of `HEADINGS` without the name."""
         scores = (MISSING,) * 3
         if self.scores is not None:
-            scores = self.scores.error_text, f"{self.scores.nll:.4f}", percent(self.scores.ece, 2)
+            scores = self.scores.error_text, f"{self.scores.nll:.3f}", percent(self.scores.ece, 2)
         costs = (MISSING,) * 3
         if self.cost is not None:
             costs = number(self.cost.parameters), number(self.cost.nonzeros), size(self.cost.bytes)

@@ -78,7 +78,7 @@ def report(
     page = html.Page(
         title=title or f"{_name(bnn)}, pruned by its posterior",
         lead=_lead(bnn, pruned, batches),
-        highlights=_highlights(pruned, rows),
+        highlights=_highlights(pruned, rows, benchmark),
         overview=overview(rows),
         figures=figures,
         plan="" if pruned.plan_ is None else str(pruned.plan_),
@@ -142,7 +142,7 @@ def _name(bnn: Bayesian) -> str:
     return str(config["name"]) if isinstance(config, dict) else bnn.sites.model
 
 
-def _highlights(pruned: Bayesian, rows: Mapping[str, Row]) -> list[tuple[str, str]]:
+def _highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark | None) -> list[tuple[str, str]]:
     layers = measure_layers(pruned, None)
     gone = 1 - sum(layer.kept for layer in layers) / max(1, sum(layer.size for layer in layers))
     shown = [(percent(gone), "of the weights cut")]
@@ -153,7 +153,12 @@ def _highlights(pruned: Bayesian, rows: Mapping[str, Row]) -> list[tuple[str, st
     if dense.cost is not None and slim.cost is not None:
         shown.append((number(slim.cost.parameters), f"parameters, of {number(dense.cost.parameters)}"))
         shown.append((times(dense.cost.bytes / max(1, slim.cost.bytes)), "smaller on disk"))
-    if dense.seconds and slim.seconds:
+    if benchmark is not None:
+        batch = min(benchmark.batch_sizes)
+        best = max(benchmark.runtimes, key=lambda runtime: benchmark.speedup(runtime, batch, against="eager").median)
+        ratio = benchmark.speedup(best, batch, against="eager").median
+        shown.append((times(ratio), f"faster in {best} than dense in eager PyTorch, batch {batch}"))
+    elif dense.seconds and slim.seconds:
         shown.append((times(dense.seconds / slim.seconds), "faster, one input at a time"))
     return shown
 

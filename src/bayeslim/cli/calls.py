@@ -1,0 +1,114 @@
+"""Things by name, as a person writes them: `laplace`, `mlp(hidden=100, inputs=64)`, `package.module:factory(depth=2)`.
+
+Arguments are literals (numbers, strings, lists, None, True and False); nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bayeslim.errors import BayeslimError, closest
+
+
+class BadSetting(BayeslimError, ValueError):
+    """A setting of the command line or of its configuration file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with arguments.
+
+    Attributes:
+        text: as it was written.
+        module: the part before the colon; "" if there is none.
+        name: what is called.
+        args: positional arguments.
+        kwargs: keyword arguments; None if there are no brackets at all.
+    """
+
+    text: str
+    module: str
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] | None
+
+    def of(self, table: Mapping[str, Callable[..., Any]], what: str) -> Any:
+        """Call the entry of a table that has the name.
+
+        Args:
+            table: what can be called, by name.
+            what: what it is a table of, for errors.
+        """
+        if self.name not in table:
+            hint = closest(self.name, table)
+            raise BadSetting(
+                f'{what}="{self.text}": there is no {what} called "{self.name}".{f" Closest: {hint}." if hint else ""} '
+                f"There are: {', '.join(sorted(table))}{_IMPORT_HINT.get(what, '')}."
+            )
+        return self._called(table[self.name], what)
+
+    def imported(self, what: str) -> Any:
+        """Import the name from its module; it is called if that is possible."""
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as python itself does for a script that is started here
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            raise BadSetting(
+                f'{what}="{self.text}": {error}. Start the command in the folder that holds the module, or install it.'
+            ) from error
+        if not hasattr(module, self.name):
+            hint = closest(self.name, vars(module))
+            raise BadSetting(
+                f'{what}="{self.text}": {self.module} has no "{self.name}".{f" Closest: {hint}." if hint else ""}'
+            )
+        found = getattr(module, self.name)
+        is_factory = callable(found) and not hasattr(found, "named_parameters")
+        return self._called(found, what) if is_factory or isinstance(found, type) else found
+
+    def _called(self, function: Callable[..., Any], what: str) -> Any:
+        import inspect
+
+        kwargs = self.kwargs or {}
+        try:
+            inspect.signature(function).bind(*self.args, **kwargs)
+        except TypeError as error:
+            raise BadSetting(f'{what}="{self.text}": {error}.') from error
+        except ValueError:
+            pass  # without a signature there is nothing to check
+        return function(*self.args, **kwargs)
+
+
+_IMPORT_HINT = {"model": ', or "package.module:factory"', "data": ', or "package.module:loaders"'}
+
+
+def parse(text: str, what: str) -> Call:
+    """Take a name with arguments apart.
+
+    >>> parse("mlp(hidden=100)", "model").kwargs
+    {'hidden': 100}
+    >>> parse("nets.small:build", "model").module
+    'nets.small'
+    """
+    head, bracket, _ = text.partition("(")
+    module, _, name = head.strip().rpartition(":")
+    try:
+        call = ast.parse(f"f({text.partition('(')[2]}" if bracket else "f()", mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise ValueError("more than one call")
+        args = tuple(ast.literal_eval(value) for value in call.args)
+        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise BadSetting(
+            f'{what}="{text}" cannot be read: write a name, or a call with plain arguments such as "mlp(hidden=100)".'
+        ) from error
+    parts = [*module.split("."), name] if module else [name]
+    if not all(part.isidentifier() for part in parts):
+        raise BadSetting(f'{what}="{text}" cannot be read: "{head}" is neither a name nor package.module:name.')
+    return Call(text, module, name, args, kwargs if bracket else None)
