@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from bayeslim import noise
-from bayeslim.noise import CHUNK, SMALL, standard_normal, standard_normal_like
+from bayeslim.noise import CHUNK, SMALL, standard_normal, standard_normal_like, standard_normals_like
 
 SIZES = [1, SMALL - 1, SMALL, CHUNK, 3 * CHUNK + 7]
 """Torch's own generator, both sides of the switch, a whole chunk, and several with a ragged end."""
@@ -122,3 +122,16 @@ def test_small_draws_are_torchs_own():
     torch.manual_seed(0)
     assert torch.equal(small, torch.randn(SMALL - 1))
     assert noise.SMALL <= noise.CHUNK
+
+
+def test_several_at_once_are_the_values_of_one_after_the_other(threads):
+    like = {"large": torch.empty(3 * CHUNK + 7), "small": torch.empty(5), "other": torch.empty(2, SMALL).double()}
+    one_by_one = seeded(4)
+    wanted = {name: standard_normal_like(like[name], generator=one_by_one) for name in like}
+    for count in (1, 2, 3):
+        threads(count)
+        got = standard_normals_like(like, like, generator=seeded(4))
+        assert list(got) == list(like)
+        assert all(torch.equal(got[name], wanted[name]) for name in like)
+    assert list(standard_normals_like(like, ["small"])) == ["small"]
+    assert standard_normals_like(like, []) == {}

@@ -8,18 +8,18 @@ on the number of threads.
 
 from __future__ import annotations
 
-import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 16
+CHUNK = 1 << 15
 """Values in one stream."""
 
 SMALL = 1 << 12
@@ -53,17 +53,25 @@ def standard_normal(
     >>> bool((first == standard_normal((1000, 1000))).all())
     True
     """
-    if torch.compiler.is_compiling() or not _worthwhile(shape, dtype, torch.device(device)):
-        return torch.randn(shape, dtype=dtype, device=device, generator=generator)
-    values = torch.empty(shape, dtype=dtype)
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-    _fill(values.view(-1).numpy(), seed)
+    values, streams = _begun(torch.Size(shape), dtype, torch.device(device), generator)
+    _fill(streams)
     return values
 
 
 def standard_normal_like(tensor: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
     """Draw ε ~ N(0, 1) of a tensor's shape, dtype and device."""
-    return standard_normal(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+    values, streams = _begun(tensor.shape, tensor.dtype, tensor.device, generator)
+    _fill(streams)
+    return values
+
+
+def standard_normals_like(
+    tensors: Mapping[str, Tensor], names: Iterable[str], *, generator: torch.Generator | None = None
+) -> dict[str, Tensor]:
+    """Draw ε like some of the tensors: the values of one call each, one after the other, but in all threads at once."""
+    begun = {n: _begun(tensors[n].shape, tensors[n].dtype, tensors[n].device, generator) for n in names}
+    _fill([stream for _, streams in begun.values() for stream in streams])
+    return {name: values for name, (values, _) in begun.items()}
 
 
 @contextmanager
@@ -91,23 +99,42 @@ def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
         yield
 
 
-def _worthwhile(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
-    return device.type == "cpu" and dtype in (torch.float32, torch.float64) and math.prod(shape) >= SMALL
+_Stream = tuple["np.ndarray[Any, Any]", int, int]  # values to fill, a seed, and which of the seed's streams fills them
 
 
-def _fill(values: np.ndarray, seed: int) -> None:
-    chunks = [values[start : start + CHUNK] for start in range(0, values.size, CHUNK)]
+def _begun(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
+) -> tuple[Tensor, list[_Stream]]:
+    """The values, with the streams that are still to fill them; none where torch has drawn them already."""
+    size = shape.numel()
+    ours = device.type == "cpu" and dtype in (torch.float32, torch.float64) and size >= SMALL
+    if not ours or torch.compiler.is_compiling():
+        return torch.randn(shape, dtype=dtype, device=device, generator=generator), []
+    values = torch.empty(shape, dtype=dtype)
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    flat = values.view(-1).numpy()
+    return values, [(flat[start : start + CHUNK], seed, start // CHUNK) for start in range(0, size, CHUNK)]
 
-    def draw(index: int) -> None:
-        stream = np.random.Generator(np.random.SFC64([seed, index]))
-        stream.standard_normal(dtype=values.dtype.type, out=chunks[index])
 
-    threads = torch.get_num_threads()
-    if threads == 1 or len(chunks) == 1:
-        for index in range(len(chunks)):
-            draw(index)
+def _fill(streams: list[_Stream]) -> None:
+    """Fill the values, every thread a part of the streams, this thread among them."""
+    if not streams:
         return
+    threads = min(torch.get_num_threads(), len(streams))
+
+    def work(part: int) -> None:
+        for values, seed, index in streams[part::threads]:
+            stream = np.random.Generator(np.random.SFC64([seed, index]))
+            stream.standard_normal(dtype=values.dtype.type, out=values)
+
+    helpers = [_helpers().submit(work, part) for part in range(1, threads)]
+    work(0)
+    for helper in helpers:
+        helper.result()
+
+
+def _helpers() -> ThreadPoolExecutor:
     global _pool
-    if _pool is None or _pool._max_workers != threads:
-        _pool = ThreadPoolExecutor(threads, thread_name_prefix="bayeslim-noise")
-    list(_pool.map(draw, range(len(chunks))))
+    if _pool is None or _pool._max_workers < torch.get_num_threads() - 1:
+        _pool = ThreadPoolExecutor(torch.get_num_threads() - 1, thread_name_prefix="bayeslim-noise")
+    return _pool

@@ -125,7 +125,7 @@ class _NormalKL(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
         mean, std = ctx.saved_tensors
         precision = grad / ctx.scale**2
-        return mean * precision, None, torch.addcmul(-grad, std * precision, std), None
+        return mean * precision, None, std.square().mul_(precision).sub_(grad), None
 
 
 def _sum_of_squares(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ sequences) get independent noise, the usual mean-field approximation of the loca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bayeslim.noise import kept_random_state, standard_normal_like
+from bayeslim.select import owner
 from bayeslim.types import Inputs, arguments, call_with
 
 LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
@@ -55,6 +56,9 @@ class _Noisy:
     plain: ClassVar[type[nn.Module]]
     training: bool
     weight: Tensor
+    known_weight_std: Tensor | None = None
+    known_bias_std: Tensor | None = None
+    """σ, while it is known from elsewhere (see `noise`)."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         mean: Tensor = self.plain.forward(self, input, *args, **kwargs)
@@ -71,16 +75,36 @@ class _Noisy:
         output: Tensor = self.plain.forward(layer, input, *args, **kwargs)
         return output
 
-    def powers_of_std(self, power: int) -> tuple[Tensor, Tensor | None]:
-        """A power of σ, of the weight, and of the bias if that is random."""
-        weight: Tensor = self.weight_log_std  # type: ignore[attr-defined]
-        bias: Tensor | None = getattr(self, "bias_log_std", None)
-        return (weight * power).exp(), None if bias is None else (bias * power).exp()
+    def log_stds(self) -> tuple[Tensor, Tensor | None]:
+        """Log σ of the weight, and of the bias if that is random."""
+        return self.weight_log_std, getattr(self, "bias_log_std", None)  # type: ignore[attr-defined]
+
+
+class _Variance(torch.autograd.Function):
+    """σ², from log σ and from σ where that is known: the exponential costs more than everything else here.
+
+    What it keeps for the backward pass is the same in both cases, as activation checkpointing asks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_std: Tensor, std: Tensor | None) -> Tensor:
+        variance = (log_std.exp() if std is None else std).square()
+        ctx.save_for_backward(log_std, variance)
+        return variance
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        log_std, variance = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            return 2 * grad * (2 * log_std).exp(), None
+        return (grad * variance).mul_(2), None
 
 
 class _Local(_Noisy):
     def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weight, bias = self.powers_of_std(2)
+        weight, bias = self.log_stds()
+        weight = _Variance.apply(weight, self.known_weight_std)
+        bias = None if bias is None else _Variance.apply(bias, self.known_bias_std)
         if _half_precision(input, mean):
             # σ² of a small σ underflows in half precision.
             with torch.autocast(input.device.type, enabled=False):
@@ -88,21 +112,21 @@ class _Local(_Noisy):
         else:
             variance = self.run_with(weight, bias, input.square(), *args, **kwargs)
         # The root of a variance of exactly zero (an input that is all zeros) would have an infinite gradient.
-        std = (variance + 1e-20).sqrt()
-        return torch.addcmul(mean, std.to(mean.dtype), standard_normal_like(mean))
+        std = variance.add_(1e-20).sqrt_()
+        return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
 
 class _Flipout(_Noisy):
     def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weight, bias = self.powers_of_std(1)
-        delta = (weight * standard_normal_like(weight)).to(self.weight.dtype)
+        weight, bias = self.log_stds()
+        delta = (weight.exp() * standard_normal_like(weight)).to(self.weight.dtype)
         channel = -1 if issubclass(self.plain, nn.Linear) else 1
         noise = _signs(mean, channel) * self.run_with(delta, None, input * _signs(input, channel), *args, **kwargs)
         if bias is not None:
             shape = [1] * mean.ndim
             shape[channel] = bias.numel()
             draws = standard_normal_like(_signs(mean, channel))
-            noise = noise + (bias.view(shape) * draws).to(mean.dtype)
+            noise = noise + (bias.exp().view(shape) * draws).to(mean.dtype)
         return mean + noise
 
 
@@ -154,17 +178,32 @@ def is_noisy(layer: nn.Module) -> bool:
 
 
 @contextmanager
-def noise(model: nn.Module, on: bool) -> Iterator[None]:
-    """Noisy layers of `model` draw (or do not) whatever the model's mode; everything else keeps its mode."""
+def noise(model: nn.Module, on: bool, stds: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """Noisy layers of `model` draw (or do not) whatever the model's mode; everything else keeps its mode.
+
+    Args:
+        model: the network.
+        on: whether they draw.
+        stds: σ of parameters by name, where it is known already: the layers then need not compute it again.
+    """
     changed = [m for m in model.modules() if is_noisy(m) and m.training != on]
     for layer in changed:
         layer.training = on
+    knowing = []
+    if stds and not torch.compiler.is_compiling():  # a compiler finds common expressions by itself
+        for name, std in stds.items():
+            layer, leaf = owner(model, name)
+            if is_noisy(layer) and type(std) is Tensor:  # a layer has no use for a shard
+                setattr(layer, f"known_{leaf}_std", std.detach())
+                knowing.append((layer, leaf))
     try:
         with own_layers() if changed else nullcontext():
             yield
     finally:
         for layer in changed:
             layer.training = not on
+        for layer, leaf in knowing:
+            delattr(layer, f"known_{leaf}_std")
 
 
 @contextmanager

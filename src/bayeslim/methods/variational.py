@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bayeslim import stochastic
 from bayeslim.families import DiagonalGaussian
 from bayeslim.methods.base import Method, Terms
-from bayeslim.noise import standard_normal_like
+from bayeslim.noise import standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal
 from bayeslim.schedules import Schedule, Uniform
 from bayeslim.select import owner
@@ -119,14 +119,14 @@ class Variational(Method):
         stds = {name: log_std.exp() for name, log_std in log_stds.items()}
         means = {name: bnn.model.get_parameter(name) for name in bnn.sites.names}
         whole = self._whole(bnn)
-        nll = torch.zeros((), device=next(iter(means.values())).device)
+        log_likelihoods = []
         noise: Params = {}
-        with stochastic.noise(bnn.model, on=True):
+        with stochastic.noise(bnn.model, on=True, stds=stds):
             for k in range(self.samples):
                 mirror = self.antithetic and k % 2 == 1
-                noise = {n: -noise[n] if mirror else standard_normal_like(stds[n]) for n in whole}
-                params = {n: torch.addcmul(means[n], stds[n], noise[n]).to(means[n].dtype) for n in whole}
-                nll = nll - bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean()
+                noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(stds, whole)
+                params = {n: (stds[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in whole}
+                log_likelihoods.append(bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean())
         kls = []
         for n, prior in bnn.priors.items():
             # The sum over the weights of a half-precision network needs the precision of σ.
@@ -137,7 +137,7 @@ class Variational(Method):
         kl = torch.stack(kls).sum()
         if kl_weight is None:
             kl_weight = self.kl_schedule.weight(bnn.position)
-        return Terms(nll / self.samples, kl, kl_weight * self.temperature, num_data)
+        return Terms(-torch.stack(log_likelihoods).mean(), kl, kl_weight * self.temperature, num_data)
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Zero means and zero spreads where a mask is False; independent survivors stay where they are."""

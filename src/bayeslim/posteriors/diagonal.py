@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayeslim.noise import standard_normal
+from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.types import Params
 
@@ -50,12 +50,11 @@ class Diagonal(Posterior):
     def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
         """W = μ + σ ε."""
         lead = () if n is None else (n,)
-        draws = {}
-        for name, mean in self._mean.items():
-            std = self._std[name]
-            noise = standard_normal((*lead, *mean.shape), dtype=std.dtype, device=std.device, generator=generator)
-            draws[name] = torch.addcmul(mean, std, noise).to(mean.dtype)
-        return draws
+        like = {name: std.expand((*lead, *std.shape)) for name, std in self._std.items()}
+        noise = standard_normals_like(like, like, generator=generator)
+        return {
+            name: torch.addcmul(mean, self._std[name], noise[name]).to(mean.dtype) for name, mean in self._mean.items()
+        }
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
         """Σ log N(wᵢ | μᵢ, σᵢ²); a point mass counts as 0 at its point and −∞ elsewhere."""
