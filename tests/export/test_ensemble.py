@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -50,6 +51,8 @@ def test_the_file_says_what_predict_says(kind, tmp_path):
     outputs = [torch.from_numpy(value) for value in session.run(None, {"inputs": ROWS.numpy()})]
     same(bnn, outputs, 4, torch.Generator().manual_seed(3))
     assert outputs[4].max() > 0.01  # the networks disagree, so that there is something to get wrong
+    certain = session.run(None, {"inputs": 1e6 * ROWS.numpy()})
+    assert all(np.isfinite(value).all() for value in certain)  # probabilities of exactly zero, 0 · log 0 = 0
     biases = [t.name for t in onnx.load(path).graph.initializer if "bias" in t.name]
     assert len(biases) == 2  # not random, and so the same in every member
 

@@ -67,7 +67,8 @@ def export(
     Args:
         network: a plain network, exported in eval mode; or a Bayesian one, of which `samples` draws are exported as one
             graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`.
-        path: ends in ".onnx" (needs the extra `bayeslim[onnx]`) or ".pt2".
+        path: ends in ".onnx" (needs the extra `bayeslim[onnx]`) or ".pt2" (whose readers must trust it, as PyTorch
+            unpickles parts of it; folders of `bayeslim.save` are safe to read).
         example: inputs: a tensor, a tuple of arguments or a dict.
         samples: how many draws of a Bayesian network.
         generator: where the draws come from; with the same one `predict(how="sample")` draws the same networks.

@@ -68,6 +68,8 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
     program = exported(network, inputs)
     with quiet():
         try:
+            if any(node.target in _REPLACED for node in program.graph.nodes):
+                program = program.run_decompositions(_REPLACED)
             converted = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         except Exception as error:
             raise UnsupportedModel(
@@ -81,6 +83,29 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
         del part.metadata_props[:]
     del graph.value_info[:]
     return proto
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """−p log p; torch 2.11 has a form of its own that it cannot trace again."""
+    return torch.where(probs == 0, torch.zeros_like(probs), -probs * probs.log())
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *args: Any, **options: Any
+) -> Any:
+    """Attention with a dimension for heads, which the exporter insists on."""
+    if query.ndim != 3 or options.get("enable_gqa"):
+        return NotImplemented
+    mask = mask.unsqueeze(1) if mask is not None and mask.ndim == 3 else mask
+    heads = (tensor.unsqueeze(1) for tensor in (query, key, value))
+    return torch.ops.aten.scaled_dot_product_attention.default(*heads, mask, *args, **options).squeeze(1)
+
+
+_REPLACED = {
+    torch.ops.aten.special_entr.default: _entropy,
+    torch.ops.aten.scaled_dot_product_attention.default: _attention,
+}
+"""What the exporter does not translate, in other words."""
 
 
 def serialised(proto: Any) -> bytes:
