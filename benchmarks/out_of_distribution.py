@@ -2,10 +2,10 @@
 
     python benchmarks/out_of_distribution.py --seeds 3
 
-A LeNet-300-100 is trained on MNIST as usual, and every posterior is put around the same weights, its prior precision by
-maximising the evidence. Measured are error, negative log-likelihood and calibration error on the test digits, and how
-well the predictive entropy tells them from other images (AUROC). "map" is the plain network; "sample" averages 32
-networks drawn from the Kronecker posterior instead of linearising it, to show why that is not the default.
+A LeNet-300-100 is trained on MNIST as usual, and every posterior is put around the same weights, its prior precision
+chosen on 2,000 held-out training images. Measured are error, negative log-likelihood and calibration error on the test
+digits, and how well the predictive entropy tells them from other images (AUROC). "map" is the plain network; "sample"
+averages 32 networks drawn from the Kronecker posterior instead of linearising it, to show why that is not the default.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def scores(found: bl.Prediction, y: Tensor, outside: dict[str, bl.Prediction]) -
 def run(data: bl.data.Dataset, others: dict[str, Tensor], epochs: int, seed: int) -> dict[str, dict[str, float]]:
     network = trained(data, epochs, seed)
     loader = bl.data.Loader(data.train_x, data.train_y, batch_size=1000, shuffle=False)
+    validate = bl.data.Loader(data.valid_x, data.valid_y, batch_size=1000, shuffle=False)
     rows = {}
     for name, method in METHODS.items():
         started = time.perf_counter()
         bnn = bl.bayesianize(network, method, likelihood=bl.likelihoods.Categorical())
-        bnn.fit(loader, tune="evidence", seed=seed, progress=False)
+        bnn.fit(loader, tune="grid", validate=validate, seed=seed, progress=False)
         ways = {"kronecker": {name: "auto", "sample": "sample", "map": "mean"}}.get(name, {name: "auto"})
         for row, how in ways.items():
             generator = torch.Generator().manual_seed(seed)
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", BayeslimWarning)  # thousands of weights never see an input, as expected
-    data = bl.data.load("mnist")
+    data = bl.data.load("mnist").with_validation(2_000, seed=0)
     others = {}
     for name in OTHERS:
         try:
