@@ -1,13 +1,15 @@
 # make demo   the main job, on data that ships with the package
 # make test   lint, types, tests and doctests
+# make benchmark-peers   speed against the plain network and other libraries, which get an environment of their own
 # Each works as the first command in a fresh clone: it makes .venv and installs what it needs.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PEERS  := .venv-peers
 
-.PHONY: demo test lint types check install clean
+.PHONY: demo test lint types check install clean benchmark-peers
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,5 +35,15 @@ check: $(STAMP)
 
 test: lint types check
 
+$(PEERS)/.installed: constraints.txt benchmarks/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	echo '*' > $(PEERS)/.gitignore
+	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt torch numpy safetensors
+	$(PEERS)/bin/python -m pip install --quiet --no-deps -r benchmarks/peers.txt
+	touch $@
+
+benchmark-peers: $(PEERS)/.installed
+	PYTHONPATH=src $(PEERS)/bin/python benchmarks/steps.py
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,7 +15,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ CALLS = {"mlp": 8, "lenet5": 3}
 INPUTS = (1_000, 10_000)
 
 Times = dict[str, list[float]]
+Parts = dict[str, dict[str, dict[str, float]]]
+"""Rows of numbers by contender, by what was timed."""
 
 
 def build(network: str) -> dict[str, Contender]:
@@ -44,15 +46,20 @@ def build(network: str) -> dict[str, Contender]:
     return {name: builder(model, batch) for name, builder in builders.items()}
 
 
-def take_turns(actions: dict[str, Callable[[], Any]], rounds: int, calls: int) -> Times:
-    """Seconds of each action, once a round: the median of some calls after one that is not timed."""
+def take_turns(actions: dict[str, Callable[[], Any]], seconds: float, calls: int) -> Times:
+    """Seconds of each action, once a round, for as many rounds as there is time, and at least one.
+
+    With several calls a round counts their median, after one call that is not timed.
+    """
     order = list(actions)
     shuffle = random.Random(0).shuffle
     times: Times = {name: [] for name in actions}
-    for _ in range(rounds):
+    start = time.perf_counter()
+    while not all(times.values()) or time.perf_counter() - start < seconds:
         shuffle(order)
         for name in order:
-            actions[name]()
+            if calls > 1:
+                actions[name]()
             times[name].append(statistics.median(_seconds(actions[name]) for _ in range(calls)))
     return times
 
@@ -70,22 +77,20 @@ def summary(times: Times) -> dict[str, dict[str, float]]:
         ratios = [mine / base for mine, base in zip(seconds, times[PLAIN], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         milliseconds = 1e3 * statistics.median(seconds)
-        rows[name] = {"ms": milliseconds, "ratio": middle, "ratio_low": low, "ratio_high": high}
-        rows[name] = {key: float(f"{value:.4g}") for key, value in rows[name].items()}
+        row = {"ms": milliseconds, "ratio": middle, "ratio_low": low, "ratio_high": high}
+        rows[name] = {key: float(f"{value:.4g}") for key, value in row.items()} | {"rounds": len(seconds)}
     return rows
 
 
-def measure(network: str, rounds: int, inputs: tuple[int, ...] = INPUTS) -> dict[str, dict[str, dict[str, float]]]:
+def measure(network: str, seconds: float, inputs: Iterable[int] = INPUTS) -> Parts:
     """All timings of one network, by what was timed."""
     contenders = build(network)
     steps = {name: contender.step for name, contender in contenders.items()}
-    results = {"step": summary(take_turns(steps, rounds, CALLS[network]))}
+    results = {"step": summary(take_turns(steps, seconds, CALLS[network]))}
     for count in inputs:
         x = torch.rand(count, 1, 28, 28)
         predictions = {name: _prediction(contender, x) for name, contender in contenders.items()}
-        # A prediction is many passes already: few rounds do, and the large ones take minutes.
-        few = max(1, rounds // (3 if count * (network == "lenet5") < 5_000 else 8))
-        results[f"predict {count}"] = summary(take_turns(predictions, few, calls=1))
+        results[f"predict {count}"] = summary(take_turns(predictions, seconds, calls=1))
     return results
 
 
@@ -97,7 +102,7 @@ def _prediction(contender: Contender, x: torch.Tensor) -> Callable[[], Any]:
     return predict
 
 
-def goals(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> list[dict[str, Any]]:
+def goals(results: dict[str, Parts]) -> list[dict[str, Any]]:
     """What was promised, beside what this run measured."""
     found = []
 
@@ -120,7 +125,7 @@ def goals(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> list[di
     return found
 
 
-def table(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
+def table(results: dict[str, Parts]) -> str:
     """The results for a person to read."""
     lines = []
     for network, parts in results.items():
@@ -138,18 +143,19 @@ def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="which networks")
-    parser.add_argument("--rounds", type=int, default=24, help="rounds of training steps; predictions take fewer")
+    parser.add_argument("--inputs", nargs="*", type=int, default=INPUTS, help="how many inputs to predict")
+    parser.add_argument("--seconds", type=float, default=60, help="time for each table (one round at least)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results file")
     options = parser.parse_args()
     missing = [name for name in PEERS if name not in versions(PEERS)]
     if missing:
         print(f"Not installed, so not compared: {', '.join(missing)} (make benchmark-peers has them all).")
-    results = {network: measure(network, options.rounds) for network in options.networks}
+    results = {network: measure(network, options.seconds, options.inputs) for network in options.networks}
     print(table(results), "\n")
     checked = goals(results)
     for goal in checked:
         print(f"{'met   ' if goal['met'] else 'MISSED'} {goal['goal']}: {goal['measured']:.2f} (limit {goal['limit']})")
-    report = {"rounds": options.rounds, "batch": BATCH, "samples": SAMPLES, "results": results, "goals": checked}
+    report = {"batch": BATCH, "samples": SAMPLES, "results": results, "goals": checked}
     print(f"\nSaved {save('steps', report, PEERS, options.results)}")
 
 
