@@ -17,7 +17,7 @@ from bayeslim.export.portable import as_graph, build, describe
 
 networks = architectures()
 VARIED = [
-    "resnet_18", "unet", "channel_shuffle", "super_resolution", "lstm_stacked", "gru_cell",
+    "resnet_18", "unet", "lstm_stacked", "gru_cell",
     "tied_embeddings", "language_gqa_glu", "shared_module", "custom_layers",
 ]  # fmt: skip
 
