@@ -60,8 +60,9 @@ def run(output: Path, seed: int) -> None:
 def _in_runtimes(found: bl.Benchmark) -> str:
     """The latency of one input in every runtime, as words."""
     batch = min(found.batch_sizes)
+    pairs = [[found.latency(name, runtime, batch) for name in ("dense", "slim")] for runtime in found.runtimes]
     parts = [
-        f"{runtime} {duration(found.latency('dense', runtime, batch))} → {duration(found.latency('slim', runtime, batch))}"
-        for runtime in found.runtimes
+        f"{runtime} {duration(dense)} → {duration(slim)}"
+        for runtime, (dense, slim) in zip(found.runtimes, pairs, strict=True)
     ]
     return f"Latency of one input, dense → slim: {', '.join(parts)}."

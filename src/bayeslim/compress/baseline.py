@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.errors import BayeslimError
 from bayeslim.methods import Method
 from bayeslim.posteriors import Diagonal
 from bayeslim.priors import Normal
@@ -22,6 +23,10 @@ from bayeslim.types import Inputs
 
 SAME_BUDGET = ("sparsity", "parameters", "flops", "bytes")
 """Goals that mean the same for every criterion."""
+
+
+class NoBaseline(BayeslimError):
+    """Magnitude cannot meet the budget."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ def by_magnitude(
         example: inputs.
         train: data to fine-tune on.
         fine_tune: options of training, or None for no fine-tuning.
+
+    Raises:
+        NoBaseline: if magnitude cannot meet the budget.
     """
     normal = all(isinstance(prior, Normal) for prior in bnn.priors.values())
     point = bayesianize(
@@ -66,7 +74,11 @@ def by_magnitude(
         num_data=bnn.num_data,
     )
     point.masks = dict(bnn.masks)
-    chosen = plan(point, _same(budget, pruned.plan_), granularity=granularity, criterion="magnitude", example=example)
+    goal = _same(budget, pruned.plan_)
+    try:
+        chosen = plan(point, goal, granularity=granularity, criterion="magnitude", example=example)
+    except ValueError as error:
+        raise NoBaseline(str(error)) from error
     cut = prune(point, chosen)
     if fine_tune is not None:
         cut.fit(train, **fine_tune)

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.export.files import write_file
 from bayeslim.noise import kept_random_state
@@ -36,16 +34,20 @@ class RunFolder:
         path: the folder; made if it is not there.
         identity: what makes it this run and no other, in words, by name.
         stages: the names of all stages in order.
-        seed: what every stage's random numbers start from.
+        prepare: called before each stage that is made, so that none depends on what ran before it in this process.
 
     Raises:
         BayeslimError: if the folder cannot be written to, or holds another run.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], identity: Mapping[str, str], stages: Sequence[str], seed: int
+        self,
+        path: str | os.PathLike[str],
+        identity: Mapping[str, str],
+        stages: Sequence[str],
+        prepare: Callable[[], None],
     ) -> None:
-        self.path, self.identity, self.stages, self.seed = Path(path), dict(identity), tuple(stages), seed
+        self.path, self.identity, self.stages, self.prepare = Path(path), dict(identity), tuple(stages), prepare
         self._made_one = False
         self.done: dict[str, dict[str, Any]] = {}
         if self.path.exists() and not self.path.is_dir():
@@ -83,7 +85,7 @@ class RunFolder:
             self._write()
         started = time.monotonic()
         with kept_random_state():
-            torch.manual_seed(self.seed)
+            self.prepare()
             value = make(place)
         save(value, place)
         self.done[name] = {"settings": settings, "seconds": round(time.monotonic() - started, 3)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
 from bayeslim.compact.trace import run_example
+from bayeslim.data import Loader
 from bayeslim.errors import BayeslimError, MissingExtra
 from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.methods import Laplace, Method, Variational
@@ -63,6 +65,32 @@ class Job:
 def has_onnx() -> bool:
     """Whether all that is needed to write and check ONNX files is installed."""
     return all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+
+
+def readable(loader: Iterable[Any], name: str) -> Iterable[Any]:
+    """A loader that can be gone over many times, and is not empty; a generator is read into memory."""
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"{name} must be a loader of batches (inputs, targets). Got {type(loader).__name__}.")
+    loader = list(loader) if iter(loader) is loader else loader
+    if next(iter(loader), None) is None:
+        raise BayeslimError(f"The {name} loader gave no batches.")
+    return loader
+
+
+def start_over(seed: int, loader: Any) -> Callable[[], None]:
+    """A function that seeds the random numbers and puts a loader's own order back to where it is now."""
+    generator = getattr(loader, "generator", None)
+    order = loader.state_dict() if isinstance(loader, Loader) else None
+    state = generator.get_state() if isinstance(generator, torch.Generator) else None
+
+    def prepare() -> None:
+        torch.manual_seed(seed)
+        if order is not None:
+            loader.load_state_dict(order)
+        if generator is not None and state is not None:
+            generator.set_state(state)
+
+    return prepare
 
 
 def prepared(
@@ -135,10 +163,10 @@ def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
     return {
         "network": bnn.sites.model,
         "weights": _digest(bnn),
-        "method": repr(bnn.method),
+        "method": words(bnn.method),
         "likelihood": repr(bnn.likelihood),
         "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
-        "training": repr(sorted((job.fit or {}).items(), key=str)),
+        "training": words(job.fit or {}),
         "data": f"{size_of(train)} for training, {size_of(val)} for validation",
         "seed": str(job.seed),
     }
@@ -157,3 +185,14 @@ def size_of(loader: Any) -> str:
     """How many examples a loader has, in words."""
     dataset: Any = getattr(loader, "dataset", None)
     return f"{len(dataset)} examples" if hasattr(dataset, "__len__") else "unknown"
+
+
+def words(value: Any) -> str:
+    """A setting in words that are the same in every run."""
+    if isinstance(value, Plan):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={words(value[key])}" for key in sorted(value))
+    if callable(value) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

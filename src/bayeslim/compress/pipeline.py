@@ -20,9 +20,20 @@ from torch import nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.benchmark import Benchmark, benchmark
 from bayeslim.compress import records
-from bayeslim.compress.baseline import by_magnitude
+from bayeslim.compress.baseline import NoBaseline, by_magnitude
 from bayeslim.compress.folder import RunFolder
-from bayeslim.compress.job import Job, check, has_onnx, identity, prepared, size_of, unfitted_copy
+from bayeslim.compress.job import (
+    Job,
+    check,
+    has_onnx,
+    identity,
+    prepared,
+    readable,
+    size_of,
+    start_over,
+    unfitted_copy,
+    words,
+)
 from bayeslim.compress.result import Compressed
 from bayeslim.errors import BayeslimError, NotFitted
 from bayeslim.export import export
@@ -99,14 +110,16 @@ def compress(
     """
     chosen = None if formats is None else tuple(formats)
     job = Job(budget, granularity, criterion, steps, fit, fine_tune, chosen, baseline, seed)
+    train, val = readable(train, "train"), readable(val, "val")
+    test = val if test is None else readable(test, "test")
     bnn = prepared(model, method, likelihood, prior, train, job)
     if example is None:
         example = split_batch(next(iter(val)))[0]
     check(bnn, job, example)
     wanted = {"tuned": fine_tune is not None, MAGNITUDE: baseline}
     stages = [stage for stage in STAGES if wanted.get(stage, True)]
-    folder = RunFolder(out, identity(bnn, train, val, job), stages, seed)
-    return _Run(job, bnn, train, val, val if test is None else test, example, folder).run()
+    folder = RunFolder(out, identity(bnn, train, val, job), stages, start_over(seed, train))
+    return _Run(job, bnn, train, val, test, example, folder).run()
 
 
 class _Run:
@@ -125,16 +138,16 @@ class _Run:
         job, stage = self.job, self.folder.stage
         bnn = stage("fitted", {}, lambda _: self._fit(), save, self._load)
         settings = {
-            "budget": _words(job.budget),
+            "budget": words(job.budget),
             "granularity": job.granularity,
-            "criterion": _words(job.criterion),
+            "criterion": words(job.criterion),
             "steps": str(job.steps),
         }
         pruned = stage("pruned", settings, lambda _: self._prune(bnn), records.save_pruned, self._load)
         if job.fine_tune is not None:
-            settings["fine_tune"] = _words(job.fine_tune)
+            settings["fine_tune"] = words(job.fine_tune)
             pruned = stage("tuned", settings, lambda _: self._tune(pruned, settings), records.save_pruned, self._load)
-        slim = stage("slim", settings, lambda _: compact(pruned, self.example), save, self._load_slim)
+        slim = stage("slim", settings, lambda _: compact(pruned, self.example), self._save_slim, self._load_slim)
         networks = {DENSE: bnn.mean_network(), **self._baseline(bnn, pruned, settings), SLIM: slim}
         files = ["slim", *self._exported(slim, settings)]
         settings |= {"networks": ", ".join(networks), "test": size_of(self.test)}
@@ -209,12 +222,12 @@ class _Run:
             return {}
 
         def make(_: Path) -> nn.Module:
-            tune = job.fine_tune and self._training(job.fine_tune, MAGNITUDE, settings)
+            tune = job.fine_tune and {"seed": job.seed, **job.fine_tune}
             return by_magnitude(bnn, pruned, job.budget, job.granularity, self.example, self.train, tune)
 
         try:
-            return {MAGNITUDE: self.folder.stage(MAGNITUDE, settings, make, save, self._load_slim)}
-        except (BayeslimError, ValueError) as error:
+            return {MAGNITUDE: self.folder.stage(MAGNITUDE, settings, make, self._save_slim, self._load_slim)}
+        except NoBaseline as error:
             self.notes.append(f"No network by magnitude beside it: {error}")
             return {}
 
@@ -253,14 +266,8 @@ class _Run:
     def _load(self, path: Path) -> Bayesian:
         return records.load_bayesian(path, self.architecture)
 
+    def _save_slim(self, network: nn.Module, path: Path) -> None:
+        records.save_slim(network, path, self.example)
+
     def _load_slim(self, path: Path) -> nn.Module:
         return records.load_slim(path, self.architecture)
-
-
-def _words(value: Any) -> str:
-    """A setting in words that are the same in every run."""
-    if isinstance(value, Plan):
-        return value.to_json()
-    if isinstance(value, Mapping):
-        return repr(sorted((str(key), repr(option)) for key, option in value.items()))
-    return getattr(value, "__qualname__", None) or getattr(value, "name", None) or repr(value)

@@ -21,6 +21,7 @@ from bayeslim.prune import Plan
 from bayeslim.report.overview import Row
 from bayeslim.report.scores import Scores
 from bayeslim.saving import load, save
+from bayeslim.types import Inputs
 
 PLAN = "plan.json"
 
@@ -37,6 +38,11 @@ def load_bayesian(path: Path, architecture: nn.Module) -> Bayesian:
     if (path / PLAN).exists():
         bnn.plan_ = Plan.from_json((path / PLAN).read_text(encoding="utf-8"))
     return bnn
+
+
+def save_slim(network: nn.Module, path: Path, example: Inputs) -> None:
+    """Write a compacted network so that it can be read without its class."""
+    save(network, path, example=None if hasattr(network, "zoo_config") else example)
 
 
 def load_slim(path: Path, architecture: nn.Module) -> nn.Module:
