@@ -6,7 +6,9 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import compact_network
-from bayeslim.types import Inputs
+from bayeslim.export.check import with_batch_size
+from bayeslim.export.stored import EXAMPLE
+from bayeslim.types import Inputs, to_device
 
 
 def compact(
@@ -20,7 +22,8 @@ def compact(
         tolerance: the largest difference allowed, relative to the largest output.
         drop_inputs: read only the input features that the first layers use.
     """
-    if isinstance(network, Bayesian):
-        masks, plain = network.masks, network.mean_network()
-        return compact_network(plain, masks, example, tolerance=tolerance, drop_inputs=drop_inputs)
-    return compact_network(network, None, example, tolerance=tolerance, drop_inputs=drop_inputs)
+    masks, plain = (network.masks, network.mean_network()) if isinstance(network, Bayesian) else (None, network)
+    slim = compact_network(plain, masks, example, tolerance=tolerance, drop_inputs=drop_inputs)
+    # What it was traced on stays with it, so that `save` can store it without its class; a plain attribute.
+    object.__setattr__(slim, EXAMPLE, with_batch_size(to_device(example, "cpu"), 2))
+    return slim
