@@ -30,9 +30,10 @@ class _App(typer.Typer):
 
 
 def _is_deliberate(error: BaseException) -> bool:
-    """Whether the library itself raised an error, rather than something it called."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, bayeslim.errors.BayeslimError) or Path(frames[-1].filename).is_relative_to(_PACKAGE)
+    """Whether the library itself raised an error on purpose, rather than something it called."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    raised_here = Path(last.filename).is_relative_to(_PACKAGE) and (last.line or "").startswith("raise ")
+    return isinstance(error, bayeslim.errors.BayeslimError) or raised_here
 
 
 app = _App(
@@ -151,9 +152,10 @@ def prune(
     seed: Seed = None,
 ) -> None:  # fmt: skip
     """Cut a fitted Bayesian network to a budget; with data, in steps."""
+    flags = dict(locals())
     from bayeslim.cli.parts import prune_folder
 
-    typer.echo(prune_folder(**locals()))
+    typer.echo(prune_folder(**flags))
 
 
 @app.command()
@@ -172,7 +174,7 @@ def export(
     """Write a network as an ONNX file or a PyTorch program."""
     from bayeslim.cli.parts import export_folder
 
-    typer.echo(export_folder(**locals()))
+    typer.echo(export_folder(network, to, model, data, shape, samples, sparse, int8))
 
 
 @app.command()

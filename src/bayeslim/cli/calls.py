@@ -96,19 +96,21 @@ def parse(text: str, what: str) -> Call:
     >>> parse("nets.small:build", "model").module
     'nets.small'
     """
-    head, bracket, _ = text.partition("(")
-    module, _, name = head.strip().rpartition(":")
+    head, bracket, rest = text.partition("(")
+    module, colon, name = head.strip().rpartition(":")
     try:
-        call = ast.parse(f"f({text.partition('(')[2]}" if bracket else "f()", mode="eval").body
-        if not isinstance(call, ast.Call):
+        call = ast.parse(f"f({rest}" if bracket else "f()", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("more than one call")
+        if any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("arguments without a name")
         args = tuple(ast.literal_eval(value) for value in call.args)
         kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         raise BadSetting(
             f'{what}="{text}" cannot be read: write a name, or a call with plain arguments such as "mlp(hidden=100)".'
         ) from error
-    parts = [*module.split("."), name] if module else [name]
+    parts = [*module.split("."), name] if colon else [name]
     if not all(part.isidentifier() for part in parts):
         raise BadSetting(f'{what}="{text}" cannot be read: "{head}" is neither a name nor package.module:name.')
     return Call(text, module, name, args, kwargs if bracket else None)

@@ -127,14 +127,10 @@ class Frame:
         x0, x1, y0, y1 = self.x(left), self.x(right), self.y(bottom), self.y(top)
         self.drawing.rect((x0 + gap / 2, y1), (max(x1 - x0 - gap, 0.2), y0 - y1), class_)
 
-    def vertical(self, value: float, words: str, class_: str = "cutoff") -> None:
-        """A line across the area at a value of x, with words beside its top, on the roomier side."""
-        place = self.x(value)
-        self.drawing.line((place, self.y.start), (place, self.y.end), class_)
+    def vertical(self, value: float, words: str, at_top: bool = True) -> None:
+        """A line across the area at a value of x, with words beside one of its ends, on the roomier side."""
+        place, level = self.x(value), self.y.end + FONT if at_top else self.y.start - 7
+        self.drawing.line((place, self.y.start), (place, self.y.end), "cutoff")
         roomier_right = place < (self.x.start + self.x.end) / 2
-        self.drawing.text(
-            (place + (5 if roomier_right else -5), self.y.end + FONT),
-            words,
-            "note",
-            "start" if roomier_right else "end",
-        )
+        side, anchor = (5, "start") if roomier_right else (-5, "end")
+        self.drawing.text((place + side, level), words, "note", anchor)

@@ -180,11 +180,12 @@ def draw_curves(found: Curves) -> Figure:
     frame.x_axis(sparsity_ticks(end), "weights cut")
     for k, curve in reversed(list(enumerate(found.curves))):
         frame.curve([(s, unit * e) for s, e in curve.points], _style(k, curve), dots=True)
-    frame.vertical(found.mark[0], f"chosen: {percent(found.mark[0])} cut")
+    frame.vertical(found.mark[0], f"chosen: {percent(found.mark[0])} cut", at_top=False)
     drawing.dot(frame.at(found.mark[0], unit * found.mark[1]), 5, "mark")
     caption = (
         f"Cut by each {found.granularity}'s score without retraining, measured on {found.scores.count:,} held-out "
-        "targets; both axes are logarithmic. Criteria that give the same network are one line."
+        "targets; both axes are logarithmic. Criteria that give the same network are one line. The mark is "
+        "this network with all that was done to it: cut in steps, its posterior found again, fine-tuned."
     )
     if found.left_out:
         caption += f" Not applicable here: {', '.join(found.left_out)}."

@@ -76,8 +76,8 @@ def measure_weights(bnn: Bayesian, pruned: Bayesian) -> Histogram:
 def draw_snr(found: Histogram) -> Figure:
     """Signal-to-noise ratios as a figure."""
     caption = (
-        "|μ|/σ of every weight before the cut, counts on a logarithmic axis. Where the colours overlap, the chosen cut "
-        "differs from one cut by this ratio alone, whose cut-off is the dashed line."
+        "|μ|/σ of every weight before the cut, counts on a logarithmic axis. A single cut of as many by this ratio "
+        "would be at the dashed line: what is kept to its left was kept for another reason."
     )
     return _draw(found, "Signal to noise", "|μ| / σ", caption)
 
@@ -86,7 +86,7 @@ def draw_weights(found: Histogram) -> Figure:
     """Weights as a figure."""
     caption = (
         "Posterior means before the cut, counts on a logarithmic axis. The dashed lines are where pruning by magnitude "
-        "would cut as much: what is kept between them is small, and known to matter."
+        "would cut as much: what is kept between them is small, and matters all the same."
     )
     return _draw(found, "Weights", "posterior mean μ", caption)
 
@@ -99,9 +99,9 @@ def _draw(found: Histogram, title: str, label: str, caption: str) -> Figure:
     drawing = Drawing(460, 300, title, description)
     entries = [("area rest", "all weights"), ("area s0", "kept")]
     entries += [("curve s2", "kept, where they are now")] if found.moved is not None else []
-    top = drawing.legend([*entries, ("curve s1", "cumulative share")], (48, 0), 400) + 8
+    top = drawing.legend([*entries, ("curve s1", "cumulative share")], (58, 0), 390) + 8
     edges = [float(edge) for edge in found.edges]
-    x = Scale(edges[0], edges[-1], 48, 416, math.log10 if found.is_log else float)
+    x = Scale(edges[0], edges[-1], 58, 416, math.log10 if found.is_log else float)
     high = float(found.all.max()) * 1.3
     y = Scale(0.8, max(high, 2.0), 254, top, math.log10)
     frame = Frame(drawing, x, y)

@@ -103,13 +103,14 @@ def _tiled(tiles: Tensor) -> Tensor:
 
 
 def _input_image(mask: Tensor, example: Inputs) -> Tensor | None:
-    """How many weights read each pixel, if the layer reads images."""
+    """How many weights read each pixel, if the layer reads images and not all pixels alike."""
     if not isinstance(example, Tensor) or example.ndim != 4 or mask.ndim != 2:
         return None
     sizes = tuple(example.shape[1:])
     if mask.shape[1] != math.prod(sizes):
         return None
-    return mask.float().sum(0).view(sizes).sum(0)
+    readers = mask.float().sum(0).view(sizes).sum(0)
+    return None if bool((readers == readers[0, 0]).all()) else readers
 
 
 def _table(mask: Tensor) -> Table:

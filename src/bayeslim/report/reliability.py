@@ -26,9 +26,9 @@ def draw_reliability(scores: Mapping[str, Scores]) -> Figure:
     drawing = Drawing(460, 430, title, f"Mean gap between what is said and what is so: {gaps}.")
     styles = {name: "s0 strong" if k == 0 else f"s{k}" for k, name in enumerate(scores)}
     entries = [(f"curve {style}", f"{name} ({percent(scores[name].ece)})") for name, style in styles.items()]
-    top = drawing.legend([("curve ideal", "perfect"), *entries], (48, 0), 400) + 8
+    top = drawing.legend([("curve ideal", "perfect"), *entries], (58, 0), 390) + 8
     ticks = [(t, percent(t, 0)) for t in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
-    frame = Frame(drawing, Scale(0, 1, 48, 446), Scale(0, 1, 384, top))
+    frame = Frame(drawing, Scale(0, 1, 58, 446), Scale(0, 1, 384, top))
     frame.y_axis(ticks, "share that is right" if is_fraction else "targets inside")
     frame.x_axis(ticks, "confidence" if is_fraction else "probability of the interval")
     frame.curve([(0, 0), (1, 1)], "ideal")
