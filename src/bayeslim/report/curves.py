@@ -185,7 +185,7 @@ def draw_curves(found: Curves) -> Figure:
     caption = (
         f"Cut by each {found.granularity}'s score without retraining, measured on {found.scores.count:,} held-out "
         "targets; both axes are logarithmic. Criteria that give the same network are one line. The mark is "
-        "this network with all that was done to it: cut in steps, its posterior found again, fine-tuned."
+        "this network with all that was done to it, such as cutting in steps or fine-tuning."
     )
     if found.left_out:
         caption += f" Not applicable here: {', '.join(found.left_out)}."
