@@ -127,10 +127,11 @@ class Frame:
         x0, x1, y0, y1 = self.x(left), self.x(right), self.y(bottom), self.y(top)
         self.drawing.rect((x0 + gap / 2, y1), (max(x1 - x0 - gap, 0.2), y0 - y1), class_)
 
-    def vertical(self, value: float, words: str, at_top: bool = True) -> None:
-        """A line across the area at a value of x, with words beside one of its ends, on the roomier side."""
+    def vertical(self, value: float, words: str, at_top: bool = True, to_right: bool | None = None) -> None:
+        """A line across the area at a value of x, with words beside one of its ends; if not said, where there is room."""
         place, level = self.x(value), self.y.end + FONT if at_top else self.y.start - 7
         self.drawing.line((place, self.y.start), (place, self.y.end), "cutoff")
-        roomier_right = place < (self.x.start + self.x.end) / 2
-        side, anchor = (5, "start") if roomier_right else (-5, "end")
+        if to_right is None:
+            to_right = place < (self.x.start + self.x.end) / 2
+        side, anchor = (5, "start") if to_right else (-5, "end")
         self.drawing.text((place + side, level), words, "note", anchor)

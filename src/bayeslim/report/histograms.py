@@ -119,7 +119,7 @@ def _draw(found: Histogram, title: str, label: str, caption: str) -> Figure:
     share.curve([(edges[0], 0.0), *zip(edges[1:], found.cumulative.tolist(), strict=True)], "s1")
     share.y_axis([(t, percent(t, 0)) for t in (0.0, 0.5, 1.0)], "", right=True)
     for cutoff in found.cutoffs:
-        frame.vertical(cutoff, number(cutoff))
+        frame.vertical(cutoff, number(cutoff), to_right=None if found.is_log else cutoff > 0)
     bins = zip(found.all.tolist(), found.kept.tolist(), found.cumulative.tolist(), strict=True)
     rows = [
         (f"{low:.4g} to {high:.4g}", number(count), number(left), percent(share, 2))
