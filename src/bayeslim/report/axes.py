@@ -128,7 +128,7 @@ class Frame:
         self.drawing.rect((x0 + gap / 2, y1), (max(x1 - x0 - gap, 0.2), y0 - y1), class_)
 
     def vertical(self, value: float, words: str, at_top: bool = True, to_right: bool | None = None) -> None:
-        """A line across the area at a value of x, with words beside one of its ends; if not said, where there is room."""
+        """A line across the area at a value of x, with words beside one end, by default where there is room."""
         place, level = self.x(value), self.y.end + FONT if at_top else self.y.start - 7
         self.drawing.line((place, self.y.start), (place, self.y.end), "cutoff")
         if to_right is None:
