@@ -90,7 +90,7 @@ def decide(
         share: how far to go: for counted goals on the logarithm of what is left, for an error of its increase.
         reference: the network that a rise of the error counts from; `bnn` if not given.
     """
-    ranking, criterion = _ranked(bnn, budget, settings, start)
+    ranking, criterion = ranked(bnn, budget, settings, start)
     items = ranking.items
     if budget is None:
         count = ranking.limit
@@ -103,10 +103,11 @@ def decide(
             count = len(items) - round(left * ((len(items) - count) / left) ** share)
     if count <= ranking.gone:
         raise NothingToCut(_nothing(budget, ranking))
-    return _plan(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+    return plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
 
 
-def _ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
+def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
+    """Everything that could go, in the order in which it would, and the criterion that says so."""
     n_of_m = _check(bnn, budget, settings)
     posterior = bnn.posterior_
     criterion = find_criterion(settings.criterion, posterior, settings.granularity == "unit")
@@ -207,12 +208,13 @@ def _harmless(
     is_fine = harm(reference or bnn, budget, settings.validate, share)
 
     def harmless(count: int) -> bool:
-        return is_fine(cut(bnn, _plan(ranking, count, "", settings.granularity, ""), settings.how))
+        return is_fine(cut(bnn, plan_of(ranking, count, "", settings.granularity, ""), settings.how))
 
     return most(harmless, ranking.gone, ranking.limit, len(ranking.items))
 
 
-def _plan(ranking: Ranking, count: int, criterion: str, granularity: str, budget: str) -> Plan:
+def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budget: str) -> Plan:
+    """The plan that cuts the first `count` of a ranking."""
     items = ranking.items
     chosen = ranking.cut(count)
     masks = {n: m for n, m in items.masks(chosen).items() if n in items.weights or not bool(m.all())}

@@ -16,7 +16,7 @@ from bayeslim.progress import progress
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import CRITERIA, default_criterion
 from bayeslim.prune.cut import cut
-from bayeslim.prune.decide import Settings, _plan, _ranked
+from bayeslim.prune.decide import Settings, plan_of, ranked
 from bayeslim.prune.ranking import Ranking
 from bayeslim.prune.search import fewest
 from bayeslim.report.axes import Frame, Scale, even_ticks, log_ticks, sparsity_ticks, weights_gone
@@ -87,7 +87,7 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
         points = [start]
         for count in _counts(ranking, reached, network):
             if count > ranking.gone:
-                plan = _plan(ranking, count, "", granularity, "")
+                plan = plan_of(ranking, count, "", granularity, "")
                 plain = cut(bnn, plan).mean_network() if moved else network
                 params = None if moved else masked(network, plan.masks)
                 error = score_network(plain, bnn.likelihood, batches, params).error
@@ -132,7 +132,7 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
     budget = Budget(sparsity=0.5, empty_layers="keep best")  # how far to go is decided later
     for name in CRITERIA:
         try:
-            rankings[name], _ = _ranked(bnn, budget, Settings(granularity, name, example), None)
+            rankings[name], _ = ranked(bnn, budget, Settings(granularity, name, example), None)
         except (BayeslimError, TypeError, ValueError) as error:
             left_out[name] = str(error)
     return rankings, left_out
