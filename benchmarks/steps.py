@@ -5,8 +5,8 @@
 
 A step is forward, KL, backward and optimizer on a batch of 128; a prediction averages 32 networks and is compared with
 one pass of the plain network. Contenders take turns: every round times each of them, in a new order, and a ratio is
-taken within its round, so that a busy moment of the machine touches both sides alike. Printed is the median over rounds
-with the quartiles.
+taken within its round. A turn that other processes disturbed is taken again. Printed is the median over rounds with the
+quartiles.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from contenders import OURS, PEERS, PLAIN, SAMPLES, Contender, plain
 from environment import RESULTS, save, versions
+from quiet import Patience
 
 import bayeslim as bl
 
@@ -31,7 +32,8 @@ CALLS = {"mlp": 8, "lenet5": 3}
 """Timed calls of a step in one round."""
 INPUTS = (1_000, 10_000)
 
-Times = dict[str, list[float]]
+Times = dict[str, list[tuple[float, float]]]
+"""A contender's turns: seconds, and the cores that others used."""
 Parts = dict[str, dict[str, dict[str, float]]]
 """Rows of numbers by contender, by what was timed."""
 
@@ -46,22 +48,34 @@ def build(network: str) -> dict[str, Contender]:
     return {name: builder(model, batch) for name, builder in builders.items()}
 
 
-def take_turns(actions: dict[str, Callable[[], Any]], seconds: float, calls: int) -> Times:
-    """Seconds of each action, once a round, for as many rounds as there is time, and at least one.
+def take_turns(actions: dict[str, Callable[[], Any]], seconds: float, calls: int, patience: float) -> Times:
+    """Seconds of each action, and the cores that others used meanwhile, once a round.
 
     With several calls a round counts their median, after one call that is not timed.
+
+    Args:
+        actions: what is timed, by name.
+        seconds: how long to go on with rounds; there is at least one.
+        calls: calls of an action in its turn.
+        patience: how many more seconds may go into turns that others disturbed.
     """
     order = list(actions)
     shuffle = random.Random(0).shuffle
+    waiting = Patience(patience)
     times: Times = {name: [] for name in actions}
-    start = time.perf_counter()
-    while not all(times.values()) or time.perf_counter() - start < seconds:
+    spent = 0.0
+    while not all(times.values()) or spent < seconds:
         shuffle(order)
         for name in order:
-            if calls > 1:
-                actions[name]()
-            times[name].append(statistics.median(_seconds(actions[name]) for _ in range(calls)))
+            times[name].append(waiting.undisturbed(lambda name=name: _turn(actions[name], calls)))
+            spent += times[name][-1][0] * calls
     return times
+
+
+def _turn(action: Callable[[], Any], calls: int) -> float:
+    if calls > 1:
+        action()
+    return statistics.median(_seconds(action) for _ in range(calls))
 
 
 def _seconds(action: Callable[[], Any]) -> float:
@@ -71,26 +85,30 @@ def _seconds(action: Callable[[], Any]) -> float:
 
 
 def summary(times: Times) -> dict[str, dict[str, float]]:
-    """Median milliseconds, and the ratio to the plain network: its median and quartiles over rounds."""
+    """Median milliseconds, and the ratio to the plain network: its median and quartiles over rounds.
+
+    `others` is the most cores that other processes used in a turn that counts.
+    """
     rows = {}
-    for name, seconds in times.items():
-        ratios = [mine / base for mine, base in zip(seconds, times[PLAIN], strict=True)]
+    for name, turns in times.items():
+        ratios = [mine / base for (mine, _), (base, _) in zip(turns, times[PLAIN], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-        milliseconds = 1e3 * statistics.median(seconds)
-        row = {"ms": milliseconds, "ratio": middle, "ratio_low": low, "ratio_high": high}
-        rows[name] = {key: float(f"{value:.4g}") for key, value in row.items()} | {"rounds": len(seconds)}
+        milliseconds = 1e3 * statistics.median(seconds for seconds, _ in turns)
+        disturbance = max(cores for _, cores in turns)
+        row = {"ms": milliseconds, "ratio": middle, "ratio_low": low, "ratio_high": high, "others": disturbance}
+        rows[name] = {key: float(f"{value:.4g}") for key, value in row.items()} | {"rounds": len(turns)}
     return rows
 
 
-def measure(network: str, seconds: float, inputs: Iterable[int] = INPUTS) -> Parts:
+def measure(network: str, seconds: float, patience: float, inputs: Iterable[int] = INPUTS) -> Parts:
     """All timings of one network, by what was timed."""
     contenders = build(network)
     steps = {name: contender.step for name, contender in contenders.items()}
-    results = {"step": summary(take_turns(steps, seconds, CALLS[network]))}
+    results = {"step": summary(take_turns(steps, seconds, CALLS[network], patience))}
     for count in inputs:
         x = torch.rand(count, 1, 28, 28)
         predictions = {name: _prediction(contender, x) for name, contender in contenders.items()}
-        results[f"predict {count}"] = summary(take_turns(predictions, seconds, calls=1))
+        results[f"predict {count}"] = summary(take_turns(predictions, seconds, 1, patience))
     return results
 
 
@@ -145,12 +163,15 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="which networks")
     parser.add_argument("--inputs", nargs="*", type=int, default=INPUTS, help="how many inputs to predict")
     parser.add_argument("--seconds", type=float, default=60, help="time for each table (one round at least)")
+    parser.add_argument("--patience", type=float, default=300, help="more seconds, for what others disturbed")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results file")
     options = parser.parse_args()
     missing = [name for name in PEERS if name not in versions(PEERS)]
     if missing:
         print(f"Not installed, so not compared: {', '.join(missing)} (make benchmark-peers has them all).")
-    results = {network: measure(network, options.seconds, options.inputs) for network in options.networks}
+    results = {
+        network: measure(network, options.seconds, options.patience, options.inputs) for network in options.networks
+    }
     print(table(results), "\n")
     checked = goals(results)
     for goal in checked:

@@ -20,9 +20,8 @@ def steps(monkeypatch):
 
 
 def test_measures_and_saves(steps, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["steps.py", "--networks", "mlp", "--inputs", "3", "--seconds", "0", "--results", str(tmp_path)]
-    )
+    options = f"--networks mlp --inputs 3 --seconds 0 --patience 0 --results {tmp_path}"
+    monkeypatch.setattr(sys, "argv", ["steps.py", *options.split()])
     steps.main()
     printed = capsys.readouterr().out
     saved = json.loads((tmp_path / "steps.json").read_text())
@@ -43,7 +42,9 @@ def test_everybody_takes_the_same_number_of_turns(steps):
     def action(name):
         calls[name] += 1
 
-    times = steps.take_turns({name: lambda name=name: action(name) for name in calls}, seconds=0.01, calls=3)
+    times = steps.take_turns(
+        {name: lambda name=name: action(name) for name in calls}, seconds=0.01, calls=3, patience=0
+    )
     rounds = len(times["a"])
     assert rounds == len(times["b"]) >= 1
     assert calls == {"a": 4 * rounds, "b": 4 * rounds}  # three that count and one that does not
@@ -51,8 +52,8 @@ def test_everybody_takes_the_same_number_of_turns(steps):
 
 def test_ratios_are_taken_within_rounds(steps):
     # the machine is three times slower in the second round; the ratio is 2 in each
-    rows = steps.summary({steps.PLAIN: [1.0, 3.0, 1.0], "other": [2.0, 6.0, 2.0]})
-    assert rows["other"] == {"ms": 2000, "ratio": 2, "ratio_low": 2, "ratio_high": 2, "rounds": 3}
+    rows = steps.summary({steps.PLAIN: [(1, 0), (3, 0), (1, 0)], "other": [(2, 0), (6, 0.5), (2, 0)]})
+    assert rows["other"] == {"ms": 2000, "ratio": 2, "ratio_low": 2, "ratio_high": 2, "others": 0.5, "rounds": 3}
 
 
 def test_goals_compare_with_the_best_peer(steps):
@@ -67,3 +68,25 @@ def test_goals_compare_with_the_best_peer(steps):
         "MLP 784-400-400-10: local step / plain step": (2.5, False),
         "MLP 784-400-400-10: predict 9 inputs, 32 samples / one pass": (1.8, True),
     }
+
+
+def test_a_disturbed_turn_is_taken_again(steps, monkeypatch):
+    quiet = importlib.import_module("quiet")
+    used = iter([0.0, 100.0, 100.0, 100.0])  # others are busy in the first turn, not in the second
+    monkeypatch.setattr(quiet, "others", lambda: next(used))
+    values = iter([9.0, 1.0])
+    assert quiet.Patience(10).undisturbed(lambda: next(values)) == (1.0, 0.0)
+
+
+def test_patience_ends(steps, monkeypatch):
+    quiet = importlib.import_module("quiet")
+    clock = iter(range(100))
+    monkeypatch.setattr(quiet, "others", lambda: 1e6 * next(clock))
+    value, used = quiet.Patience(0).undisturbed(lambda: 9.0)
+    assert value == 9.0
+    assert used > quiet.TOLERATED
+
+
+def test_others_leaves_out_our_own_work(steps):
+    quiet = importlib.import_module("quiet")
+    assert quiet.others() >= 0
