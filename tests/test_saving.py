@@ -157,6 +157,23 @@ def test_posteriors_kept_by_a_method_come_back(tmp_path):
     torch.testing.assert_close(again.std, bnn.state["posterior"].std)
 
 
+def test_posteriors_come_back_in_order(tmp_path):
+    bnn = bayesian()
+    mean = {f"w{k}": torch.randn(2) for k in torch.randperm(12).tolist()}
+    bnn.state["posterior"] = Diagonal(mean, {name: torch.rand(2) for name in sorted(mean)})
+    bl.save(bnn, tmp_path)
+    again = bl.load(tmp_path, model=mlp()).state["posterior"]
+    assert list(again.mean) == list(mean)
+    draws = [p.sample(generator=torch.Generator().manual_seed(2)) for p in (bnn.state["posterior"], again)]
+    torch.testing.assert_close(*draws)
+
+
+def test_plans_come_back(tmp_path):
+    pruned = bl.prune(bayesian(), bl.Budget(sparsity=0.5))
+    bl.save(pruned, tmp_path)
+    assert bl.load(tmp_path, model=mlp()).plan_ == pruned.plan_
+
+
 def test_masks_come_back(tmp_path):
     bnn = bayesian()
     bnn.masks = {"0.weight": torch.rand(4, 5) > 0.5}
@@ -262,6 +279,10 @@ def edit(folder: Path, change) -> None:
         lambda c: c.update(posteriors={"p": {"kind": ["diagonal"], "config": {"$dict": []}}}),
         lambda c: c.update(posteriors={"p": {"kind": "diagonal"}}),
         lambda c: c.update(posteriors={"p": {"kind": "dense", "config": {"$dict": []}}}),
+        lambda c: c.update(posteriors={"p": {"kind": "diagonal", "config": {"$dict": []}, "tensors": ["mean:w"]}}),
+        lambda c: c.update(posteriors={"p": {"kind": "diagonal", "config": {"$dict": []}, "tensors": 3}}),
+        lambda c: c.update(plan="{}"),
+        lambda c: c.update(plan=[]),
     ],
 )
 def test_hostile_settings(change, tmp_path):

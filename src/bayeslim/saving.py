@@ -16,6 +16,7 @@ from bayeslim.errors import CorruptFile
 from bayeslim.export.stored import architecture_of, read_program, resize_, unpacked, write_plain
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import POSTERIORS, Posterior
+from bayeslim.prune.plan import Plan
 from bayeslim.storage import check_fits, decode, encode, read_folder, write_folder
 from bayeslim.types import Inputs, Params, device_of
 
@@ -102,6 +103,7 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
     bnn.step, bnn.steps_per_epoch = _count(config["step"]), _count(config["steps_per_epoch"] or 0) or None
     bnn.state.update({key: _restore(key, entry, tensors) for key, entry in dict(config["posteriors"]).items()})
     bnn.masks = {name: mask.to(device) for name, mask in masks.items()}
+    bnn.plan_ = None if config["plan"] is None else Plan.from_json(config["plan"])
     bnn.num_data_given = False
     bnn.load_state_dict(state)
     return bnn.eval()
@@ -117,8 +119,10 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
     posteriors = {}
     for key, value in bnn.state.items():
         if isinstance(value, Posterior):
-            posteriors[key] = {"kind": value.kind, "config": encode(value.config(), tensors)}
-            tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in value.tensors().items()})
+            own = value.tensors()
+            # A tensor file keeps no order, and a covariance between parameters, or a seeded draw of them, needs one.
+            posteriors[key] = {"kind": value.kind, "config": encode(value.config(), tensors), "tensors": list(own)}
+            tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in own.items()})
     tensors.update({f"mask:{name}": mask for name, mask in bnn.masks.items()})
     return {
         "architecture": architecture_of(bnn.model) | {"class": bnn.sites.model},
@@ -130,6 +134,7 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
         "step": bnn.step,
         "steps_per_epoch": bnn.steps_per_epoch,
         "posteriors": posteriors,
+        "plan": None if bnn.plan_ is None else bnn.plan_.to_json(),
     }
 
 
@@ -137,8 +142,7 @@ def _restore(key: str, entry: Any, tensors: Params) -> Posterior:
     kind = entry.get("kind") if isinstance(entry, dict) else None
     if not isinstance(kind, str) or kind not in POSTERIORS:
         raise CorruptFile(f"The file holds a posterior of a kind that this bayeslim does not have: {kind!r}.")
-    prefix = f"posterior:{key}:"
-    own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    own = {name: tensors[f"posterior:{key}:{name}"] for name in entry["tensors"]}
     return POSTERIORS[kind].restore(decode(entry["config"], tensors), own)
 
 

@@ -61,12 +61,12 @@ def test_compress_then_report_again(tmp_path, capsys):
 def test_prune_in_one_cut_or_in_steps_with_data(tmp_path, fitted, capsys):
     assert call("prune", fitted, "--out", tmp_path / "one", "--sparsity", 0.8) == 0
     assert "80.0" in capsys.readouterr().out
-    plan = bl.Plan.from_json((tmp_path / "one" / "plan.json").read_text())
-    assert plan.sparsity == pytest.approx(0.8, abs=0.01)
-    assert set(bl.load(tmp_path / "one").masks) == {"fc1.weight", "fc2.weight", "fc3.weight"}
+    pruned = bl.load(tmp_path / "one")
+    assert pruned.plan_.sparsity == pytest.approx(0.8, abs=0.01)
+    assert set(pruned.masks) == {"fc1.weight", "fc2.weight", "fc3.weight"}
     steps = ("--data", "digits", "--granularity", "unit", "--keep-best", "--steps", 2)
     assert call("prune", fitted, "--out", tmp_path / "two", "--sparsity", 0.5, *steps) == 0
-    assert bl.Plan.from_json((tmp_path / "two" / "plan.json").read_text()).granularity == "unit"
+    assert bl.load(tmp_path / "two").plan_.granularity == "unit"
     assert call("prune", fitted, "--out", tmp_path / "three", "--granularity", "2:4") == 0
 
 

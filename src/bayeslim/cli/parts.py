@@ -11,14 +11,13 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.cli.calls import BadSetting
 from bayeslim.cli.config import FILE, Settings, budget
 from bayeslim.cli.sources import Loaders, data_by_name, model_by_name
-from bayeslim.compress import records
 from bayeslim.export import Exported
 from bayeslim.export import export as export_network
 from bayeslim.prune import Plan
 from bayeslim.prune import plan as make_plan
 from bayeslim.prune import prune as prune_network
 from bayeslim.report import report
-from bayeslim.saving import load
+from bayeslim.saving import load, save
 
 
 def prune_folder(network: Path, out: Path, model: str | None, data: str | None, **given: Any) -> Plan:
@@ -51,7 +50,7 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
             granularity=granularity,
             criterion=criterion,
         )
-    records.save_pruned(pruned, out)
+    save(pruned, out)
     plan: Plan = pruned.plan_
     return plan
 

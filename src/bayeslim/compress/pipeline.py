@@ -13,7 +13,7 @@ import importlib.util
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -44,7 +44,7 @@ from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.report.overview import Row, measure_rows
 from bayeslim.report.report import DENSE, SLIM, report
 from bayeslim.report.scores import collected
-from bayeslim.saving import save
+from bayeslim.saving import load, save
 from bayeslim.types import Inputs, split_batch
 
 MAGNITUDE = "magnitude"
@@ -143,10 +143,10 @@ class _Run:
             "criterion": words(job.criterion),
             "steps": str(job.steps),
         }
-        pruned = stage("pruned", settings, lambda _: self._prune(bnn), records.save_pruned, self._load)
+        pruned = stage("pruned", settings, lambda _: self._prune(bnn), save, self._load)
         if job.fine_tune is not None:
             settings["fine_tune"] = words(job.fine_tune)
-            pruned = stage("tuned", settings, lambda _: self._tune(pruned, settings), records.save_pruned, self._load)
+            pruned = stage("tuned", settings, lambda _: self._tune(pruned, settings), save, self._load)
         slim = stage("slim", settings, lambda _: compact(pruned, self.example), self._save_slim, self._load_slim)
         networks = {DENSE: bnn.mean_network(), **self._baseline(bnn, pruned, settings), SLIM: slim}
         files = ["slim", *self._exported(slim, settings)]
@@ -264,7 +264,7 @@ class _Run:
         return report(bnn, pruned, slim, path, validate=self.test, example=self.example, rows=rows, benchmark=timed)
 
     def _load(self, path: Path) -> Bayesian:
-        return records.load_bayesian(path, self.architecture)
+        return cast("Bayesian", load(path, self.architecture))
 
     def _save_slim(self, network: nn.Module, path: Path) -> None:
         records.save_slim(network, path, self.example)

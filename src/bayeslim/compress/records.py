@@ -11,33 +11,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bayeslim.bayesian import Bayesian
 from bayeslim.benchmark import Benchmark, Size
 from bayeslim.compact import Cost
 from bayeslim.errors import CorruptFile
 from bayeslim.export.files import write_file
 from bayeslim.metrics import Calibration
-from bayeslim.prune import Plan
 from bayeslim.report.overview import Row
 from bayeslim.report.scores import Scores
 from bayeslim.saving import load, save
 from bayeslim.types import Inputs
-
-PLAN = "plan.json"
-
-
-def save_pruned(bnn: Bayesian, path: Path) -> None:
-    """Write a pruned network with its plan."""
-    save(bnn, path)
-    write_file(path / PLAN, bnn.plan_.to_json().encode())
-
-
-def load_bayesian(path: Path, architecture: nn.Module) -> Bayesian:
-    """Read a Bayesian network, with its plan if it has one."""
-    bnn: Bayesian = load(path, architecture)
-    if (path / PLAN).exists():
-        bnn.plan_ = Plan.from_json((path / PLAN).read_text(encoding="utf-8"))
-    return bnn
 
 
 def save_slim(network: nn.Module, path: Path, example: Inputs) -> None:

@@ -191,13 +191,9 @@ class Laplace(Method):
                 "network, or bnn.fit(loader, epochs=...) to train it first."
             )
         assert isinstance(posterior, Gaussian)
-        order = [name for name, _ in bnn.model.named_parameters() if name in posterior.mean]
         device = device_of(bnn.model)
-        if next(iter(posterior.mean.values())).device != device or list(posterior.mean) != order:
-            # the network was moved, or read from a file: tensors there have names, but no order, which matrices need
-            place = {name: k for k, name in enumerate(order)}
-            tensors = sorted(posterior.tensors().items(), key=lambda item: place.get(item[0].rpartition(":")[2], -1))
-            moved = {name: tensor.to(device) for name, tensor in tensors}
+        if next(iter(posterior.mean.values())).device != device:
+            moved = {name: tensor.to(device) for name, tensor in posterior.tensors().items()}
             bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
         return posterior
 
