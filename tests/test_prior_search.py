@@ -9,8 +9,9 @@ from torch import Tensor, nn
 import bayeslim as bl
 import oracles
 from bayeslim import prior_search
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, NotPositiveDefinite
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
+from bayeslim.posteriors import Dense
 
 D, NOISE = 6, 1.0
 
@@ -99,3 +100,19 @@ def test_too_few_batches_for_the_folds():
         bnn.fit(batches(X, y, 5), tune="cross-validation", folds=5, progress=False)
     with pytest.raises(BayeslimError, match="yielded none"):
         bnn.fit(batches(X, y, 5), tune="grid", validate=[], progress=False)
+
+
+@pytest.mark.parametrize("tune", ["grid", "cross-validation"])
+def test_precisions_too_small_for_a_singular_curvature_are_passed_over(tune, monkeypatch):
+    X, y = regression(30)
+    bnn = bayesian(structure="full")
+    possible = Dense.with_prior_precision
+
+    def with_prior_precision(self, delta):
+        if delta < 100:
+            raise NotPositiveDefinite("singular")
+        return possible(self, delta)
+
+    monkeypatch.setattr(Dense, "with_prior_precision", with_prior_precision)
+    bnn.fit(batches(X, y, 6), tune=tune, validate=batches(*regression(20), 10), progress=False)
+    assert bnn.priors["weight"].std <= 0.1

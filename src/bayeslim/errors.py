@@ -42,6 +42,10 @@ class ImproperPrior(BayeslimError, ValueError):
     """An evidence was asked for under a prior that does not integrate to one."""
 
 
+class NotPositiveDefinite(BayeslimError, ArithmeticError):
+    """A precision has directions of zero or negative curvature, so that it has no covariance."""
+
+
 class CorruptFile(BayeslimError, ValueError):
     """A file is truncated, foreign, of another version, or does not fit the model."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bayeslim import marginal_likelihood, stochastic
 from bayeslim.curvature.sweep import sum_over_processes
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, NotPositiveDefinite
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.posteriors import Gaussian
@@ -70,8 +70,9 @@ def by_validation_(bnn: Bayesian, validate: Iterable[Any], grid: Sequence[float]
     losses = []
     try:
         for delta in grid:
-            bnn.state["posterior"] = posterior.with_prior_precision(delta)
-            losses.append(predictive_nll(bnn, validate))
+            found = _under(posterior, delta)
+            bnn.state["posterior"] = found
+            losses.append(torch.inf if found is None else predictive_nll(bnn, validate))
     finally:
         bnn.state["posterior"] = posterior
     return _take_best(bnn, posterior, grid, torch.tensor(losses))
@@ -107,7 +108,11 @@ def by_cross_validation_(
         base = measure(twin, rest)
         slope = _gradient(twin, base.names, rest)
         for k, delta in enumerate(grid):
-            _newton_step_(twin, base.with_prior_precision(delta), slope, delta)
+            found = _under(base, delta)
+            if found is None:
+                losses[k] = torch.inf
+                continue
+            _newton_step_(twin, found, slope, delta)
             losses[k] += predictive_nll(twin, batches[fold::folds])
     return _take_best(bnn, posterior, grid, losses)
 
@@ -153,6 +158,14 @@ def set_prior_(bnn: Bayesian, posterior: Gaussian, prior_precision: PriorPrecisi
     part = subset.size / bnn.sites.size if isinstance(subset, Subnetwork) else 1.0
     for name, value in precisions.resolve(prior_precision, posterior.mean).items():
         bnn.priors[name] = Normal(float(part / value) ** 0.5, bnn.priors[name].config()["mean"])
+
+
+def _under(posterior: Gaussian, delta: float) -> Gaussian | None:
+    """The posterior under a prior precision; None where that is too small for a singular curvature."""
+    try:
+        return posterior.with_prior_precision(delta)
+    except NotPositiveDefinite:
+        return None
 
 
 def _take_best(bnn: Bayesian, posterior: Gaussian, grid: Sequence[float], losses: Tensor) -> float:

@@ -2,9 +2,8 @@ import pytest
 import torch
 from dense_gaussians import assert_moments, dense_conditional, eye, flat, psd, stack, unflat
 
-from bayeslim.errors import BayeslimWarning, ShapeMismatch
+from bayeslim.errors import BayeslimWarning, NotPositiveDefinite, ShapeMismatch
 from bayeslim.posteriors import Dense
-from bayeslim.posteriors.cholesky import NotPositiveDefinite
 
 
 def close(a, b, tolerance=1e-8):

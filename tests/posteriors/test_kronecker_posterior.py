@@ -6,9 +6,8 @@ from dense_gaussians import Layer, assert_moments, eye, flat, network, psd, stac
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.posteriors import Kronecker, KroneckerFactors
-from bayeslim.posteriors.cholesky import NotPositiveDefinite
 from bayeslim.posteriors.factor import Factor
 
 

@@ -4,9 +4,8 @@ from dense_gaussians import assert_moments, flat, stack, unflat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.posteriors import Dense, LowRank
-from bayeslim.posteriors.cholesky import NotPositiveDefinite
 
 
 def close(a, b, tolerance=1e-8):

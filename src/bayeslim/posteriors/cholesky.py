@@ -7,12 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from bayeslim.errors import BayeslimError, BayeslimWarning
-
-
-class NotPositiveDefinite(BayeslimError, ArithmeticError):
-    """A precision has directions of zero or negative curvature, so that it has no covariance."""
-
+from bayeslim.errors import BayeslimWarning, NotPositiveDefinite
 
 JITTERS = (1e-12, 1e-10, 1e-8, 1e-6)
 """What may be added to a diagonal, relative to its mean, when float64 alone is not enough."""

@@ -12,8 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
-from bayeslim.posteriors.cholesky import NotPositiveDefinite
+from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.posteriors import prior_precision as priors
-from bayeslim.posteriors.cholesky import NotPositiveDefinite
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.gaussian import Gaussian

@@ -24,8 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
-from bayeslim.posteriors.cholesky import NotPositiveDefinite
+from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.functional import gradient_covariance, positions
 from bayeslim.posteriors.layer_matrix import LayerMatrix

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.posteriors import prior_precision as priors
-from bayeslim.posteriors.cholesky import NotPositiveDefinite, cholesky
+from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
 from bayeslim.posteriors.gaussian import Gaussian
