@@ -64,6 +64,19 @@ def test_density_and_gradients_against_distributions(prior):
 
 
 @every_prior
+def test_weights_and_their_kl_in_one_step(prior):
+    mean, std = a_posterior()
+    values = mean.requires_grad_(), std.log().requires_grad_()
+    mean, std, kl = prior.weights(*values)
+    assert torch.equal(mean, values[0])
+    assert torch.allclose(std, values[1].exp())
+    assert torch.allclose(kl, prior.kl(mean, std))
+    # whatever is done with μ and σ, the KL's gradients join in
+    assert torch.autograd.gradcheck(prior.weights, values)
+    assert torch.autograd.gradgradcheck(prior.weights, values)
+
+
+@every_prior
 def test_gradient_of_the_kl_in_the_log_std(prior):
     """As it is trained: σ = e^s with both given, the gradient in s counted once."""
     mean, std = a_posterior()

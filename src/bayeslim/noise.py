@@ -120,7 +120,7 @@ def _fill(streams: list[_Stream]) -> None:
     """Fill the values, every thread a part of the streams, this thread among them."""
     if not streams:
         return
-    threads = min(torch.get_num_threads(), len(streams))
+    threads = max(1, min(torch.get_num_threads(), len(streams) // 2))  # waking one up costs as much as a stream
 
     def work(part: int) -> None:
         for values, seed, index in streams[part::threads]:

@@ -45,6 +45,12 @@ class Prior:
         entropy = (std.log() if log_std is None else log_std) + 0.5 * math.log(2 * math.pi * math.e)
         return -(self.log_prob(weight) + entropy).sum()
 
+    def weights(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """μ and σ to compute with, and KL(N(μ, σ²) ‖ p): one step of the graph where their gradients can be joined."""
+        std = log_std.exp()
+        # The sum over the weights of a half-precision network needs the precision of σ.
+        return mean, std, self.kl(mean.to(std.dtype), std, log_std)
+
     def at(self, mask: Tensor) -> Prior:
         """The prior of the weights that a mask picks, in a row; itself, unless weights have settings of their own."""
         return self
@@ -84,12 +90,17 @@ class Normal(Prior):
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
         """½ Σ [((μ − m)² + σ²)/s² − 1 − log(σ²/s²)]."""
         log_std = std.log() if log_std is None else log_std
-        if isinstance(self.std, Tensor) or isinstance(self.mean, Tensor):
-            scale = torch.as_tensor(self.std, dtype=std.dtype, device=std.device)
-            off = (mean - torch.as_tensor(self.mean, dtype=std.dtype, device=std.device)) / scale
-            return 0.5 * (off.square() + (std / scale).square() - 1).sum() - (log_std - scale.log()).sum()
-        kl: Tensor = _NormalKL.apply(mean - self.mean if self.mean else mean, std, log_std, float(self.std))
-        return kl
+        scale = torch.as_tensor(self.std, dtype=std.dtype, device=std.device)
+        off = (mean - torch.as_tensor(self.mean, dtype=std.dtype, device=std.device)) / scale
+        return 0.5 * (off.square() + (std / scale).square() - 1).sum() - (log_std - scale.log()).sum()
+
+    def weights(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """μ, σ and the KL, with all their gradients in as few passes over the weights as there are."""
+        varies = isinstance(self.std, Tensor) or isinstance(self.mean, Tensor)
+        if varies or mean.dtype != log_std.dtype or torch.compiler.is_compiling():  # a compiler joins them by itself
+            return super().weights(mean, log_std)
+        found: tuple[Tensor, Tensor, Tensor] = _NormalWeights.apply(mean, log_std, float(self.mean), float(self.std))
+        return found
 
     def at(self, mask: Tensor) -> Normal:
         """The prior of the weights that a boolean mask picks."""
@@ -108,24 +119,30 @@ class Normal(Prior):
         return {"std": self.std, "mean": self.mean}
 
 
-class _NormalKL(torch.autograd.Function):
-    """KL(N(μ, σ²) ‖ N(0, s²)), summed, with the gradients μ/s² and σ²/s² − 1 (in log σ) in as few passes as there are.
+class _NormalWeights(torch.autograd.Function):
+    """(μ, log σ) ↦ (μ, σ, KL(N(μ, σ²) ‖ N(m, s²)) summed).
 
-    The gradient reaches log σ directly: σ is taken as known from it.
+    The KL's own gradients, (μ − m)/s² and σ²/s² − 1 in log σ, are added to those of the data on their way to the
+    parameters: on a CPU a step of a small network is made of such passes over the weights.
     """
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, std: Tensor, log_std: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, centre: float, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        std = log_std.exp()
         ctx.save_for_backward(mean, std)
-        ctx.scale = scale
-        squares = _sum_of_squares(mean) + _sum_of_squares(std)
-        return 0.5 / scale**2 * squares - log_std.sum() - mean.numel() * (0.5 - math.log(scale))
+        ctx.centre, ctx.scale = centre, scale
+        squares = _sum_of_squares(mean - centre if centre else mean) + _sum_of_squares(std)
+        kl = 0.5 / scale**2 * squares - log_std.sum() - mean.numel() * (0.5 - math.log(scale))
+        return mean.view_as(mean), std, kl
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
+    def backward(ctx: Any, to_mean: Tensor, to_std: Tensor, to_kl: Tensor) -> tuple[Tensor, Tensor, None, None]:
         mean, std = ctx.saved_tensors
-        precision = grad / ctx.scale**2
-        return mean * precision, None, std.square().mul_(precision).sub_(grad), None
+        to_mean, to_std = (g.to_dense() if g.is_sparse else g for g in (to_mean, to_std))
+        precision = to_kl / ctx.scale**2
+        off = mean - ctx.centre if ctx.centre else mean
+        to_log_std = torch.addcmul(to_std, std, precision) * std
+        return torch.addcmul(to_mean, off, precision), to_log_std.sub_(to_kl), None, None
 
 
 def _sum_of_squares(x: Tensor) -> Tensor:

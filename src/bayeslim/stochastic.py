@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -36,6 +38,10 @@ LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
     nn.ConvTranspose3d,
 )
 """Layers linear in their parameters, by exact type: a subclass may do anything in its forward."""
+
+
+TINY = 1e-20
+"""Added to variances: the root of one that is zero (of an input that is all zeros) would have an infinite gradient."""
 
 
 class _Substitute:
@@ -56,17 +62,16 @@ class _Noisy:
     plain: ClassVar[type[nn.Module]]
     training: bool
     weight: Tensor
-    known_weight_std: Tensor | None = None
-    known_bias_std: Tensor | None = None
-    """σ, while it is known from elsewhere (see `noise`)."""
+    given: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
+    """μ and σ of weight and bias, while they are known from elsewhere (see `noise`)."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        mean: Tensor = self.plain.forward(self, input, *args, **kwargs)
         if not self.training:
-            return mean
-        return self.perturbed(input, mean, *args, **kwargs)
+            output: Tensor = self.plain.forward(self, input, *args, **kwargs)
+            return output
+        return self.perturbed(input, *args, **kwargs)
 
-    def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def perturbed(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         raise NotImplementedError
 
     def run_with(self, weight: Tensor, bias: Tensor | None, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -75,59 +80,101 @@ class _Noisy:
         output: Tensor = self.plain.forward(layer, input, *args, **kwargs)
         return output
 
-    def log_stds(self) -> tuple[Tensor, Tensor | None]:
-        """Log σ of the weight, and of the bias if that is random."""
-        return self.weight_log_std, getattr(self, "bias_log_std", None)  # type: ignore[attr-defined]
+    def mean_and_std(self, leaf: str) -> tuple[Any, Any]:
+        """μ and σ of the weight or the bias; σ is None if that is not random, and μ if there is none."""
+        if leaf in self.given:
+            mean, std = self.given[leaf]
+            return mean, _Std.apply(std, False)
+        log_std = getattr(self, f"{leaf}_log_std", None)
+        return getattr(self, leaf), None if log_std is None else _Std.apply(log_std, True)
 
 
-class _Variance(torch.autograd.Function):
-    """σ², from log σ and from σ where that is known: the exponential costs more than everything else here.
+class _Std(torch.autograd.Function):
+    """σ, or from log σ.
 
-    What it keeps for the backward pass is the same in both cases, as activation checkpointing asks.
+    What it keeps for the backward pass is the same in both cases, as activation checkpointing asks: that runs a layer
+    again when σ is no longer known from elsewhere.
     """
 
     @staticmethod
-    def forward(ctx: Any, log_std: Tensor, std: Tensor | None) -> Tensor:
-        variance = (log_std.exp() if std is None else std).square()
-        ctx.save_for_backward(log_std, variance)
-        return variance
+    def forward(ctx: Any, spread: Tensor, is_log: bool) -> Tensor:
+        std = spread.exp() if is_log else spread.view_as(spread)
+        ctx.is_log = is_log
+        ctx.save_for_backward(std)
+        return std
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        log_std, variance = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
-            return 2 * grad * (2 * log_std).exp(), None
-        return (grad * variance).mul_(2), None
+        return grad * ctx.saved_tensors[0] if ctx.is_log else grad, None
+
+
+class _LocalLinear(torch.autograd.Function):
+    """x Wᵀ + b + √(x² σ²ᵀ) ∘ ε: a linear layer with local noise, without the many small steps it is made of."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, std: Tensor, bias: Tensor | None) -> Tensor:
+        output = F.linear(x, weight, bias)
+        squares, variance = x.square(), std.square()
+        spread = F.linear(squares, variance).add_(TINY).sqrt_()
+        noise = standard_normal_like(output)
+        output.addcmul_(spread, noise)
+        ctx.save_for_backward(x, squares, weight, std, variance, noise.div_(spread))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+        x, squares, weight, std, variance, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: by steps that can be
+            squares, variance = x.square(), std.square()
+            spread = F.linear(squares, variance).add(TINY).sqrt()
+            slope = (slope * spread).detach() / spread
+        by_noise = grad * slope
+        to_x = torch.addcmul(grad @ weight, x, by_noise @ variance) if ctx.needs_input_grad[0] else None
+        to_bias = grad.sum(0) if ctx.needs_input_grad[3] else None
+        return to_x, grad.mT @ x, (by_noise.mT @ squares) * std, to_bias
 
 
 class _Local(_Noisy):
-    def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weight, bias = self.log_stds()
-        weight = _Variance.apply(weight, self.known_weight_std)
-        bias = None if bias is None else _Variance.apply(bias, self.known_bias_std)
+    def perturbed(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        weight, weight_std = self.mean_and_std("weight")
+        bias, bias_std = self.mean_and_std("bias")
+        if self.plain is nn.Linear and bias_std is None and _is_simple(input, weight, weight_std):
+            rows: Tensor = _LocalLinear.apply(input.reshape(-1, input.shape[-1]), weight, weight_std, bias)
+            return rows.view(*input.shape[:-1], -1)
+        mean = self.run_with(weight, bias, input, *args, **kwargs)
+        weight_variance, bias_variance = weight_std.square(), None if bias_std is None else bias_std.square()
         if _half_precision(input, mean):
             # σ² of a small σ underflows in half precision.
             with torch.autocast(input.device.type, enabled=False):
-                variance = self.run_with(weight, bias, input.float().square(), *args, **kwargs)
+                variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
         else:
-            variance = self.run_with(weight, bias, input.square(), *args, **kwargs)
-        # The root of a variance of exactly zero (an input that is all zeros) would have an infinite gradient.
-        std = variance.add_(1e-20).sqrt_()
+            variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
+        std = variance.add_(TINY).sqrt_()
         return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
 
 class _Flipout(_Noisy):
-    def perturbed(self, input: Tensor, mean: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weight, bias = self.log_stds()
-        delta = (weight.exp() * standard_normal_like(weight)).to(self.weight.dtype)
+    def perturbed(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        weight, weight_std = self.mean_and_std("weight")
+        bias, bias_std = self.mean_and_std("bias")
+        mean = self.run_with(weight, bias, input, *args, **kwargs)
+        delta = (weight_std * standard_normal_like(weight_std)).to(weight.dtype)
         channel = -1 if issubclass(self.plain, nn.Linear) else 1
         noise = _signs(mean, channel) * self.run_with(delta, None, input * _signs(input, channel), *args, **kwargs)
-        if bias is not None:
+        if bias_std is not None:
             shape = [1] * mean.ndim
-            shape[channel] = bias.numel()
+            shape[channel] = bias_std.numel()
             draws = standard_normal_like(_signs(mean, channel))
-            noise = noise + (bias.exp().view(shape) * draws).to(mean.dtype)
+            noise = noise + (bias_std.view(shape) * draws).to(mean.dtype)
         return mean + noise
+
+
+def _is_simple(*tensors: Tensor) -> bool:
+    """Whether tensors are plain, of one full precision, and no compiler or autocast has a say."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(tensors[0].device.type):
+        return False
+    dtype = tensors[0].dtype
+    return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
 
 
 def _half_precision(input: Tensor, mean: Tensor) -> bool:
@@ -178,32 +225,33 @@ def is_noisy(layer: nn.Module) -> bool:
 
 
 @contextmanager
-def noise(model: nn.Module, on: bool, stds: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> Iterator[None]:
     """Noisy layers of `model` draw (or do not) whatever the model's mode; everything else keeps its mode.
 
     Args:
         model: the network.
         on: whether they draw.
-        stds: σ of parameters by name, where it is known already: the layers then need not compute it again.
+        given: μ and σ of parameters by name, for the layers to use instead of their own.
     """
     changed = [m for m in model.modules() if is_noisy(m) and m.training != on]
     for layer in changed:
         layer.training = on
-    knowing = []
-    if stds and not torch.compiler.is_compiling():  # a compiler finds common expressions by itself
-        for name, std in stds.items():
+    told: dict[nn.Module, dict[str, tuple[Tensor, Tensor]]] = {}
+    if given and not torch.compiler.is_compiling():  # a compiler finds common expressions by itself
+        for name, (mean, std) in given.items():
             layer, leaf = owner(model, name)
             if is_noisy(layer) and type(std) is Tensor:  # a layer has no use for a shard
-                setattr(layer, f"known_{leaf}_std", std.detach())
-                knowing.append((layer, leaf))
+                told.setdefault(layer, {})[leaf] = (mean, std)
+    for layer, values in told.items():
+        layer.given = values  # type: ignore[assignment]
     try:
         with own_layers() if changed else nullcontext():
             yield
     finally:
         for layer in changed:
             layer.training = not on
-        for layer, leaf in knowing:
-            delattr(layer, f"known_{leaf}_std")
+        for layer in told:
+            del layer.given
 
 
 @contextmanager

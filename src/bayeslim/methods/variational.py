@@ -115,29 +115,35 @@ class Variational(Method):
         num_data = bnn.data_size()
         inputs, targets = split_batch(batch)
         self._retype(bnn, inputs)
-        log_stds = {name: self.family.log_std(bnn.model, name) for name in bnn.sites.names}
-        stds = {name: log_std.exp() for name, log_std in log_stds.items()}
-        means = {name: bnn.model.get_parameter(name) for name in bnn.sites.names}
+        means, stds, kl = self._weights(bnn)
         whole = self._whole(bnn)
         log_likelihoods = []
         noise: Params = {}
-        with stochastic.noise(bnn.model, on=True, stds=stds):
+        with stochastic.noise(bnn.model, on=True, given={name: (means[name], stds[name]) for name in means}):
             for k in range(self.samples):
                 mirror = self.antithetic and k % 2 == 1
                 noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(stds, whole)
                 params = {n: (stds[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in whole}
                 log_likelihoods.append(bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean())
-        kls = []
-        for n, prior in bnn.priors.items():
-            # The sum over the weights of a half-precision network needs the precision of σ.
-            q = (means[n].to(stds[n].dtype), stds[n], log_stds[n])
-            if n in bnn.masks:
-                prior, q = prior.at(bnn.masks[n]), (q[0][bnn.masks[n]], q[1][bnn.masks[n]], q[2][bnn.masks[n]])
-            kls.append(prior.kl(*q))
-        kl = torch.stack(kls).sum()
         if kl_weight is None:
             kl_weight = self.kl_schedule.weight(bnn.position)
         return Terms(-torch.stack(log_likelihoods).mean(), kl, kl_weight * self.temperature, num_data)
+
+    def _weights(self, bnn: Bayesian) -> tuple[Params, Params, Tensor]:
+        """μ and σ of every random parameter, and the KL of those that are not cut."""
+        means: Params = {}
+        stds: Params = {}
+        kls = []
+        for name, prior in bnn.priors.items():
+            mean, log_std = bnn.model.get_parameter(name), self.family.log_std(bnn.model, name)
+            if name in bnn.masks:
+                kept = bnn.masks[name]
+                means[name], stds[name] = mean, log_std.exp()
+                kl = prior.at(kept).kl(mean.to(log_std.dtype)[kept], stds[name][kept], log_std[kept])
+            else:
+                means[name], stds[name], kl = prior.weights(mean, log_std)
+            kls.append(kl)
+        return means, stds, torch.stack(kls).sum()
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Zero means and zero spreads where a mask is False; independent survivors stay where they are."""
