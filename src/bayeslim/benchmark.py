@@ -25,11 +25,11 @@ import torch
 from torch import nn
 
 from bayeslim.compact import cost
-from bayeslim.compact.trace import evaluating_copy, run_example
-from bayeslim.export.check import batches, with_batch_size
+from bayeslim.compact.example import batches, run_example, with_batch_size
+from bayeslim.compact.quiet import quiet
+from bayeslim.compact.trace import evaluating_copy
 from bayeslim.export.files import write_file
 from bayeslim.export.memory import peak_bytes
-from bayeslim.export.quiet import quiet
 from bayeslim.export.runtimes import RUNTIMES, Contender, Preparation, available
 from bayeslim.progress import progress
 from bayeslim.saving import save

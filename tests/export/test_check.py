@@ -6,8 +6,9 @@ import pytest
 import torch
 from small_networks import FixedBatch, mlp
 
+from bayeslim.compact.example import batches, rows_of, with_batch_size
 from bayeslim.errors import ShapeMismatch
-from bayeslim.export.check import ExportFailed, batches, difference, prove, rows_of, with_batch_size
+from bayeslim.export.check import ExportFailed, difference, prove
 
 INF, NAN = float("inf"), float("nan")
 

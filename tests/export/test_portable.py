@@ -10,8 +10,9 @@ import torch
 from small_networks import Length, TwoInputs, architectures, mlp
 from torch import fx, nn
 
+from bayeslim.compact.example import batches, tensors_in
 from bayeslim.errors import CorruptFile, UnsupportedModel
-from bayeslim.export.check import batches, difference, tensors_in
+from bayeslim.export.check import difference
 from bayeslim.export.operations import function, name_of
 from bayeslim.export.portable import as_graph, build, describe
 

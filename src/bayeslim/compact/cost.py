@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
-from bayeslim.compact.trace import evaluating_copy, run_example
+from bayeslim.compact.trace import evaluating_copy
 from bayeslim.types import Inputs, to_device
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.trace import quiet_copy, run_example
+from bayeslim.compact.example import run_example
+from bayeslim.compact.trace import quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, device_of, to_device
 

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.ops import words
-from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.compact.program import exported
+from bayeslim.compact.quiet import quiet
+from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Inputs, arguments, to_device
 
 M = TypeVar("M", nn.Module, fx.Graph)
@@ -56,31 +59,15 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     network = evaluating_copy(model).cpu()
     example = to_device(example, "cpu")
     output = run_example(network, example)
-    args, kwargs = _pair(network, example)
-    size = _batch_size((args, kwargs))
-    dynamic = pytree.tree_map(
-        lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and x.shape[0] == size > 1 else None,
-        (args, kwargs),
-    )
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)  # the fused kernel hides the weights from the graph
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(network, args, kwargs, dynamic_shapes=dynamic[0] or dynamic[1], strict=False)
+    inputs = batches(network, example)
+    program = exported(network, inputs)
+    with quiet():
+        module = program.module(check_guards=False)
+        if not _made_functional(module.graph):
+            table = torch.export.default_decompositions()
+            program = program.run_decompositions({op.default: table[op.default] for op in _TAKEN_APART})
             module = program.module(check_guards=False)
-            if not _made_functional(module.graph):
-                table = torch.export.default_decompositions()
-                program = program.run_decompositions({op.default: table[op.default] for op in _TAKEN_APART})
-                module = program.module(check_guards=False)
-    except Exception as error:
-        message = str(error).strip() or repr(error)
-        raise UnsupportedModel(
-            f"torch.export cannot trace {type(model).__name__}: {message.splitlines()[0]} "
-            "Compaction needs a forward without data-dependent control flow; see torch.export's documentation."
-        ) from error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    args, kwargs = arguments(inputs[0])
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
     if isinstance(output, Tensor) and len(leaves) == len(args) + len(kwargs):
         module = _with_plain_signature(module)
@@ -109,24 +96,6 @@ def evaluating_copy(model: nn.Module) -> nn.Module:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {error}. "
             "Remove tensors with a gradient history that it keeps as attributes."
-        ) from error
-
-
-def run_example(model: nn.Module, example: Inputs) -> Any:
-    """The network's output on the example, without gradients.
-
-    Raises:
-        ShapeMismatch: if the network does not run on the example.
-    """
-    args, kwargs = arguments(example)
-    try:
-        with torch.no_grad():
-            return model(*args, **kwargs)
-    except Exception as error:
-        shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        raise ShapeMismatch(
-            f"{type(model).__name__} does not run on the example (shapes {shapes}): {error} "
-            "Pass inputs as the network takes them, with a batch dimension: a tensor, a tuple of arguments, or a dict."
         ) from error
 
 
@@ -169,27 +138,6 @@ class Walker(fx.Interpreter):
         raise NotImplementedError
 
 
-def _pair(network: nn.Module, example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example cut or repeated to a batch of two where the network allows it: small, and not the special one."""
-    original = arguments(example)
-    size = _batch_size(original)
-
-    def resize(x: Any) -> Any:
-        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == size):
-            return x
-        return x[:2].clone() if size > 2 else torch.cat([x, x])
-
-    if size in (0, 2):
-        return original
-    paired: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(resize, original)
-    try:
-        with torch.no_grad():
-            network(*paired[0], **paired[1])
-    except Exception:
-        return original
-    return paired
-
-
 def _with_plain_signature(module: fx.GraphModule) -> fx.GraphModule:
     """A graph whose forward takes tensors and returns a tensor, without packing and unpacking containers."""
     for node in module.graph.nodes:
@@ -227,11 +175,6 @@ def _made_functional(graph: fx.Graph) -> bool:
 def op_name(node: fx.Node) -> str:
     """The name of a node's operation without its namespace, or nothing if it is no tensor operation."""
     return node.target._schema.name.split("::")[-1] if isinstance(node.target, torch._ops.OpOverload) else ""
-
-
-def _batch_size(inputs: Any) -> int:
-    sizes = [x.shape[0] for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim]
-    return sizes[0] if sizes else 0
 
 
 def _aliases(network: nn.Module, module: fx.GraphModule) -> dict[str, tuple[str, ...]]:

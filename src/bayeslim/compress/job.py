@@ -16,7 +16,7 @@ from torch import nn
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
-from bayeslim.compact.trace import run_example
+from bayeslim.compact.example import run_example
 from bayeslim.data import Loader
 from bayeslim.errors import BayeslimError, MissingExtra
 from bayeslim.likelihoods import Categorical, Likelihood

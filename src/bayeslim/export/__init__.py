@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.compact.trace import evaluating_copy, run_example
+from bayeslim.compact.example import batches, run_example
+from bayeslim.compact.trace import evaluating_copy
 from bayeslim.errors import BayeslimError
-from bayeslim.export.check import ExportFailed, batches
+from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
 from bayeslim.export.files import write_file
 from bayeslim.types import Inputs, to_device

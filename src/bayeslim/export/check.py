@@ -7,54 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from bayeslim.compact.trace import run_example
-from bayeslim.errors import BayeslimError, ShapeMismatch
-from bayeslim.export.quiet import plain_attention
-from bayeslim.types import Inputs, arguments
+from bayeslim.compact.example import rows_of, run_example, tensors_in
+from bayeslim.compact.program import first_line
+from bayeslim.compact.quiet import plain_attention
+from bayeslim.errors import BayeslimError
+from bayeslim.types import Inputs
 
 _ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 class ExportFailed(BayeslimError, RuntimeError):
     """The exported network does not give the answers of the original; nothing was written."""
-
-
-def rows_of(example: Inputs) -> int:
-    """How many examples the inputs hold: the first dimension of their first tensor."""
-    for tensor in tensors_in(example):
-        if tensor.ndim:
-            return tensor.shape[0]
-    raise ShapeMismatch("The example holds no tensor with a batch dimension.")
-
-
-def with_batch_size(example: Inputs, size: int) -> Inputs:
-    """The example with another number of rows, cut or repeated, wherever it has rows."""
-    rows = rows_of(example)
-
-    def resize(x: Any) -> Any:
-        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
-            return x
-        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
-
-    return pytree.tree_map(resize, example)
-
-
-def batches(network: nn.Module, example: Inputs) -> list[Inputs]:
-    """The example as a batch of two, and of three, if the network takes them; else as it is."""
-    try:
-        sizes = [with_batch_size(example, size) for size in (2, 3)]
-        for inputs in sizes:
-            run_example(network, inputs)
-    except (ShapeMismatch, AssertionError, TypeError):  # of a fixed size, or packed in a way that cannot be cut
-        return [example]
-    return sizes
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of inputs or outputs, in order."""
-    return [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]
 
 
 def difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
@@ -107,23 +71,3 @@ def prove(
                 "Nothing was written. Raise tolerance if that is only rounding, as in a very deep network."
             )
     return worst
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says anything."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else repr(error)
-
-
-def split(example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Positional and keyword arguments, and for `torch.export` which of their dimensions are free: the batch."""
-    args, kwargs = arguments(example)
-    rows = rows_of(example)
-    try:
-        free = pytree.tree_map(
-            lambda x: {0: torch.export.Dim.AUTO} if torch.is_tensor(x) and x.ndim and x.shape[0] == rows > 1 else None,
-            (args, kwargs),
-        )
-    except AssertionError:  # a packed sequence
-        return args, kwargs, None
-    return args, kwargs, free[0] or free[1]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayeslim.compact.trace import run_example
+from bayeslim.compact.example import run_example
 from bayeslim.types import Inputs
 
 

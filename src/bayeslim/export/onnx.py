@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayeslim.compact.trace import run_example
+from bayeslim.compact.example import run_example, tensors_in
+from bayeslim.compact.program import exported, first_line
+from bayeslim.compact.quiet import quiet
 from bayeslim.errors import BayeslimError, MissingExtra, UnsupportedModel
-from bayeslim.export.check import first_line, prove, tensors_in
-from bayeslim.export.program import exported
-from bayeslim.export.quiet import quiet
+from bayeslim.export.check import prove
 from bayeslim.types import Inputs
 
 _PLACE_BYTES = 8

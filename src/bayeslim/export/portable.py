@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from bayeslim.compact.program import exported
+from bayeslim.compact.quiet import quiet
 from bayeslim.errors import CorruptFile, UnsupportedModel
 from bayeslim.export.operations import function, name_of
-from bayeslim.export.program import exported
-from bayeslim.export.quiet import quiet
 from bayeslim.types import Inputs, Params
 
 _NAMED_TYPES = (torch.dtype, torch.layout, torch.memory_format)

@@ -11,47 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from bayeslim.compact.trace import run_example
-from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.export.check import first_line, prove, split
-from bayeslim.export.quiet import plain_attention, quiet
+from bayeslim.compact.example import run_example
+from bayeslim.compact.program import exported
+from bayeslim.compact.quiet import quiet
+from bayeslim.export.check import prove
 from bayeslim.types import Inputs
-
-
-def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.ExportedProgram:
-    """A network as `torch.export` traces it, for batches of any size if the network takes them.
-
-    Args:
-        network: in eval mode, on the CPU.
-        inputs: what to trace it on, and more, on which the program should run as well.
-
-    Raises:
-        UnsupportedModel: if it cannot be traced.
-    """
-    args, kwargs, free = split(inputs[0])
-    program, failure = None, None
-    # The plain way takes len(x) for a number that never changes; the strict one, which reads the code, knows better.
-    for strict in (False, True):
-        try:
-            with quiet(), plain_attention():
-                found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
-        except Exception as error:
-            failure = failure or error
-            continue
-        program = program or found
-        try:
-            for other in inputs[1:]:
-                run_example(found.module(), other)
-        except ShapeMismatch:
-            continue
-        return found
-    if program is None:
-        assert failure is not None
-        raise UnsupportedModel(
-            f"torch.export cannot trace {type(network).__name__}: {first_line(failure)} "
-            "It needs a forward without data-dependent control flow."
-        ) from failure
-    return program
 
 
 def to_program(network: nn.Module, inputs: Sequence[Inputs], tolerance: float) -> tuple[bytes, float]:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import zoo
+from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.rebuild import put_tensors
 from bayeslim.compact.sparse import SEPARATOR, pack, unpack
-from bayeslim.compact.trace import evaluating_copy, run_example
+from bayeslim.compact.trace import evaluating_copy
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, UnsupportedModel
-from bayeslim.export.check import ExportFailed, batches, prove
+from bayeslim.export.check import ExportFailed, prove
 from bayeslim.export.portable import as_graph, build, describe
 from bayeslim.types import Inputs, Params, to_device
 

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from bayeslim.compact import compaction, cost
+from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
-from bayeslim.compact.trace import evaluating_copy, run_example
+from bayeslim.compact.trace import evaluating_copy
 from bayeslim.prune.items import Items
 from bayeslim.types import Inputs, Params, device_of, to_device
 

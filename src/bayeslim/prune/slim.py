@@ -6,7 +6,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import compact_network
-from bayeslim.export.check import with_batch_size
+from bayeslim.compact.example import with_batch_size
 from bayeslim.export.stored import EXAMPLE
 from bayeslim.types import Inputs, to_device
 

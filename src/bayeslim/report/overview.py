@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from bayeslim.compact import Cost, cost
-from bayeslim.compact.trace import evaluating_copy, run_example
-from bayeslim.export.check import with_batch_size
+from bayeslim.compact.example import run_example, with_batch_size
+from bayeslim.compact.trace import evaluating_copy
 from bayeslim.likelihoods import Likelihood
 from bayeslim.progress import progress
 from bayeslim.report.figure import Table

@@ -1,4 +1,4 @@
-"""The state PyTorch has to be in for an export: silent about its own internals, attention in its plain form."""
+"""The state PyTorch has to be in to trace a network: silent about its own internals, attention in its plain form."""
 
 from __future__ import annotations
 

@@ -1,0 +1,71 @@
+"""A network as `torch.export` traces it, the batch size left free where the network leaves it free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from bayeslim.compact.example import rows_of, run_example
+from bayeslim.compact.quiet import plain_attention, quiet
+from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.types import Inputs, arguments
+
+
+def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.ExportedProgram:
+    """A network as `torch.export` traces it, for batches of any size if the network takes them.
+
+    Args:
+        network: in eval mode, on the CPU.
+        inputs: what to trace it on, and more, on which the program should run as well.
+
+    Raises:
+        UnsupportedModel: if it cannot be traced.
+    """
+    args, kwargs, free = split(inputs[0])
+    program, failure = None, None
+    # The plain way takes len(x) for a number that never changes; the strict one, which reads the code, knows better.
+    for strict in (False, True):
+        try:
+            with quiet(), plain_attention():
+                found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
+        except Exception as error:
+            failure = failure or error
+            continue
+        program = program or found
+        try:
+            for other in inputs[1:]:
+                run_example(found.module(), other)
+        except ShapeMismatch:
+            continue
+        return found
+    if program is None:
+        assert failure is not None
+        raise UnsupportedModel(
+            f"torch.export cannot trace {type(network).__name__}: {first_line(failure)} "
+            "It needs a forward without data-dependent control flow."
+        ) from failure
+    return program
+
+
+def split(example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Positional and keyword arguments, and for `torch.export` which of their dimensions are free: the batch."""
+    args, kwargs = arguments(example)
+    rows = rows_of(example)
+    try:
+        free = pytree.tree_map(
+            lambda x: {0: torch.export.Dim.AUTO} if torch.is_tensor(x) and x.ndim and x.shape[0] == rows > 1 else None,
+            (args, kwargs),
+        )
+    except AssertionError:  # a packed sequence
+        return args, kwargs, None
+    return args, kwargs, free[0] or free[1]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says anything."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else repr(error)
