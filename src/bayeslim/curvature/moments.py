@@ -9,14 +9,14 @@ from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLa
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
 
-BLOCK = 256
-"""Rows of a large symmetric product computed at once on a CPU."""
+STRIPS, NARROWEST = 6, 64
+"""On a CPU, a symmetric product is computed in at most so many strips of rows, each at least so many rows high."""
 
 
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`: below it large matrices are not filled, which saves half the work.
+    Only the upper triangle counts, see `symmetric`: what is below is not all computed, which saves almost half the work.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
@@ -24,7 +24,8 @@ def add_outer_products(total: Tensor, rows: Tensor) -> None:
         return
     flat = rows.reshape(-1, rows.shape[-1])
     size = flat.shape[1]
-    step = BLOCK if size > 2 * BLOCK and flat.device.type == "cpu" else size
+    strips = min(STRIPS, size // NARROWEST) if flat.device.type == "cpu" else 1
+    step = -(-size // max(1, strips))
     for start in range(0, size, step):
         total[0, start : start + step, start:].addmm_(flat[:, start : start + step].T, flat[:, start:])
 
