@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import bayeslim
+from bayeslim.cli import options as o
 
 _PACKAGE = Path(bayeslim.__file__).parent
 _STOPPED = 130
@@ -25,7 +27,8 @@ class _App(typer.Typer):
         except (bayeslim.errors.BayeslimError, ValueError, TypeError, OSError) as error:
             if not _is_deliberate(error):
                 raise
-            Console(stderr=True).print("[bold red]Error:[/]", str(error), highlight=False, markup=True, soft_wrap=True)
+            words = escape(str(error))  # brackets in it are no markup
+            Console(stderr=True).print("[bold red]Error:[/]", words, highlight=False, soft_wrap=True)
             sys.exit(1)
 
 
@@ -57,7 +60,10 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior."""
+    """Make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior.
+
+    A first session: bayeslim fit --model "mlp(inputs=64)" --data digits --epochs 10, then bayeslim evaluate fit.
+    """
 
 
 @app.command()
@@ -71,56 +77,115 @@ def demo(
     run(output, seed)
 
 
-Config = Annotated[Path | None, typer.Option(help="A TOML file with any of these settings; flags win.")]
-Model = Annotated[str | None, typer.Option(help='"lenet5", "mlp(hidden=100)", or "package.module:factory".')]
-Data = Annotated[
-    str | None, typer.Option(help='"mnist", ..., or "package.module:loaders", giving (train, val[, test]).')
-]
-Out = Annotated[str | None, typer.Option(help="The run's folder; a run that was stopped goes on from it.")]
-Weights = Annotated[str | None, typer.Option(help="Trained weights: a safetensors file, or a folder from bl.save.")]
-MethodName = Annotated[
-    str | None, typer.Option("--method", help='"laplace" or "variational", with arguments if need be.')
-]
-PriorName = Annotated[str | None, typer.Option("--prior", help='"normal(0.2)".')]
-LikelihoodName = Annotated[str | None, typer.Option("--likelihood", help='"categorical", "gaussian(noise=0.1)", ...')]
-Epochs = Annotated[int | None, typer.Option(help="Train this long first; otherwise the weights are taken as they are.")]
-Lr = Annotated[float | None, typer.Option(help="The learning rate of all training.")]
-Sparsity = Annotated[float | None, typer.Option(help="Goal: the fraction of weights that goes.")]
-Parameters = Annotated[int | None, typer.Option(help="Goal: parameters left, at most.")]
-Flops = Annotated[float | None, typer.Option(help="Goal: arithmetic of a call, at most.")]
-Bytes = Annotated[float | None, typer.Option(help="Goal: bytes on disk, at most.")]
-Threshold = Annotated[float | None, typer.Option(help="Goal: cut what scores lower; needs a criterion.")]
-Latency = Annotated[float | None, typer.Option(help="Goal: seconds a call, at most (units only).")]
-MaxErrorIncrease = Annotated[
-    float | None, typer.Option(help="Goal: the most that costs so many points of validation error.")
-]
-EvidenceGoal = Annotated[
-    bool | None, typer.Option("--evidence", help="Goal: the most that does not lower the evidence.")
-]
-Scope = Annotated[str | None, typer.Option(help='Rank all weights together ("global") or in each "layer".')]
-Protect = Annotated[list[str] | None, typer.Option(help="A parameter, module or pattern to leave alone; repeatable.")]
-KeepBest = Annotated[bool | None, typer.Option("--keep-best", help="Leave a layer its best rather than refuse.")]
-Granularity = Annotated[str | None, typer.Option(help='"weight", "unit", or N:M such as "2:4".')]
-CriterionName = Annotated[str | None, typer.Option("--criterion", help='"auto", "snr", "curvature", "magnitude", ...')]
-Steps = Annotated[int | None, typer.Option(help="Cuts on the way, the posterior found again after each.")]
-FineTune = Annotated[int | None, typer.Option(help="Epochs of fine-tuning after the cut.")]
-Formats = Annotated[list[str] | None, typer.Option("--format", help='"onnx" or "pt2"; repeatable.')]
-Baseline = Annotated[bool | None, typer.Option(help="Whether to cut a copy by magnitude, to compare.")]
-BatchSize = Annotated[int | None, typer.Option(help="Of training, for data sets by name.")]
-Validation = Annotated[float | None, typer.Option(help="The fraction held out for validation, for data sets by name.")]
-Seed = Annotated[int | None, typer.Option(help="The seed of everything random.")]
+@app.command()
+def data(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets to download, or to check if they are here.")
+    ] = None,
+) -> None:
+    """List the data sets and where they are; with names, download them.
+
+    Files are looked for in $BAYESLIM_DATA and in the cache (~/.cache/bayeslim).
+    """
+    from bayeslim.cli.datasets import fetch, listed
+    from bayeslim.cli.tables import data_table
+
+    if not names:
+        Console().print(data_table(listed()))
+        typer.echo("bayeslim data NAME downloads an image set, and says where the file of a regression set goes.")
+    for line in fetch(names or []):
+        typer.echo(line)
+
+
+@app.command()
+def fit(
+    config: o.Config = None, model: o.Model = None, data: o.Data = None, out: o.FitOut = None,
+    weights: o.Weights = None, method: o.FitMethod = None, prior: o.PriorName = None,
+    likelihood: o.LikelihoodName = None, epochs: o.Epochs = None, lr: o.Lr = None, lr_schedule: o.LrSchedule = None,
+    patience: o.Patience = None, tune: o.Tune = None, batch_size: o.BatchSize = None,
+    validation: o.Validation = None, seed: o.Seed = None, device: o.Device = None,
+) -> None:  # fmt: skip
+    """Find the posterior of a network: by training it, or around trained weights (laplace)."""
+    flags = dict(locals())
+    from bayeslim.cli.evaluating import quality
+    from bayeslim.cli.fitting import FitSettings
+    from bayeslim.cli.tables import quality_table
+    from bayeslim.report.scores import collected
+
+    settings = FitSettings.read(flags.pop("config"), flags)
+    try:
+        fitted = settings.run()
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"Stopped. What is done is kept: the same command goes on from {settings.out}.")
+        sys.exit(_STOPPED)
+    batches = collected(fitted.val)
+    rows, prediction = quality(fitted.bnn, batches, fitted.target_scale)
+    Console().print(quality_table(rows, f"Validation: {len(prediction):,} examples held out of {settings.data}"))
+    typer.echo(f"The network is in {fitted.out}. On test data: bayeslim evaluate {fitted.out}")
+
+
+@app.command()
+def predict(
+    network: o.Fitted,
+    to: Annotated[Path, typer.Option(help="The file: NAME.csv, a table, or NAME.npz, arrays for numpy.")],
+    data: o.HeldOut = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Examples in a .npy file instead of the test part: features in the data's units, images in [0, 1]."
+        ),
+    ] = None,
+    model: o.OwnModel = None,
+    samples: o.Samples = 32,
+    how: o.How = "auto",
+    seed: o.DrawSeed = 0,
+    device: o.Device = "auto",
+) -> None:
+    """Write what a fitted network says of every example, and how sure it is.
+
+    Uncertainties of classes are entropies in nats, those of values standard deviations: aleatoric is noise that stays,
+    epistemic is what more data would teach.
+    """
+    from bayeslim.cli.predicting import predict_folder
+
+    typer.echo(predict_folder(network, to, model, data, inputs, samples, how, seed, device or "auto"))
+
+
+@app.command()
+def evaluate(
+    network: o.Fitted,
+    data: o.HeldOut = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Other data that its uncertainty should tell apart; repeatable.")
+    ] = None,
+    model: o.OwnModel = None,
+    samples: o.Samples = 32,
+    how: o.How = "auto",
+    seed: o.DrawSeed = 0,
+    device: o.Device = "auto",
+    json: Annotated[Path | None, typer.Option(help="A file for the numbers.")] = None,
+) -> None:
+    """Measure a fitted network on test data: error, NLL, Brier score and calibration."""
+    from bayeslim.cli.evaluating import evaluate_folder
+    from bayeslim.cli.tables import against_table, quality_table
+
+    found = evaluate_folder(network, model, data, against or [], samples, how, seed, device or "auto", json)
+    console = Console()
+    console.print(quality_table(found.rows, f"{found.data}, {found.part} part: {found.examples:,} examples"))
+    if found.against:
+        console.print(against_table(found.against))
 
 
 @app.command()
 def compress(
-    config: Config = None, model: Model = None, data: Data = None, out: Out = None, weights: Weights = None,
-    method: MethodName = None, prior: PriorName = None, likelihood: LikelihoodName = None, epochs: Epochs = None,
-    lr: Lr = None, sparsity: Sparsity = None, parameters: Parameters = None, flops: Flops = None, bytes: Bytes = None,
-    threshold: Threshold = None, latency: Latency = None, max_error_increase: MaxErrorIncrease = None,
-    evidence: EvidenceGoal = None, scope: Scope = None, protect: Protect = None, keep_best: KeepBest = None,
-    granularity: Granularity = None, criterion: CriterionName = None, steps: Steps = None, fine_tune: FineTune = None,
-    formats: Formats = None, baseline: Baseline = None, batch_size: BatchSize = None, validation: Validation = None,
-    seed: Seed = None,
+    config: o.Config = None, model: o.Model = None, data: o.Data = None, out: o.Out = None, weights: o.Weights = None,
+    method: o.MethodName = None, prior: o.PriorName = None, likelihood: o.LikelihoodName = None,
+    epochs: o.Epochs = None, lr: o.Lr = None, sparsity: o.Sparsity = None, parameters: o.Parameters = None,
+    flops: o.Flops = None, bytes: o.Bytes = None, threshold: o.Threshold = None, latency: o.Latency = None,
+    max_error_increase: o.MaxErrorIncrease = None, evidence: o.EvidenceGoal = None, scope: o.Scope = None,
+    protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
+    criterion: o.CriterionName = None, steps: o.Steps = None, fine_tune: o.FineTune = None, formats: o.Formats = None,
+    baseline: o.Baseline = None, batch_size: o.BatchSize = None, validation: o.Validation = None, seed: o.Seed = None,
 ) -> None:  # fmt: skip
     """From a network and data to a smaller network, files to deploy, and a report."""
     flags = dict(locals())
@@ -144,12 +209,12 @@ def compress(
 def prune(
     network: Annotated[Path, typer.Argument(help="A folder with a fitted Bayesian network, from bl.save.")],
     out: Annotated[Path, typer.Option(help="The folder for the pruned network and its plan.")],
-    model: Model = None, data: Data = None, sparsity: Sparsity = None, parameters: Parameters = None,
-    flops: Flops = None, bytes: Bytes = None, threshold: Threshold = None, latency: Latency = None,
-    max_error_increase: MaxErrorIncrease = None, evidence: EvidenceGoal = None, scope: Scope = None,
-    protect: Protect = None, keep_best: KeepBest = None, granularity: Granularity = None,
-    criterion: CriterionName = None, steps: Steps = None, batch_size: BatchSize = None, validation: Validation = None,
-    seed: Seed = None,
+    model: o.Model = None, data: o.Data = None, sparsity: o.Sparsity = None, parameters: o.Parameters = None,
+    flops: o.Flops = None, bytes: o.Bytes = None, threshold: o.Threshold = None, latency: o.Latency = None,
+    max_error_increase: o.MaxErrorIncrease = None, evidence: o.EvidenceGoal = None, scope: o.Scope = None,
+    protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
+    criterion: o.CriterionName = None, steps: o.Steps = None, batch_size: o.BatchSize = None,
+    validation: o.Validation = None, seed: o.Seed = None,
 ) -> None:  # fmt: skip
     """Cut a fitted Bayesian network to a budget; with data, in steps."""
     flags = dict(locals())
@@ -162,8 +227,8 @@ def prune(
 def export(
     network: Annotated[Path, typer.Argument(help="A folder with a network, from bl.save.")],
     to: Annotated[Path, typer.Option(help="The file: NAME.onnx or NAME.pt2.")],
-    model: Model = None,
-    data: Data = None,
+    model: o.Model = None,
+    data: o.Data = None,
     shape: Annotated[
         str | None, typer.Option(help='The shape of one input, such as "1x28x28", instead of data.')
     ] = None,

@@ -1,6 +1,7 @@
 """Things by name, as a person writes them: `laplace`, `mlp(hidden=100, inputs=64)`, `package.module:factory(depth=2)`.
 
-Arguments are literals (numbers, strings, lists, None, True and False); nothing is evaluated.
+Arguments are literals (numbers, strings, lists, None, True and False), or calls of the few things that a setting may be
+made of, `variational(kl_schedule=warmup(end=5))`; nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -38,20 +39,27 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] | None
 
-    def of(self, table: Mapping[str, Callable[..., Any]], what: str) -> Any:
+    def of(self, table: Mapping[str, Callable[..., Any]], what: str, kind: str | None = None) -> Any:
         """Call the entry of a table that has the name.
 
         Args:
             table: what can be called, by name.
-            what: what it is a table of, for errors.
+            what: the setting, for errors.
+            kind: what it is a table of, if that is something else.
         """
         if self.name not in table:
             hint = closest(self.name, table)
             raise BadSetting(
-                f'{what}="{self.text}": there is no {what} called "{self.name}".{f" Closest: {hint}." if hint else ""} '
-                f"There are: {', '.join(sorted(table))}{_IMPORT_HINT.get(what, '')}."
+                f'{what}="{self.text}": there is no {kind or what} called "{self.name}".'
+                f"{f' Closest: {hint}.' if hint else ''} There are: {', '.join(sorted(table))}"
+                f"{_IMPORT_HINT.get(kind or what, '')}."
             )
-        return self._called(table[self.name], what)
+        try:
+            return self._called(table[self.name], what)
+        except BayeslimError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:  # arguments of a wrong kind, or far too large
+            raise BadSetting(f'{what}="{self.text}": {first_line(error)}') from error
 
     def imported(self, what: str) -> Any:
         """Import the name from its module; it is called if that is possible."""
@@ -88,13 +96,23 @@ class Call:
 _IMPORT_HINT = {"model": ', or "package.module:factory"', "data": ', or "package.module:loaders"'}
 
 
-def parse(text: str, what: str) -> Call:
+def first_line(error: BaseException) -> str:
+    """The first line of an error, or its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None = None) -> Call:
     """Take a name with arguments apart.
 
     >>> parse("mlp(hidden=100)", "model").kwargs
     {'hidden': 100}
     >>> parse("nets.small:build", "model").module
     'nets.small'
+
+    Args:
+        text: as it was written.
+        what: the setting, for errors.
+        parts: what may be called within the arguments, by name.
     """
     head, bracket, rest = text.partition("(")
     module, colon, name = head.strip().rpartition(":")
@@ -102,15 +120,29 @@ def parse(text: str, what: str) -> Call:
         call = ast.parse(f"f({rest}" if bracket else "f()", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("more than one call")
-        if any(keyword.arg is None for keyword in call.keywords):
-            raise ValueError("arguments without a name")
-        args = tuple(ast.literal_eval(value) for value in call.args)
-        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        args, kwargs = _arguments(call, text, what, parts or {})
+    except BadSetting:
+        raise
     except (SyntaxError, ValueError, RecursionError) as error:
         raise BadSetting(
             f'{what}="{text}" cannot be read: write a name, or a call with plain arguments such as "mlp(hidden=100)".'
         ) from error
-    parts = [*module.split("."), name] if colon else [name]
-    if not all(part.isidentifier() for part in parts):
+    names = [*module.split("."), name] if colon else [name]
+    if not all(part.isidentifier() for part in names):
         raise BadSetting(f'{what}="{text}" cannot be read: "{head}" is neither a name nor package.module:name.')
     return Call(text, module, name, args, kwargs if bracket else None)
+
+
+def _arguments(
+    call: ast.Call, text: str, what: str, parts: Mapping[str, Callable[..., Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError("arguments without a name")
+
+    def value(node: ast.expr) -> Any:
+        if not parts or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            return ast.literal_eval(node)
+        inner = Call(text, "", node.func.id, *_arguments(node, text, what, parts))
+        return inner.of(parts, what, "part")
+
+    return tuple(map(value, call.args)), {str(keyword.arg): value(keyword.value) for keyword in call.keywords}

@@ -10,14 +10,15 @@ import torch
 from bayeslim.bayesian import Bayesian
 from bayeslim.cli.calls import BadSetting
 from bayeslim.cli.config import FILE, Settings, budget
-from bayeslim.cli.sources import Loaders, data_by_name, model_by_name
+from bayeslim.cli.networks import saved_network
+from bayeslim.cli.sources import Loaders, data_by_name
 from bayeslim.export import Exported
 from bayeslim.export import export as export_network
 from bayeslim.prune import Plan
 from bayeslim.prune import plan as make_plan
 from bayeslim.prune import prune as prune_network
 from bayeslim.report import report
-from bayeslim.saving import load, save
+from bayeslim.saving import save
 
 
 def prune_folder(network: Path, out: Path, model: str | None, data: str | None, **given: Any) -> Plan:
@@ -30,7 +31,7 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
         data: to find the posterior again after each cut, and to search on.
         given: flags of the budget and of the cut.
     """
-    bnn = _loaded(network, model)
+    bnn = saved_network(network, model)
     if not isinstance(bnn, Bayesian):
         raise BadSetting(f"{network} holds a plain network. prune needs a fitted Bayesian one, saved with bl.save.")
     settings = {name: value for name, value in given.items() if value is not None}
@@ -66,7 +67,7 @@ def export_folder(
     int8: bool,
 ) -> Exported:
     """Export the network in a folder; see `bayeslim export --help`."""
-    found = _loaded(network, model)
+    found = saved_network(network, model)
     if (data is None) == (shape is None):
         raise BadSetting("export needs inputs to run the network on: pass either --data NAME or --shape 1x28x28.")
     if shape is not None:
@@ -107,10 +108,6 @@ def report_run(run: Path, to: Path | None, title: str | None) -> Path:
         benchmark=result.benchmark,
         title=title,
     )
-
-
-def _loaded(network: Path, model: str | None) -> Any:
-    return load(network, None if model is None else model_by_name(model))
 
 
 def _loaders(data: str | None, settings: dict[str, Any]) -> Loaders | None:

@@ -15,28 +15,49 @@ from torch import nn
 from bayeslim import data, zoo
 from bayeslim.bayesian import Bayesian
 from bayeslim.cli.calls import BadSetting, parse
-from bayeslim.data.dataset import Dataset
+from bayeslim.data.dataset import Dataset, Scale
+from bayeslim.data.load import IMAGE_SETS
 from bayeslim.data.loader import Loader
+from bayeslim.families import FAMILIES
 from bayeslim.likelihoods import LIKELIHOODS, Likelihood
-from bayeslim.methods import METHODS, Method
+from bayeslim.methods import METHODS, Method, Subnetwork
 from bayeslim.priors import PRIORS, Prior
 from bayeslim.saving import load
+from bayeslim.schedules import SCHEDULES
 from bayeslim.storage import check_fits
 from bayeslim.types import Inputs, split_batch
+
+PARTS = {**FAMILIES, **SCHEDULES, "subnetwork": Subnetwork}
+"""What a method may be made of, by name."""
 
 
 @dataclass(frozen=True)
 class Loaders:
-    """Training and validation data, and test data if there are any."""
+    """Training and validation data, and test data if there are any.
+
+    Attributes:
+        train: batches to train on.
+        val: batches to choose on.
+        test: batches to measure on in the end.
+        input_scale: what standardised the inputs, if that is known.
+        target_scale: what standardised the targets, if that is known.
+    """
 
     train: Any
     val: Any
     test: Any = None
+    input_scale: Scale | None = None
+    target_scale: Scale | None = None
 
     @property
     def example(self) -> Inputs:
         """One batch of inputs."""
         return split_batch(next(iter(self.val)))[0]
+
+    @property
+    def held_out(self) -> tuple[str, Any]:
+        """The data to measure on, and what to call them: the test part, or else the validation part."""
+        return ("validation", self.val) if self.test is None else ("test", self.test)
 
 
 def model_by_name(text: str, weights: Path | None = None, seed: int = 0) -> nn.Module:
@@ -73,7 +94,9 @@ def _with_weights(model: nn.Module, weights: Path) -> nn.Module:
     return model
 
 
-def data_by_name(text: str, batch_size: int, validation: float, seed: int) -> Loaders:
+def data_by_name(
+    text: str, batch_size: int, validation: float, seed: int, device: torch.device | None = None
+) -> Loaders:
     """A data set by name, `mnist`, or from a function, `package.module:loaders`.
 
     The function gives loaders `(train, val)` or `(train, val, test)`, a dict of them, or a `bayeslim.data.Dataset`.
@@ -83,15 +106,37 @@ def data_by_name(text: str, batch_size: int, validation: float, seed: int) -> Lo
         batch_size: of the loaders of a data set.
         validation: the fraction of a data set's training part that is held out.
         seed: of the split and of the order.
+        device: where a data set is put; loaders of a function do as they like.
     """
+    found = _found(text)
+    return _loaders(found, batch_size, validation, seed, device) if isinstance(found, Dataset) else found
+
+
+def held_out_by_name(text: str, validation: float, seed: int, device: torch.device | None = None) -> Loaders:
+    """As `data_by_name`, to measure on: of an image set only the test part is read, and is in all three places."""
+    call = parse(text, "data")
+    in_parts = not call.module and call.name in IMAGE_SETS
+    found = _found(text, {"part": "test"} if in_parts else {})
+    if not isinstance(found, Dataset):
+        return found
+    if not len(found.test_x):
+        return _loaders(found, 1000, validation, seed, device)
+    test = Loader(found.test_x, found.test_y, 1000, shuffle=False, device=device)
+    return Loaders(test, test, test, found.input_scale, found.target_scale)
+
+
+def _found(text: str, options: Mapping[str, Any] | None = None) -> Dataset | Loaders:
+    """What a name stands for."""
     call = parse(text, "data")
     if call.module:
         found = call.imported("data")
     else:
-        table = {name: (lambda name=name, **options: data.load(name, **options)) for name in data.names()}
+        table = {
+            name: (lambda name=name, **own: data.load(name, **{**(options or {}), **own})) for name in data.names()
+        }
         found = call.of(table, "data")
     if isinstance(found, Dataset):
-        return _loaders(found, batch_size, validation, seed)
+        return found
     if isinstance(found, Mapping) and {"train", "val"} <= found.keys() <= {"train", "val", "test"}:
         return Loaders(**found)
     if isinstance(found, (tuple, list)) and len(found) in (2, 3):
@@ -102,17 +147,23 @@ def data_by_name(text: str, batch_size: int, validation: float, seed: int) -> Lo
     )
 
 
-def _loaders(found: Dataset, batch_size: int, validation: float, seed: int) -> Loaders:
+def _loaders(found: Dataset, batch_size: int, validation: float, seed: int, device: torch.device | None) -> Loaders:
+    if not len(found.train_x):
+        raise BadSetting(f"{found.name} has only a test part, and cannot be trained on.")
     if not len(found.valid_x):
         found = found.with_validation(float(validation), seed)
-    test = Loader(found.test_x, found.test_y, 1000, shuffle=False) if len(found.test_x) else None
-    train = Loader(found.train_x, found.train_y, batch_size, seed=seed)
-    return Loaders(train, Loader(found.valid_x, found.valid_y, 1000, shuffle=False), test)
+    return Loaders(
+        Loader(found.train_x, found.train_y, batch_size, seed=seed, device=device),
+        Loader(found.valid_x, found.valid_y, 1000, shuffle=False, device=device),
+        Loader(found.test_x, found.test_y, 1000, shuffle=False, device=device) if len(found.test_x) else None,
+        found.input_scale,
+        found.target_scale,
+    )
 
 
 def method_by_name(text: str) -> Method:
-    """A method: `laplace`, `laplace(structure="diag")`, `variational`."""
-    method: Method = parse(text, "method").of(METHODS, "method")
+    """A method: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`."""
+    method: Method = parse(text, "method", PARTS).of(METHODS, "method")
     return method
 
 
@@ -126,3 +177,17 @@ def prior_by_name(text: str) -> Prior:
     """A prior: `normal(0.2)`."""
     prior: Prior = parse(text, "prior").of(PRIORS, "prior")
     return prior
+
+
+def device_by_name(text: str) -> torch.device:
+    """A device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise BadSetting(
+            f'device="{text}" cannot be used: torch finds no such device here. Use "cpu" or "auto".'
+        ) from error
+    return device
