@@ -16,7 +16,7 @@ STRIPS, NARROWEST = 6, 64
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`: what is below is not all computed, which saves almost half the work.
+    Only the upper triangle counts, see `symmetric`: what is below is not all computed, which saves up to half the work.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
