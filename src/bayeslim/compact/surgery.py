@@ -129,11 +129,11 @@ def compaction(
     live = Liveness(identity, tensors)
     shrinking = Shrinking(identity, _unneeded(found, live))
     slices = _slices(shrinking)
-    small = {name: _sliced(tensors[name], dims) for name, dims in slices.items()}
+    small = {name: sliced(tensors[name], dims) for name, dims in slices.items()}
     for place, contraction in enumerate(identity.contractions):
         if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
             shift = live.folded(place, shrinking.gone).to(tensors[contraction.bias].dtype)
-            shift = _sliced(shift, slices.get(contraction.bias, {}))
+            shift = sliced(shift, slices.get(contraction.bias, {}))
             small[contraction.bias] = small.get(contraction.bias, tensors[contraction.bias]) + shift
     device = device_of(masked)
     small = {name: tensor.to(device) for name, tensor in small.items()}
@@ -222,9 +222,10 @@ def _slices(shrinking: Shrinking) -> dict[str, dict[int, Tensor]]:
     return slices
 
 
-def _sliced(tensor: Tensor, dims: dict[int, Tensor]) -> Tensor:
+def sliced(tensor: Tensor, dims: Mapping[int, Tensor]) -> Tensor:
+    """A copy of the part of a tensor at some places along some dimensions."""
     for dim, places in dims.items():
-        tensor = tensor.index_select(dim, places)
+        tensor = tensor.index_select(dim, places.to(tensor.device))
     return tensor.clone()
 
 

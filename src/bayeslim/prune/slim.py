@@ -1,29 +1,186 @@
-"""`compact`: from a pruned network to a plain one that is really smaller."""
+"""`compact`: from a pruned network to one that is really smaller, plain or still Bayesian.
+
+The Bayesian one is the plain one with the posterior of the weights that are left (`bayeslim.compact.restricted`).
+"""
 
 from __future__ import annotations
 
-from torch import nn
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.compact import compact_network
+from bayeslim.compact import Compaction, compaction
 from bayeslim.compact.example import with_batch_size
+from bayeslim.compact.restricted import Kept, NotRestrictable, restricted, sliced_setting
+from bayeslim.compact.surgery import sliced
+from bayeslim.errors import UnsupportedModel
 from bayeslim.export.stored import EXAMPLE
-from bayeslim.types import Inputs, to_device
+from bayeslim.posteriors import Posterior
+from bayeslim.priors import Prior
+from bayeslim.types import Inputs, Params, to_device
+
+
+@overload
+def compact(
+    network: Bayesian,
+    example: Inputs,
+    *,
+    bayesian: Literal[True],
+    tolerance: float = ...,
+    drop_inputs: bool = ...,
+) -> Bayesian: ...
+
+
+@overload
+def compact(
+    network: Bayesian | nn.Module,
+    example: Inputs,
+    *,
+    bayesian: Literal[False] = ...,
+    tolerance: float = ...,
+    drop_inputs: bool = ...,
+) -> nn.Module: ...
 
 
 def compact(
-    network: Bayesian | nn.Module, example: Inputs, *, tolerance: float = 1e-6, drop_inputs: bool = False
+    network: Bayesian | nn.Module,
+    example: Inputs,
+    *,
+    bayesian: bool = False,
+    tolerance: float = 1e-6,
+    drop_inputs: bool = False,
 ) -> nn.Module:
-    """A plain network without the units that were cut, checked to answer as the masked one does.
+    """A network without the units that were cut, checked to answer as the masked one does.
+
+    With `bayesian=True` it keeps the posterior of what is left, given everything that went: the old precision at the
+    weights that stay. After a cut by units, which sets all that goes to zero, predictions and their variances are those
+    of the pruned network. A cut by weights may leave a unit idle whose other weights are not zero: they go at their
+    means, and what was uncertain about them goes with them. A constant that such a unit fed forward is added to the
+    mean of the next bias, which keeps its own uncertainty. The result trains with the zeros that are left kept at zero,
+    and can be saved, pruned and compacted again.
 
     Args:
         network: a pruned Bayesian network, of which the mean network is taken; or a plain one with zeros.
         example: inputs on which to trace and to check: a tensor, a tuple of arguments or a dict.
+        bayesian: return a `Bayesian` with the posterior of what is left, instead of a plain network.
         tolerance: the largest difference allowed, relative to the largest output.
         drop_inputs: read only the input features that the first layers use.
+
+    Raises:
+        CompactionFailed: if the smaller network gives other answers.
+        UnsupportedModel: if it cannot be traced, or stay Bayesian because it had to be rewritten as a graph.
+        NotRestrictable: if the posterior has no form of its kind over fewer weights.
     """
+    if bayesian and not isinstance(network, Bayesian):
+        raise TypeError(
+            f"bayesian=True keeps a posterior, and a {type(network).__name__} has none. Pass the pruned Bayesian "
+            "network, or leave bayesian out."
+        )
     masks, plain = (network.masks, network.mean_network()) if isinstance(network, Bayesian) else (None, network)
-    slim = compact_network(plain, masks, example, tolerance=tolerance, drop_inputs=drop_inputs)
+    result = compaction(plain, masks, example, tolerance=tolerance, drop_inputs=drop_inputs)
     # What it was traced on stays with it, so that `save` can store it without its class; a plain attribute.
-    object.__setattr__(slim, EXAMPLE, with_batch_size(to_device(example, "cpu"), 2))
-    return slim
+    object.__setattr__(result.network, EXAMPLE, with_batch_size(to_device(example, "cpu"), 2))
+    return _slim_bayesian(network, plain, result) if bayesian and isinstance(network, Bayesian) else result.network
+
+
+def _slim_bayesian(bnn: Bayesian, plain: nn.Module, result: Compaction) -> Bayesian:
+    """The compacted network with what is left of a Bayesian one: priors, posterior, zeros.
+
+    Args:
+        bnn: the pruned network.
+        plain: its mean network.
+        result: what became of that.
+    """
+    if result.kind == "graph":
+        raise UnsupportedModel(
+            f"The compacted {bnn.sites.model} is a rewritten graph, since {result.why}, and a posterior belongs to the "
+            "network's own modules. Let its forward take sizes from x.shape (and drop_inputs be False), or leave "
+            "bayesian=True out for the plain network."
+        )
+    slim, kept = result.network, result.kept
+    weights = {name: p.detach().clone() for name, p in slim.named_parameters()}
+    masks = {name: sliced(mask, kept.get(name, {})) for name, mask in bnn.masks.items()}
+    moved = {n: weights[n] - sliced(p.detach(), kept.get(n, {})) for n, p in plain.named_parameters()}
+    _check_folded(moved, masks)
+    # A name is itself here, not the regular expression that it also is.
+    priors = {re.compile(re.escape(name)): _prior(bnn, name, prior, kept) for name, prior in bnn.priors.items()}
+    found = Bayesian(slim, bnn.method, copy.deepcopy(bnn.likelihood), priors, list(priors), bnn.num_data)
+    _copy_additions(bnn, found, set(weights), kept)
+    for key, posterior in list(bnn.state.items()):
+        if isinstance(posterior, Posterior):
+            found.state[key] = _left_of(posterior, bnn, kept, weights, moved)
+    found.masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
+    found.num_data_given, found.step, found.steps_per_epoch = bnn.num_data_given, bnn.step, bnn.steps_per_epoch
+    found.training = bnn.training
+    _check_posterior(found, weights)
+    return found
+
+
+def _left_of(posterior: Posterior, bnn: Bayesian, kept: Kept, weights: Params, moved: Params) -> Posterior:
+    if posterior is bnn.posterior_:
+        return restricted(posterior, kept, {name: weights[name] for name in posterior.names})
+    # One that is remembered beside it (for learning on) was not conditioned on the zeros yet.
+    given = posterior.condition({name: mask for name, mask in bnn.masks.items() if name in posterior.names})
+    mean = {name: sliced(value, kept.get(name, {})) + moved[name].to(value) for name, value in given.mean.items()}
+    return restricted(given, kept, mean)
+
+
+def _prior(bnn: Bayesian, name: str, prior: Prior, kept: Kept) -> Prior:
+    """The prior of what is left of a parameter: settings for single weights are cut with it."""
+    rank, own = bnn.model.get_parameter(name).ndim, kept.get(name, {})
+    settings = prior.config()
+    if not own or not any(isinstance(value, Tensor) for value in settings.values()):
+        return prior
+    cut: dict[str, Any] = {
+        key: sliced_setting(value, rank, own) if isinstance(value, Tensor) else value for key, value in settings.items()
+    }
+    return type(prior)(**cut)
+
+
+def _copy_additions(bnn: Bayesian, found: Bayesian, own: set[str], kept: Kept) -> None:
+    """Fill what the method put beside the parameters (log σ) with the old network's."""
+    sites = bnn.sites.names
+    for name, new in found.model.named_parameters():
+        if name in own:
+            continue
+        old = bnn.model.get_parameter(name)
+        site = max((s for s in sites if name.startswith(s)), key=len, default=None)
+        if site is None or old.shape != bnn.model.get_parameter(site).shape:
+            raise NotRestrictable(
+                f'"{name}", which {bnn.method.name} added to the network, has not the shape of a parameter and cannot '
+                "be cut with one. Compact the plain network instead: compact(network, example)."
+            )
+        with torch.no_grad():
+            new.copy_(sliced(old, kept.get(site, {})))
+        new.requires_grad_(old.requires_grad)
+
+
+def _check_folded(moved: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+    for name, mask in masks.items():
+        if bool((moved[name] != 0)[~mask].any()):
+            raise NotRestrictable(
+                f'The constant output of an idle unit has to be added to "{name}" at a place that was cut, which a '
+                "posterior given that it is zero cannot hold. Leave that bias out of the plan, or compact the plain "
+                "network: compact(network, example)."
+            )
+
+
+def _check_posterior(found: Bayesian, weights: Params) -> None:
+    """The posterior that the method now gives is the one of this network."""
+    try:
+        mean = found.posterior_.mean
+        same = all(torch.equal(value, weights[name].to(value)) for name, value in mean.items())
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise NotRestrictable(_METHOD.format(found.method.name, f": {error}")) from error
+    if not same:
+        raise NotRestrictable(_METHOD.format(found.method.name, "."))
+
+
+_METHOD = (
+    "What {} knows of the network cannot be cut with it{} Compact the plain network instead: compact(network, example)."
+)

@@ -1,0 +1,276 @@
+"""A slim network that keeps the posterior of what is left."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from networks import LeNet5
+from torch import nn
+
+import bayeslim as bl
+from bayeslim.compact.restricted import NotRestrictable
+from bayeslim.data import Loader
+from bayeslim.errors import UnsupportedModel
+from bayeslim.linearised import output_gaussians
+from bayeslim.posteriors import Conditioned, Dense, Diagonal, Kronecker, LowRank
+from bayeslim.prune import Plan
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.randn(48, 1, 8, 8, generator=GENERATOR, dtype=torch.float64)
+LABELS = torch.randint(0, 4, (48,), generator=GENERATOR)
+ROWS = IMAGES.flatten(1)[:, :6].contiguous()
+
+
+def convolutional(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 3, groups=2), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(32, 10), nn.Tanh(), nn.Linear(10, 4),
+    ).double()  # fmt: skip
+    model(IMAGES)  # statistics for the norm
+    return model.eval()
+
+
+def plain(seed=0, hidden=8):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, hidden), nn.Sigmoid(), nn.Linear(hidden, 5), nn.ReLU(), nn.Linear(5, 4)).double()
+
+
+def fitted(model, method, data=IMAGES, prior=None, **options):
+    bnn = bl.bayesianize(model, method, likelihood=bl.likelihoods.Categorical(), num_data=48, prior=prior)
+    bnn.fit(loader(data), seed=0, **options)
+    return bnn.eval()
+
+
+def loader(data=IMAGES):
+    return Loader(data, LABELS, batch_size=24)
+
+
+def by_units(bnn, sparsity=0.5, example=IMAGES[:3]):
+    budget = bl.Budget(sparsity=sparsity, empty_layers="keep best")
+    return bl.prune(bnn, budget, granularity="unit", example=example)
+
+
+def variances(bnn, x):
+    return torch.cat([covariance.detach() for _, covariance in output_gaussians(bnn.model, bnn.posterior_, [x])])
+
+
+def answers(network, x):
+    with torch.no_grad():
+        return network.eval()(x)
+
+
+LAPLACES = {
+    "kron": (bl.Laplace(), Kronecker),
+    "diag": (bl.Laplace(structure="diag"), Kronecker),
+    "low rank": (bl.Laplace(structure="lowrank", rank=12), LowRank),
+    "full last layer": (bl.Laplace(structure="full", subset="last-layer"), Dense),
+    "subnetwork": (bl.Laplace(subset=bl.Subnetwork(size=60, by="random")), Dense),
+}
+
+
+@pytest.mark.parametrize("name", LAPLACES)
+def test_a_cut_by_units_predicts_the_same_variances(name):
+    method, kind = LAPLACES[name]
+    pruned = by_units(fitted(convolutional(), method))
+    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    assert isinstance(slim, bl.Bayesian)
+    assert type(slim.posterior_) is kind  # nothing is left that would have to be conditioned on
+    assert slim.masks == {}
+    assert slim.model[7].weight.shape < pruned.model[7].weight.shape
+    torch.testing.assert_close(answers(slim, IMAGES), answers(pruned, IMAGES))
+    assert torch.equal(answers(slim, IMAGES), answers(bl.compact(pruned, IMAGES[:3]), IMAGES))
+    torch.testing.assert_close(variances(slim, IMAGES[:4]), variances(pruned, IMAGES[:4]), rtol=1e-4, atol=1e-7)
+    bl.predict(slim, IMAGES)  # in closed form, at the network's own weights
+
+
+def test_a_cut_by_weights_keeps_its_zeros_and_its_variances():
+    """Outgoing weights of two units and some others: the two go, the others stay as zeros."""
+    bnn = fitted(plain(), bl.Laplace(curvature="exact"), ROWS, epochs=20, lr=0.02)
+    masks = {"2.weight": torch.rand(5, 8, generator=torch.Generator().manual_seed(1)) < 0.7}
+    masks["2.weight"][:, [1, 4]] = False
+    cut = {n: bnn.model.get_parameter(n).clone().bool() | True for n in ("0.weight", "0.bias")}
+    cut["0.weight"][[1, 4]], cut["0.bias"][[1, 4]] = False, False
+    pruned = bl.prune(bnn, Plan(masks | cut))
+    slim = bl.compact(pruned, ROWS[:3], bayesian=True)
+    posterior = slim.posterior_
+    assert isinstance(posterior, Conditioned)
+    stay = [0, 2, 3, 5, 6, 7]
+    assert torch.equal(slim.masks["2.weight"], masks["2.weight"][:, stay])
+    assert slim.masks.keys() == {"2.weight"}
+    torch.testing.assert_close(variances(slim, ROWS[:4]), variances(pruned, ROWS[:4]), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(posterior.variance["2.weight"], pruned.posterior_.variance["2.weight"][:, stay])
+    more = {"2.weight": slim.masks["2.weight"] & (torch.rand(5, 6) < 0.7)}
+    whole = torch.zeros(5, 8, dtype=torch.bool)
+    whole[:, stay] = more["2.weight"]
+    again, once = bl.prune(slim, Plan(more)), bl.prune(bnn, Plan({"2.weight": whole} | cut))
+    torch.testing.assert_close(again.posterior_.mean["2.weight"], once.posterior_.mean["2.weight"][:, stay])
+    torch.testing.assert_close(answers(again, ROWS), answers(once, ROWS))
+
+
+def test_weights_that_nothing_read_go_without_a_trace_once_the_curvature_is_fresh():
+    bnn = fitted(plain(), bl.Laplace(curvature="exact"), ROWS)
+    masks = {"2.weight": torch.ones(5, 8, dtype=torch.bool).index_fill_(1, torch.tensor([1, 4]), False)}
+    pruned = bl.prune(bnn, Plan(masks), refresh=loader(ROWS))
+    slim = bl.compact(pruned, ROWS[:3], bayesian=True)
+    assert slim.model[0].weight.shape == (6, 6)
+    assert isinstance(slim.posterior_, Kronecker)
+    torch.testing.assert_close(variances(slim, ROWS[:4]), variances(pruned, ROWS[:4]), rtol=1e-4, atol=1e-7)
+    fresh = copy.deepcopy(slim)
+    fresh.fit(loader(ROWS))
+    torch.testing.assert_close(variances(slim, ROWS[:4]), variances(fresh, ROWS[:4]), rtol=1e-4, atol=1e-7)
+
+
+def test_a_constant_moves_the_mean_of_the_next_bias_and_not_its_spread():
+    bnn = fitted(plain(), bl.Laplace(curvature="exact"), ROWS)
+    masks = {"0.weight": torch.ones(8, 6, dtype=torch.bool).index_fill_(0, torch.tensor([2]), False)}
+    pruned = bl.prune(bnn, Plan(masks))
+    slim = bl.compact(pruned, ROWS[:3], bayesian=True)
+    assert slim.model[0].weight.shape == (7, 6)
+    assert not torch.equal(slim.posterior_.mean["2.bias"], pruned.posterior_.mean["2.bias"])
+    torch.testing.assert_close(answers(slim, ROWS), answers(pruned, ROWS))
+    block, whole = slim.posterior_.blocks[1], pruned.posterior_.base.blocks[1]
+    torch.testing.assert_close(block.precision_diagonal[0, :, -1], whole.precision_diagonal[0, :, -1])
+    bl.predict(slim, ROWS)
+
+
+def test_a_constant_in_a_bias_that_was_cut_is_refused():
+    bnn = fitted(plain(), bl.Laplace(structure="diag"), ROWS)
+    masks = {"0.weight": torch.ones(8, 6, dtype=torch.bool).index_fill_(0, torch.tensor([2]), False)}
+    pruned = bl.prune(bnn, Plan(masks | {"2.bias": torch.arange(5) > 0}))
+    with pytest.raises(NotRestrictable, match=r'added to "2.bias" at a place that was cut'):
+        bl.compact(pruned, ROWS[:3], bayesian=True)
+    bl.compact(pruned, ROWS[:3])
+
+
+def variational(model=None, data=IMAGES, **options):
+    return fitted(model or convolutional(), bl.Variational(**options), data, epochs=2, lr=0.01)
+
+
+@pytest.mark.parametrize("estimator", ["local", "shared"])
+def test_independent_weights_keep_their_marginals(estimator):
+    pruned = by_units(variational(estimator=estimator))
+    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    old, new = pruned.posterior_, slim.posterior_
+    assert isinstance(new, Diagonal)
+    for name in new.names:
+        kept = pruned.masks.get(name, torch.ones_like(old.mean[name], dtype=torch.bool))
+        assert torch.equal(new.mean[name].flatten(), old.mean[name][kept])
+        assert torch.equal(new.variance[name].flatten(), old.variance[name][kept])
+    torch.testing.assert_close(answers(slim, IMAGES), answers(pruned, IMAGES))
+    torch.manual_seed(0)
+    draws = [bl.predict(bnn, IMAGES, samples=400, how="sample").probs for bnn in (pruned, slim)]
+    torch.testing.assert_close(*draws, rtol=0, atol=0.02)
+    slim.train()
+    assert not torch.equal(slim(IMAGES), slim(IMAGES))
+    assert pruned.training is False
+
+
+def test_it_trains_with_the_zeros_that_are_left():
+    bnn = variational(plain(), ROWS)
+    masks = {"2.weight": torch.rand(5, 8, generator=torch.Generator().manual_seed(3)) < 0.5}
+    masks["2.weight"][:, [1, 4]] = False
+    slim = bl.compact(bl.prune(bnn, Plan(masks)), ROWS[:3], bayesian=True)
+    assert slim.step == bnn.step
+    before = slim.model[2].weight.detach().clone()
+    slim.fit(loader(ROWS), epochs=2, lr=0.01)
+    kept = slim.masks["2.weight"]
+    assert kept.shape == (5, 6)
+    assert not bool(slim.model[2].weight[~kept].any())
+    assert not bool(slim.posterior_.std["2.weight"][~kept].any())
+    assert not torch.equal(before[kept], slim.model[2].weight[kept])
+    laplace = fitted(plain(), bl.Laplace(), ROWS)
+    slim = bl.compact(bl.prune(laplace, Plan(masks)), ROWS[:3], bayesian=True)
+    slim.fit(loader(ROWS), epochs=2, lr=0.01)
+    assert not bool(slim.model[2].weight[~kept].any())
+    assert isinstance(slim.posterior_, Conditioned)
+
+
+@pytest.mark.parametrize("method", [bl.Laplace(), bl.Variational()], ids=["laplace", "variational"])
+@pytest.mark.parametrize("granularity", ["unit", "weight"])
+def test_saved_and_loaded_with_the_original_architecture(method, granularity, tmp_path):
+    bnn = fitted(convolutional(), method, epochs=1, lr=1e-3)
+    pruned = by_units(bnn) if granularity == "unit" else bl.prune(bnn, bl.Budget(sparsity=0.8))
+    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    bl.save(slim, tmp_path)
+    again = bl.load(tmp_path, model=convolutional(seed=1))
+    assert torch.equal(answers(again, IMAGES), answers(slim, IMAGES))
+    assert all(torch.equal(again.posterior_.variance[n], v) for n, v in slim.posterior_.variance.items())
+    assert again.masks.keys() == slim.masks.keys()
+    again.fit(loader(), epochs=1, lr=1e-3)
+    bl.save(again, tmp_path)
+    twice = bl.load(tmp_path, model=convolutional(seed=2))
+    assert torch.equal(answers(twice, IMAGES), answers(again, IMAGES))
+
+
+def test_a_network_of_the_zoo_needs_no_model_to_load(tmp_path):
+    rows = ROWS.float()
+    pruned = by_units(fitted(bl.zoo.create("mlp", inputs=6, hidden=8, classes=4), bl.Laplace(), rows), example=rows[:3])
+    slim = bl.compact(pruned, rows[:3], bayesian=True)
+    bl.save(slim, tmp_path)
+    again = bl.load(tmp_path)
+    assert again.model.fc2.weight.shape == slim.model.fc2.weight.shape < pruned.model.fc2.weight.shape
+    assert torch.equal(answers(again, rows), answers(slim, rows))
+    assert torch.equal(variances(again, rows), variances(slim, rows))
+
+
+@pytest.mark.parametrize("method", [bl.Laplace(), bl.Variational()], ids=["laplace", "variational"])
+def test_pruned_and_compacted_again(method):
+    pruned = by_units(fitted(convolutional(), method, epochs=1, lr=1e-3), 0.4)
+    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    more = by_units(slim, 0.3)
+    slimmer = bl.compact(more, IMAGES[:3], bayesian=True)
+    sizes = [sum(p.numel() for p in bnn.model.parameters()) for bnn in (pruned, slim, slimmer)]
+    assert sizes[0] > sizes[1] > sizes[2]
+    torch.testing.assert_close(answers(slimmer, IMAGES), answers(more, IMAGES))
+    plain_again = bl.compact(slimmer, IMAGES[:3])
+    assert all(type(m).__module__.startswith("torch") for m in plain_again.modules())
+    assert {n for n, _ in plain_again.named_parameters()} == {n for n, _ in convolutional().named_parameters()}
+
+
+def test_priors_of_single_weights_are_cut_with_them():
+    std = torch.rand(8, 6, dtype=torch.float64) + 0.5
+    prior = {"0.weight": bl.priors.Normal(std, torch.rand(6, dtype=torch.float64)), "all": bl.priors.Normal(2.0)}
+    pruned = by_units(fitted(plain(), bl.Variational(), ROWS, prior, epochs=1), 0.4, ROWS[:3])
+    slim = bl.compact(pruned, ROWS[:3], bayesian=True)
+    rows = pruned.masks["0.bias"]
+    assert torch.equal(slim.priors["0.weight"].std, std[rows])
+    assert torch.equal(slim.priors["0.weight"].mean, prior["0.weight"].mean)
+    assert slim.priors["2.weight"] == prior["all"]
+    slim.fit(loader(ROWS), epochs=1)
+    laplace = by_units(fitted(plain(), bl.Laplace(structure="diag"), ROWS, prior), 0.4, ROWS[:3])
+    small = bl.compact(laplace, ROWS[:3], bayesian=True)
+    torch.testing.assert_close(variances(small, ROWS[:3]), variances(laplace, ROWS[:3]))
+
+
+def test_what_is_remembered_for_learning_on_is_cut_too():
+    bnn = fitted(plain(), bl.Laplace(), ROWS)
+    bnn = bl.continual.update(bnn, loader(ROWS), epochs=1, lr=1e-3, centre="product")
+    slim = bl.compact(by_units(bnn.eval(), 0.4, ROWS[:3]), ROWS[:3], bayesian=True)
+    assert slim.state["anchor"].mean["0.weight"].shape == slim.model[0].weight.shape
+    bl.continual.update(slim, loader(ROWS), epochs=1, lr=1e-3, centre="product")
+
+
+def test_the_pruned_network_is_left_alone():
+    pruned = by_units(variational())
+    before = copy.deepcopy(pruned.state_dict())
+    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    with torch.no_grad():
+        for p in slim.parameters():
+            p.add_(1)
+    assert all(torch.equal(value, before[name]) for name, value in pruned.state_dict().items())
+    assert slim.likelihood is not pruned.likelihood
+
+
+def test_what_cannot_stay_bayesian_is_refused():
+    model, x = LeNet5().double(), torch.randn(48, 1, 14, 14, dtype=torch.float64)
+    pruned = by_units(fitted(model, bl.Laplace(), x), example=x[:3])
+    with pytest.raises(UnsupportedModel, match=r"rewritten graph, since the network's own modules rely on the old"):
+        bl.compact(pruned, x[:3], bayesian=True)
+    with pytest.raises(TypeError, match=r"a LeNet5 has none"):
+        bl.compact(model, x[:3], bayesian=True)
+    damped = by_units(fitted(plain(), bl.Laplace(damping="sqrt"), ROWS), example=ROWS[:3])
+    with pytest.raises(NotRestrictable, match=r'damping="sqrt"'):
+        bl.compact(damped, ROWS[:3], bayesian=True)
