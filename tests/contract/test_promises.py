@@ -215,13 +215,18 @@ def test_in_place_conversion_keeps_the_very_parameters(method):
 
 def test_bfloat16_autocast_trains_and_agrees_with_full_precision(method):
     bnn = bayesian(method)
+    bnn.loss((X, Y))  # settles which layers are noisy
+    torch.manual_seed(0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = bnn.loss((X, Y))
     low = bnn.terms
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in bnn.parameters())
+    torch.manual_seed(0)
     bnn.loss((X, Y))
-    assert low.kl.item() == pytest.approx(bnn.terms.kl.item(), rel=1e-5)
+    # a Rényi bound weighs each draw's part of the KL by how well the draw, in low precision, fits the data
+    alike = 1e-5 if getattr(method, "renyi", 1) == 1 else 0.02
+    assert low.kl.item() == pytest.approx(bnn.terms.kl.item(), rel=alike)
     assert low.nll.item() == pytest.approx(bnn.terms.nll.item(), abs=0.5)
     bnn.fit(loader(), epochs=1, autocast=torch.bfloat16)
     assert all(p.dtype == torch.float32 and torch.isfinite(p).all() for p in bnn.parameters())

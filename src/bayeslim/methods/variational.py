@@ -1,18 +1,21 @@
-"""Mean-field Gaussian variational inference.
+"""Variational inference: fit a distribution q(w) to the posterior by gradient descent.
 
     q(w) = Π N(wᵢ | μᵢ, σᵢ²)          maximise  L = E_q[log p(D|w)] − KL(q ‖ p)
+
+and the same for other families (`families/`) and divergences (`renyi.py`).
 
 Bayes by Backprop draws w = μ + σ ε and differentiates through it ("shared": one draw for the whole batch). Two
 estimators with less variance draw for every example at the pre-activations, for layers linear in their weights: local
 reparametrisation and Flipout (`stochastic.py`). Whatever cannot be done there, such as recurrent layers, attention,
 embeddings, tied weights and layers that run several times, is drawn whole, once a pass, so it is right for any module.
+Correlated weights, mixtures and Rényi bounds need the density of one draw of all weights: there everything is drawn
+whole.
 
 Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Welling 2015, arXiv:1506.02557
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,11 +23,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bayeslim import stochastic
-from bayeslim.families import DiagonalGaussian
+from bayeslim import renyi, stochastic
+from bayeslim.families import DiagonalGaussian, Family
+from bayeslim.families.base import log_prior
 from bayeslim.methods.base import Method, Terms
 from bayeslim.noise import standard_normal_like, standard_normals_like
-from bayeslim.posteriors import Diagonal
+from bayeslim.posteriors import Posterior
 from bayeslim.schedules import Schedule, Uniform
 from bayeslim.select import owner
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
@@ -38,16 +42,21 @@ class Variational(Method):
     """Variational inference by stochastic gradients.
 
     Attributes:
-        family: the distribution that is fitted.
-        estimator: how noise is drawn in training: "local", "shared" or "flipout"; "auto" is local, and shared for
-            antithetic pairs.
-        samples: draws a step, K; the data term is their average.
+        family: the distribution that is fitted, one of `bayeslim.families`.
+        renyi: the order α of the divergence, any number or ±inf. 1 is the ELBO; smaller fits wider, larger narrower.
+            At α ≥ 0 the objective is, on the whole data, a lower bound of the evidence. At α < 0 it is none, and
+            maximising it is a heuristic that depends on `samples` (see `bayeslim.renyi`). `kl_weight` and
+            `temperature` multiply log q(w) − log p(w) within every log-weight; other than 1 there is no bound.
+        estimator: how noise is drawn in training: "local", "shared" or "flipout". "auto" is local, and shared where
+            one draw of all weights is needed: other families than the diagonal, α ≠ 1 and antithetic pairs.
+        samples: draws a step, K (for mixtures, of every component); α ≠ 1 compares them and needs at least two.
         antithetic: draw noise in pairs ε, −ε (needs an even number of samples and shared noise).
         kl_schedule: the KL's weight over training.
         temperature: a factor on the KL: below 1 is a cold posterior.
     """
 
-    family: DiagonalGaussian = field(default_factory=DiagonalGaussian)
+    family: Family = field(default_factory=DiagonalGaussian)
+    renyi: float = 1.0
     estimator: Literal["auto", "local", "shared", "flipout"] = "auto"
     samples: int = 1
     antithetic: bool = False
@@ -60,8 +69,24 @@ class Variational(Method):
     def __post_init__(self) -> None:
         if self.estimator not in ("auto", "local", "shared", "flipout"):
             raise ValueError(f'estimator must be "auto", "local", "shared" or "flipout". Got {self.estimator!r}.')
+        if not isinstance(self.family, Family):
+            raise TypeError(
+                f"family must be one of bayeslim.families, such as DiagonalGaussian(). Got {self.family!r}."
+            )
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1. Got {self.samples}.")
+        renyi.check(self.renyi)
+        if self.renyi != 1 and self.samples < 2:
+            raise ValueError(
+                f"renyi={self.renyi:g} weighs draws against each other, and one alone is the ELBO: it needs samples of "
+                f"at least 2. Got samples={self.samples}. Pass, for example, samples=10."
+            )
+        if self.estimator in ("local", "flipout") and not self.mean_field:
+            raise ValueError(
+                f'estimator="{self.estimator}" draws noise for every example, which gives no density of one draw of '
+                "all weights: it is for family=DiagonalGaussian() at renyi=1. "
+                f'Got family={self.family!r}, renyi={self.renyi:g}. Use estimator="auto" or "shared".'
+            )
         if self.antithetic and (self.samples % 2 or self.noise_at != "shared"):
             raise ValueError(
                 "antithetic=True draws pairs ε, −ε of whole weights: it needs an even number of samples and "
@@ -71,24 +96,30 @@ class Variational(Method):
             raise TypeError(f"kl_schedule must be one of bayeslim.schedules. Got {self.kl_schedule!r}.")
 
     @property
+    def learns_priors_by(self) -> tuple[str, ...]:
+        """Closed forms are the optima of the KL, not of other divergences."""
+        return ("gradient", "closed form") if self.renyi == 1 else ("gradient",)
+
+    @property
     def noise_at(self) -> str:
         """The estimator that "auto" stands for."""
         if self.estimator != "auto":
             return self.estimator
-        return "shared" if self.antithetic else "local"
+        return "local" if self.mean_field and not self.antithetic else "shared"
+
+    @property
+    def mean_field(self) -> bool:
+        """Whether weights are independent and the divergence is the KL, so that weights need not be drawn together."""
+        return isinstance(self.family, DiagonalGaussian) and self.renyi == 1
 
     def convert(self, bnn: Bayesian) -> None:
-        """Give every random parameter its log σ beside it."""
-        for name in bnn.sites.names:
-            self.family.check(bnn.model, name)
-        for name in bnn.sites.names:
-            self.family.register(bnn.model, name)
+        """Give every random parameter what the family keeps beside it."""
+        self.family.check(bnn.model, bnn.sites.names)
+        self.family.register(bnn.model, bnn.sites.names)
 
     def strip(self, bnn: Bayesian, model: nn.Module) -> None:
-        """Take every log σ out again."""
-        for name in bnn.sites.names:
-            module, leaf = owner(model, name)
-            delattr(module, leaf + self.family.suffix)
+        """Take that out again."""
+        self.family.strip(model, bnn.sites.names)
 
     def _retype(self, bnn: Bayesian, inputs: Inputs) -> None:
         """Turn noise at the pre-activations on for the layers seen to run once; the rest are drawn whole."""
@@ -111,9 +142,13 @@ class Variational(Method):
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """Mean NLL over K draws, and the KL."""
+        """Mean NLL over K draws, and the KL; for a Rényi bound, see `_whole_loss`."""
         num_data = bnn.data_size()
+        if kl_weight is None:
+            kl_weight = self.kl_schedule.weight(bnn.position)
         inputs, targets = split_batch(batch)
+        if not self.mean_field:
+            return self._whole_loss(bnn, inputs, targets, kl_weight * self.temperature, num_data)
         self._retype(bnn, inputs)
         means, stds, kl = self._weights(bnn)
         whole = self._whole(bnn)
@@ -125,12 +160,11 @@ class Variational(Method):
                 noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(stds, whole)
                 params = {n: (stds[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in whole}
                 log_likelihoods.append(bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean())
-        if kl_weight is None:
-            kl_weight = self.kl_schedule.weight(bnn.position)
         return Terms(-torch.stack(log_likelihoods).mean(), kl, kl_weight * self.temperature, num_data)
 
     def _weights(self, bnn: Bayesian) -> tuple[Params, Params, Tensor]:
         """μ and σ of every random parameter, and the KL of those that are not cut."""
+        assert isinstance(self.family, DiagonalGaussian)
         means: Params = {}
         stds: Params = {}
         kls = []
@@ -145,25 +179,53 @@ class Variational(Method):
             kls.append(kl)
         return means, stds, torch.stack(kls).sum()
 
-    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Zero means and zero spreads where a mask is False; independent survivors stay where they are."""
-        conditioned = bnn.posterior_.condition(masks, **options)
-        with torch.no_grad():
-            for name, value in conditioned.mean.items():
-                bnn.model.get_parameter(name).copy_(value)
-                if name in masks:
-                    self.family.log_std(bnn.model, name).masked_fill_(~masks[name], -math.inf)
+    def _whole_loss(self, bnn: Bayesian, inputs: Inputs, targets: Tensor, kl_weight: float, num_data: int) -> Terms:
+        """The bound from K draws of all weights together, from every component.
 
-    def posterior(self, bnn: Bayesian) -> Diagonal:
+        The terms are −L_α / N in two parts: log q(w) − log p(w), each draw by its influence on the bound (at α = 1, the
+        KL; in closed form for a Gaussian family), and what is left: the NLL, likewise, and the price of preferring some
+        draws to others, at most log K / N.
+        """
+        q = self.family.density(bnn.model, bnn.sites.names, bnn.masks)
+        kl = q.kl(bnn.priors) if self.renyi == 1 else None
+        log_likelihoods, excess = [], []
+        for component in range(len(q.log_weights)):
+            noise: Params = {}
+            for k in range(self.samples):
+                mirror = self.antithetic and k % 2 == 1
+                noise = {n: -e for n, e in noise.items()} if mirror else q.noise()
+                draw = q.draw(noise, component)
+                outputs = call(bnn.model, inputs, _as_parameters(bnn, draw.weights))
+                log_likelihoods.append(bnn.likelihood.log_prob(outputs, targets).mean())
+                if kl is None:
+                    excess.append(q.log_prob(draw) - log_prior(bnn.priors, draw.weights, bnn.masks))
+        data = torch.stack(log_likelihoods).to(q.log_weights.dtype)
+        if kl is not None:
+            return Terms(-data.mean(), kl, kl_weight, num_data)
+        over, log_shares = torch.stack(excess), renyi.log_shares(q.log_weights, self.samples)
+        # Means are taken out of the log-weights: they are large, and the differences between draws decide.
+        shares = log_shares.detach().exp()
+        mean_data, mean_over = (shares * data).sum().detach(), (shares * over).sum().detach()
+        log_weights = num_data * (data - mean_data) - kl_weight * (over - mean_over)
+        gain = renyi.bound(log_weights, self.renyi, log_shares)
+        kl = (renyi.influence(log_weights, self.renyi, log_shares) * over).sum().detach()
+        nll = (kl_weight * (mean_over - kl) - gain) / num_data - mean_data
+        return Terms(nll, kl, kl_weight, num_data)
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """The family's conditional on the zeros: correlated survivors move to where it wants them."""
+        self.family.assign(bnn.model, bnn.posterior_.condition(masks, **options), masks)
+
+    def posterior(self, bnn: Bayesian) -> Posterior:
         """The fitted family, as it is now: training on does not change it."""
-        with torch.no_grad():
-            return Diagonal(
-                {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names},
-                {name: self.family.std(bnn.model, name) for name in bnn.sites.names},
-            )
+        return self.family.posterior(bnn.model, bnn.sites.names)
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """One draw of the network, with the training estimator's noise, differentiable."""
+        if not isinstance(self.family, DiagonalGaussian):
+            q = self.family.density(bnn.model, bnn.sites.names, bnn.masks)
+            component = torch.multinomial(q.log_weights.detach().exp(), 1)[0]
+            return call(bnn.model, inputs, _as_parameters(bnn, q.draw(q.noise(), component).weights))
         self._retype(bnn, inputs)
         params = {}
         for name in self._whole(bnn):
@@ -171,3 +233,8 @@ class Variational(Method):
             params[name] = torch.addcmul(mean, std, standard_normal_like(std)).to(mean.dtype)
         with stochastic.noise(bnn.model, on=True):
             return call(bnn.model, inputs, params)
+
+
+def _as_parameters(bnn: Bayesian, weights: Params) -> Params:
+    """In the precision of the network's own parameters."""
+    return {name: value.to(bnn.model.get_parameter(name).dtype) for name, value in weights.items()}

@@ -8,9 +8,13 @@ from bayeslim.posteriors.gaussian import Gaussian
 from bayeslim.posteriors.kronecker import Kronecker
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.posteriors.lowrank import LowRank
+from bayeslim.posteriors.lowrank_covariance import LowRankCovariance
+from bayeslim.posteriors.mixture import Mixture
 from bayeslim.posteriors.saliency import group_saliency, saliency, slice_indices
 
-POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, Conditioned)}
+POSTERIORS: dict[str, type[Posterior]] = {
+    p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, LowRankCovariance, Mixture, Conditioned)
+}
 """Posteriors by the name they are saved under; a new family is added here."""
 
 __all__ = [
@@ -22,6 +26,8 @@ __all__ = [
     "Kronecker",
     "KroneckerFactors",
     "LowRank",
+    "LowRankCovariance",
+    "Mixture",
     "Posterior",
     "check_masks",
     "group_saliency",

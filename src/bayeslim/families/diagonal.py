@@ -1,0 +1,97 @@
+"""Independent Gaussians, the mean field: q(w) = Π N(wᵢ | μᵢ, σᵢ²)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.families.base import Density, Draw, Family, add_parameter, kept_of, precise_dtype
+from bayeslim.noise import standard_normals_like
+from bayeslim.posteriors import Diagonal, Posterior
+from bayeslim.types import Params
+
+
+@dataclass(frozen=True)
+class DiagonalGaussian(Family):
+    """Independent Gaussians, wᵢ ~ N(μᵢ, σᵢ²), trained in μ and log σ.
+
+    Attributes:
+        initial_std: σ at the start, for every weight.
+    """
+
+    initial_std: float = 0.01
+    name: ClassVar[str] = "diagonal"
+    suffix: ClassVar[str] = "_log_std"
+    suffixes: ClassVar[tuple[str, ...]] = ("_log_std",)
+
+    def __post_init__(self) -> None:
+        if not self.initial_std > 0:
+            raise ValueError(f"initial_std is a standard deviation and must be positive. Got {self.initial_std}.")
+
+    def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        """Give every parameter its log σ."""
+        for name in names:
+            mean = model.get_parameter(name)
+            start = torch.full_like(mean, math.log(self.initial_std), dtype=precise_dtype(mean))
+            add_parameter(model, name + self.suffix, start)
+
+    def log_std(self, model: nn.Module, name: str) -> Tensor:
+        """The log σ of a parameter, as it is trained."""
+        return model.get_parameter(name + self.suffix)
+
+    def std(self, model: nn.Module, name: str) -> Tensor:
+        """σ of a parameter, differentiable."""
+        return self.log_std(model, name).exp()
+
+    def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> IndependentWeights:
+        """Q as it is now, differentiable."""
+        log_stds = {name: self.log_std(model, name) for name in names}
+        means = {name: model.get_parameter(name).to(log_stds[name].dtype) for name in names}
+        return IndependentWeights(means, log_stds, masks)
+
+    def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Diagonal:
+        """Q as it is now, as data."""
+        with torch.no_grad():
+            return Diagonal(
+                {name: model.get_parameter(name).detach().clone() for name in names},
+                {name: self.std(model, name) for name in names},
+            )
+
+    def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
+        """Zero means and zero spreads where a mask is False; independent survivors stay where they are."""
+        with torch.no_grad():
+            for name, value in posterior.mean.items():
+                model.get_parameter(name).copy_(value)
+                if name in masks:
+                    self.log_std(model, name).masked_fill_(~masks[name], -math.inf)
+
+
+class IndependentWeights(Density):
+    """Σ log N(wᵢ | μᵢ, σᵢ²), by the noise of the draw: −½ ε² − log σ − ½ log 2π."""
+
+    def __init__(self, means: Params, log_stds: Params, masks: Mapping[str, Tensor]):
+        self.means, self.log_stds, self.masks = means, log_stds, masks
+        self.stds = {name: log_std.exp() for name, log_std in log_stds.items()}
+        self.log_weights = next(iter(log_stds.values())).new_zeros(1)
+
+    def noise(self) -> Params:
+        """ε for every weight."""
+        return standard_normals_like(self.stds, self.stds)
+
+    def draw(self, noise: Params, component: int | Tensor = 0) -> Draw:
+        """W = μ + σ ε."""
+        weights = {name: torch.addcmul(mean, self.stds[name], noise[name]) for name, mean in self.means.items()}
+        return Draw(weights, noise)
+
+    def log_prob(self, draw: Draw) -> Tensor:
+        """Log q(w)."""
+        values = []
+        for name, log_std in self.log_stds.items():
+            each = -0.5 * draw.noise[name].square() - log_std - 0.5 * math.log(2 * math.pi)
+            values.append((each[kept_of(self.masks, name, each)] if name in self.masks else each).sum())
+        return torch.stack(values).sum()
