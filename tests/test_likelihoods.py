@@ -169,10 +169,28 @@ def test_sqrt_hessian_with_classes_elsewhere(shape, dim):
     likelihood, f = Categorical(class_dim=dim), torch.randn(shape, dtype=torch.float64)
     y = distribution(likelihood, f).sample()
     columns = likelihood.sqrt_hessian(f)
-    assert columns.shape == (3, *shape)
+    assert columns.shape == (2, *shape)
     last_f = f.movedim(dim, -1)
     last_columns = columns.movedim(2, -1)
     assert torch.allclose(hessian_of_columns(last_columns), block_hessian(Categorical(), last_f, y), atol=1e-8)
+
+
+@pytest.mark.parametrize("certain", [0, 1, 3])
+def test_sqrt_hessian_of_certain_classes(certain):
+    """Probabilities that underflow leave nothing behind, and small ones keep their precision."""
+    f = torch.full((1, 4), -20.0)
+    f[0, certain] = 0.0
+    exact = f.double().softmax(-1)[0]
+    truth = torch.diag(exact) - torch.outer(exact, exact)
+    torch.testing.assert_close(
+        hessian_of_columns(Categorical().sqrt_hessian(f))[0].double(), truth, rtol=1e-4, atol=1e-15
+    )
+    gone = Categorical().sqrt_hessian(50 * f)
+    assert torch.equal(gone, torch.zeros_like(gone))
+
+
+def test_one_class_has_no_curvature():
+    assert Categorical().sqrt_hessian(torch.randn(5, 1)).shape == (0, 5, 1)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 2, 2)])

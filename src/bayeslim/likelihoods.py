@@ -135,9 +135,16 @@ class Categorical(Likelihood):
         )
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
-        """Columns √p_c (e_c − p): Σ_c s_c s_cᵀ = diag(p) − p pᵀ, (C, *outputs.shape)."""
+        """Each class against those after it: Σ_c s_c s_cᵀ = diag(p) − p pᵀ, (C − 1, *outputs.shape).
+
+        With t_c = Σ_{k>c} p_k these are s_c = √(p_c t_c / (p_c + t_c)) (e_c − p_{>c} / t_c), the Cholesky factor, whose
+        last column is zero.
+        """
         probs = self._logits(outputs).softmax(-1)
-        columns = torch.diag_embed(probs.sqrt()) - probs.sqrt().unsqueeze(-1) * probs.unsqueeze(-2)
+        first, after = probs[..., :-1], probs[..., 1:].flip(-1).cumsum(-1).flip(-1)
+        weight = (first * after / (first + after)).nan_to_num_(0.0).sqrt()
+        rest = (probs.unsqueeze(-2) / after.unsqueeze(-1)).nan_to_num_(0.0).triu(1)
+        columns = weight.unsqueeze(-1) * (torch.eye(*rest.shape[-2:]).to(rest) - rest)
         columns = columns.movedim(-2, 0)  # (..., c, C) -> (c, ..., C)
         return columns.movedim(-1, self._stacked_class_dim).to(outputs.dtype)
 

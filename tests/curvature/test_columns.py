@@ -42,11 +42,13 @@ def test_random_columns_have_the_hessian_as_second_moment(likelihood, shape, tar
 
 
 def test_signs_need_no_square_of_the_classes():
-    """The closed form for classes is the same mixture as that of the columns themselves."""
+    """The closed form for classes is the mixture of the columns √p_c (e_c − p)."""
     f, likelihood = torch.randn(4, 3, 5, dtype=torch.float64), Categorical()
     mixed = mixed_column(likelihood, f, torch.Generator().manual_seed(1))
     signs = torch.randint(0, 2, f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.int8).double() * 2 - 1
-    torch.testing.assert_close(mixed, torch.einsum("knpc,npk->npc", likelihood.sqrt_hessian(f), signs))
+    p = f.softmax(-1)
+    columns = p.sqrt().unsqueeze(-1) * (torch.eye(5, dtype=torch.float64) - p.unsqueeze(-2))
+    torch.testing.assert_close(mixed, torch.einsum("npkc,npk->npc", columns, signs))
     huge = mixed_column(likelihood, torch.randn(2, 200_000), torch.Generator())
     assert huge.shape == (2, 200_000)
 
