@@ -15,7 +15,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from bayeslim.errors import closest
-from bayeslim.posteriors import Diagonal, Gaussian, Posterior
+from bayeslim.posteriors import Diagonal, Gaussian, Mixture, Posterior
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
 from bayeslim.prune import score, unit_score
@@ -72,6 +72,11 @@ def _(posterior: Diagonal, units: bool) -> str:
 @default_criterion.register
 def _(posterior: Gaussian, units: bool) -> str:
     return "curvature"
+
+
+@default_criterion.register
+def _(posterior: Mixture, units: bool) -> str:
+    return "density"
 
 
 def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posterior, units: bool) -> Criterion:

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
@@ -44,8 +45,14 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
 
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
     """Set the mean of weights that nothing reads to zero, in place, so that nothing makes up for them."""
-    posterior = bnn.state.get("posterior")
-    if not unread or not isinstance(posterior, Gaussian):
+    posterior = bnn.posterior_ if unread else None
+    if not isinstance(posterior, Gaussian):
+        return
+    if "posterior" not in bnn.state:  # it is trained, and its mean are the network's own parameters
+        with torch.no_grad():
+            for name in unread.keys() & set(posterior.names):
+                weight = bnn.model.get_parameter(name)
+                weight.masked_fill_(unread[name].to(weight.device), 0)
         return
     tensors = posterior.tensors()
     for key, value in tensors.items():

@@ -15,6 +15,9 @@ model with the weight against the one without it, by the Savage-Dickey ratio (Di
 (Friston & Penny 2011) with the prior of one weight shrunk to a point. Below zero the evidence *rises* when the weight
 goes. With q Gaussian and p = N(0, s²) it is μ²/2σ² + log σ/s.
 
+A mixture's density and mass at zero are those of its components, mixed. The other scores see its mean and variance
+only, and take a weight that is −1 or +1 for one that may well be zero.
+
 Snr, curvature and log_alpha rank weights alike; they differ in what a threshold means. A point mass at zero (a weight
 that was cut) scores lowest, one away from zero highest. All scores are float64.
 
@@ -24,13 +27,13 @@ Blundell et al. 2015, arXiv:1505.05424 · Molchanov, Ashukha & Vetrov 2017, arXi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from bayeslim.errors import ImproperPrior, NoSiteMatched
-from bayeslim.posteriors import Posterior
+from bayeslim.posteriors import Mixture, Posterior
 from bayeslim.priors import Prior
 from bayeslim.types import Params
 
@@ -61,6 +64,8 @@ def log_alpha(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
 
 def density(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
     """−log q(0)."""
+    if isinstance(posterior, Mixture):
+        return mixed(posterior, [density(component, priors) for component in posterior.components])
     return {name: _minus_log_density_at_zero(mean, std) for name, (mean, std) in _marginals(posterior).items()}
 
 
@@ -74,6 +79,8 @@ def mass(posterior: Posterior, priors: Mapping[str, Prior], epsilon: float = 0.0
     """
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be a positive number. Got {epsilon}.")
+    if isinstance(posterior, Mixture):
+        return mixed(posterior, [mass(component, priors, epsilon) for component in posterior.components])
     return {name: _minus_log_mass(mean, std, epsilon) for name, (mean, std) in _marginals(posterior).items()}
 
 
@@ -98,6 +105,18 @@ def log_prior_at_zero(priors: Mapping[str, Prior], name: str, like: Tensor) -> T
             'to one. Use criterion="log_alpha", or a proper prior such as priors.Normal(1.0).'
         )
     return prior.log_prob(torch.zeros_like(like)).expand(like.shape)
+
+
+def mixed(posterior: Mixture, costs: Sequence[Params]) -> Params:
+    """−log Σ_c π_c exp(−cost_c): a mixture's score from the minus log-densities or masses of its components."""
+    return {name: minus_log_mean(posterior, torch.stack([cost[name] for cost in costs])) for name in costs[0]}
+
+
+def minus_log_mean(posterior: Mixture, costs: Tensor) -> Tensor:
+    """The same for the stacked costs of all components, (C, ...)."""
+    log_weights = posterior.log_weights.to(costs.device).view(-1, *[1] * (costs.ndim - 1))
+    # log π added to an infinite cost of a component that has no part would be undefined
+    return -(log_weights - costs).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).logsumexp(0)
 
 
 def _marginals(posterior: Posterior) -> dict[str, tuple[Tensor, Tensor]]:

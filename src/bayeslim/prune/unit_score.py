@@ -8,7 +8,8 @@ From the joint marginal q_S = N(μ_S, Σ_SS) of all weights that would go with t
     density         −log q_S(0) = ½ μ_Sᵀ Σ_SS⁻¹ μ_S + ½ log|Σ_SS| + |S|/2 log 2π
     savage_dickey   log p_S(0) − log q_S(0)
 
-Weights of the group that are known to be zero (cut before) are left out.
+Weights of the group that are known to be zero (cut before) are left out. A mixture's density at zero, and mass around
+it, are those of its components for the whole group, mixed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from bayeslim.posteriors import Dense, Diagonal, Gaussian, Kronecker, Posterior, group_saliency
+from bayeslim.posteriors import Dense, Diagonal, Gaussian, Kronecker, Mixture, Posterior, group_saliency
 from bayeslim.posteriors.kept import KeptBlock
 from bayeslim.posteriors.saliency import Group, UnitSaliency
 from bayeslim.priors import Prior
 from bayeslim.prune.reduced import reduced
-from bayeslim.prune.score import log_prior_at_zero, mass
+from bayeslim.prune.score import log_prior_at_zero, mass, minus_log_mean
 
 
 def unit_magnitude(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
@@ -46,6 +47,8 @@ def unit_curvature(posterior: Posterior, priors: Mapping[str, Prior], groups: Se
 
 def unit_density(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """−log q_S(0)."""
+    if isinstance(posterior, Mixture):
+        return _mixed(posterior, [unit_density(component, priors, groups) for component in posterior.components])
     posterior, groups = reduced(posterior, groups)
     random = _random(posterior, groups)
     sizes = torch.tensor([sum(len(i) for i in group.values()) for group in random], dtype=torch.float64)
@@ -64,6 +67,8 @@ def unit_savage_dickey(posterior: Posterior, priors: Mapping[str, Prior], groups
 
 def unit_mass(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """−log P(all |w| < ε): a sum, where weights are independent."""
+    if isinstance(posterior, Mixture):
+        return _mixed(posterior, [unit_mass(component, priors, groups) for component in posterior.components])
     if not isinstance(posterior, Diagonal):
         raise TypeError(
             "The probability that all weights of a unit are near zero has a closed form only for independent weights. "
@@ -71,6 +76,10 @@ def unit_mass(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequenc
         )
     single = {name: value.flatten() for name, value in mass(posterior, priors).items()}
     return torch.tensor([sum(float(single[n][i].sum()) for n, i in group.items()) for group in groups])
+
+
+def _mixed(posterior: Mixture, costs: Sequence[Tensor]) -> Tensor:
+    return minus_log_mean(posterior, torch.stack([cost.double() for cost in costs]))
 
 
 @singledispatch
