@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,14 +22,14 @@ from bayeslim.errors import BayeslimWarning, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
-from bayeslim.priors import Normal, PriorSpec, resolve
+from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.results import Fit
 from bayeslim.schedules import Position
 from bayeslim.select import Selection, Sites, sites
 from bayeslim.types import Batch, Inputs, Params, call, device_of
 
-LIKELIHOOD_PREFIX = "likelihood:"
-"""Where a likelihood's own parameters stand in a `state_dict`; no module can have such a name."""
+PREFIXES = {"likelihood:": "likelihood", "prior:": "hyperparameters"}
+"""Where the parameters of likelihood and priors stand in a `state_dict`; no module can have such a name."""
 
 
 def bayesianize(
@@ -87,7 +89,7 @@ class Bayesian(nn.Module):
         model: the network; its own parameters hold the posterior's mean (or the point estimate).
         method: how the posterior is found.
         likelihood: what the outputs mean.
-        priors: the prior of every random parameter.
+        priors: the prior of every random parameter; what is learned of it, as it is now.
         sites: which parameters are random, and why.
         num_data: the size of the training set.
         num_data_given: whether it was said to `bayesianize`; if not, `fit` reads it from its loader.
@@ -112,6 +114,7 @@ class Bayesian(nn.Module):
         _check(model, method, likelihood, num_data)
         report = sites(model, method.default_sites if selection is None else selection)
         priors = resolve(Normal(1.0) if prior is None else prior, model, report.names)
+        _check_learning(method, priors)
         self.model = model
         self.method = method
         self.likelihood = likelihood.to(device_of(model))
@@ -127,6 +130,18 @@ class Bayesian(nn.Module):
         self.anchor: tuple[Gaussian, float] | None = None
         self.plan_: Any = None
         method.convert(self)
+        self._maximise_priors()
+
+    @property
+    def priors(self) -> Priors:
+        """The prior of every random parameter."""
+        return self._priors
+
+    @priors.setter
+    def priors(self, priors: Mapping[str, Prior]) -> None:
+        parameters = {name: self.model.get_parameter(name) for name in priors}
+        self._priors = Priors(priors, parameters)
+        self.hyperparameters = self._priors.learned
 
     def data_size(self) -> int:
         """`num_data`, or an error that says how to give it."""
@@ -157,6 +172,7 @@ class Bayesian(nn.Module):
     def loss(self, batch: Batch, *, kl_weight: float | None = None) -> Tensor:
         """The training loss of a batch: mean NLL + kl_weight · KL / num_data, a scalar to call `backward` on.
 
+        Hyperpriors of what is learned of the priors count as part of the KL.
         Its parts can be read from `bnn.terms` afterwards. Under DDP wrap `bnn.objective` and call the wrapper.
 
         Args:
@@ -165,6 +181,9 @@ class Bayesian(nn.Module):
         """
         _warn_if_past_wrapper(self)
         terms = self.method.loss(self, batch, kl_weight)
+        log_hyperprior = self.priors.log_hyperprior()
+        if log_hyperprior is not None:
+            terms = replace(terms, kl=terms.kl - log_hyperprior)
         self.terms = Terms(terms.nll.detach(), terms.kl.detach(), terms.kl_weight, terms.num_data)
         return terms.loss
 
@@ -201,6 +220,12 @@ class Bayesian(nn.Module):
         self.step += 1
         self.keep_zeros()
         self.method.observe(self)
+        self._maximise_priors()
+
+    def _maximise_priors(self) -> None:
+        """Priors that are learned in closed form follow the posterior."""
+        if self.priors.has_closed_forms:
+            self.priors.maximise_(self.posterior_, self.masks)
 
     def keep_zeros(self) -> None:
         """Put weights that were cut back to exactly zero; called after every optimizer step."""
@@ -225,25 +250,28 @@ class Bayesian(nn.Module):
         return plain
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """The model's own names, unprefixed; a likelihood's parameters under `likelihood:`."""
+        """The model's own names, unprefixed; parameters of likelihood and priors under `likelihood:` and `prior:`."""
         destination = self.model.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        return self.likelihood.state_dict(
-            destination=destination, prefix=prefix + LIKELIHOOD_PREFIX, keep_vars=keep_vars
-        )
+        for start, place in PREFIXES.items():
+            part: nn.Module = getattr(self, place)
+            destination = part.state_dict(destination=destination, prefix=prefix + start, keep_vars=keep_vars)
+        return destination
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load what `state_dict` gave."""
-        own = {k: v for k, v in state_dict.items() if not k.startswith(LIKELIHOOD_PREFIX)}
-        rest = {k.removeprefix(LIKELIHOOD_PREFIX): v for k, v in state_dict.items() if k.startswith(LIKELIHOOD_PREFIX)}
-        self.likelihood.load_state_dict(rest, strict=strict, assign=assign)
+        for start, place in PREFIXES.items():
+            part: nn.Module = getattr(self, place)
+            own = {k.removeprefix(start): v for k, v in state_dict.items() if k.startswith(start)}
+            part.load_state_dict(own, strict=strict, assign=assign)
+        own = {k: v for k, v in state_dict.items() if not k.startswith(tuple(PREFIXES))}
         return self.model.load_state_dict(own, strict=strict, assign=assign)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """The names of `state_dict` back to those of the modules, for when a module that holds this one loads."""
         for name in [name for name in state_dict if name.startswith(prefix)]:
             own = name.removeprefix(prefix)
-            of_likelihood = own.startswith(LIKELIHOOD_PREFIX)
-            place = f"likelihood.{own.removeprefix(LIKELIHOOD_PREFIX)}" if of_likelihood else f"model.{own}"
+            start = next((start for start in PREFIXES if own.startswith(start)), "")
+            place = f"{PREFIXES.get(start, 'model')}.{own.removeprefix(start)}"
             state_dict[prefix + place] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -284,6 +312,22 @@ def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
         raise ValueError(f"num_data is the number of training examples and must be positive. Got {num_data}.")
     if isinstance(model, Bayesian):
         raise TypeError("The model is Bayesian already. Pass the plain network (bnn.mean_network()).")
+
+
+def _check_learning(method: Method, priors: Mapping[str, Prior]) -> None:
+    for name, prior in priors.items():
+        how = prior.learned_by if isinstance(prior, Learnable) else None
+        if how is None or how in method.learns_priors_by:
+            continue
+        if method.learns_priors_by:
+            raise UnsupportedModel(
+                f'The prior of "{name}" is to be learned in {how}, which is not the optimum of what {method!r} '
+                "maximises. Use learn=True."
+            )
+        raise UnsupportedModel(
+            f'The prior of "{name}" is to be learned, and {method.name} does not learn priors. Use bl.Variational() '
+            'or a fixed prior; Laplace chooses the scale of one with fit(loader, tune="evidence").'
+        )
 
 
 def _warn_if_past_wrapper(bnn: Bayesian) -> None:

@@ -89,7 +89,7 @@ class Checkpoint:
         return {
             "method": encode(run.bnn.method, ignored),
             "likelihood": encode(run.bnn.likelihood, ignored),
-            "priors": {name: repr(prior) for name, prior in run.bnn.priors.items()},
+            "priors": {name: repr(prior) for name, prior in run.bnn.priors.given.items()},
             "num_data": run.bnn.num_data,
             "batches": run.batches,
             "epochs": run.epochs,

@@ -86,7 +86,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
 def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state: Params) -> Bayesian:
     """Build a Bayesian network of settings that are not trusted."""
     what, device = type(network).__name__, device_of(network)
-    names, priors = list(config["sites"]), decode(config["priors"], tensors)
+    names = list(config["sites"])
+    # One object for all parameters that share a prior: what is learned of it is learned as one.
+    priors = {name: prior for prior, group in decode(config["priors"], tensors) for name in group}
     method, likelihood = decode(config["method"], tensors), decode(config["likelihood"], tensors)
     # A name is itself here, not the regular expression that it also is.
     exact = {re.compile(re.escape(name)): priors[name] for name in names}
@@ -128,7 +130,7 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
         "architecture": architecture_of(bnn.model) | {"class": bnn.sites.model},
         "method": encode(bnn.method, tensors),
         "likelihood": encode(bnn.likelihood, tensors),
-        "priors": encode(bnn.priors, tensors),
+        "priors": encode([[bnn.priors.given[group[0]], group] for group in bnn.priors.shared()], tensors),
         "sites": list(bnn.sites.names),
         "num_data": bnn.num_data,
         "step": bnn.step,

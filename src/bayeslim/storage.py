@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
+from torch.distributions import Distribution
 
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.types import Params
@@ -169,6 +170,11 @@ def encode(value: Any, tensors: Params) -> Any:
         for name, cls in table.items():
             if type(value) is cls:
                 return {"$type": f"{group}:{name}", "fields": encode(_arguments(value), tensors)}
+    if isinstance(value, Distribution):
+        raise BayeslimError(
+            f"A torch.distributions.{type(value).__name__} cannot be saved: its parameters are not known to say all of "
+            f"it. Those that can are {', '.join(_tables()['distribution'])}."
+        )
     raise BayeslimError(
         f"{type(value).__name__} cannot be saved: it is in none of the library's tables. "
         "Add it to the table of its kind, for example bayeslim.priors.PRIORS."
@@ -200,6 +206,10 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
+    from bayeslim.priors.distribution import parameters_of
+
+    if isinstance(value, Distribution):
+        return parameters_of(value)
     if is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
     return dict(value.config())
@@ -209,7 +219,7 @@ def _tables() -> dict[str, Mapping[str, type[Any]]]:
     from bayeslim.families import FAMILIES
     from bayeslim.likelihoods import LIKELIHOODS
     from bayeslim.methods import METHODS
-    from bayeslim.priors import PRIORS
+    from bayeslim.priors import DISTRIBUTIONS, PRIORS
     from bayeslim.schedules import SCHEDULES
 
     return {
@@ -217,6 +227,7 @@ def _tables() -> dict[str, Mapping[str, type[Any]]]:
         "family": FAMILIES,
         "schedule": SCHEDULES,
         "prior": PRIORS,
+        "distribution": DISTRIBUTIONS,
         "likelihood": LIKELIHOODS,
     }
 

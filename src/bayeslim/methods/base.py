@@ -63,6 +63,14 @@ class Method:
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
 
+    @property
+    def learns_priors_by(self) -> tuple[str, ...]:
+        """How hyperparameters of priors can be learned: "gradient", "closed form"; a point estimate's can not at all.
+
+        The most probable weights and scale of a prior together are all zeros and zero.
+        """
+        return ()
+
     def convert(self, bnn: Bayesian) -> None:
         """Prepare the model."""
 

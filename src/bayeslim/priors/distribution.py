@@ -1,0 +1,135 @@
+"""Any univariate distribution of `torch.distributions` as a prior.
+
+Its KL from a Gaussian is torch's own where torch knows it, else estimated.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch import distributions as D
+from torch.distributions.constraints import Constraint
+
+from bayeslim.noise import drawing_from
+from bayeslim.priors.base import check_broadcasts
+from bayeslim.priors.learnable import Learnable
+
+DISTRIBUTIONS: dict[str, type[D.Distribution]] = {
+    c.__name__: c
+    for c in (
+        D.Normal, D.Laplace, D.StudentT, D.Cauchy, D.Gumbel, D.LogNormal, D.HalfNormal, D.HalfCauchy, D.Gamma,
+        D.InverseGamma, D.Exponential, D.Chi2, D.Weibull, D.Beta, D.Uniform,
+    )
+}  # fmt: skip
+"""Distributions that can be saved and learned, by the name of their class: those that their parameters say all of."""
+
+
+@dataclass(frozen=True, repr=False)
+class Distribution(Learnable):
+    """A distribution over the real numbers, such as `torch.distributions.Cauchy(0.0, 0.1)`.
+
+    Attributes:
+        distribution: of single numbers; its batch shape must broadcast to the parameter.
+        samples: draws for the KL, where that has no closed form.
+    """
+
+    distribution: D.Distribution
+    samples: int = field(default=1, kw_only=True)
+    name: ClassVar[str] = "distribution"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.distribution, D.Distribution):
+            raise TypeError(f"Distribution takes an object of torch.distributions. Got {self.distribution!r}.")
+        if self.learn and not self._is_known:
+            raise ValueError(
+                f"The parameters of a {type(self.distribution).__name__} cannot be learned; those of "
+                f"{', '.join(DISTRIBUTIONS)} can."
+            )
+        super().__post_init__()
+
+    @property
+    def _is_known(self) -> bool:
+        return type(self.distribution) in DISTRIBUTIONS.values()
+
+    def hyperparameters(self) -> Mapping[str, Constraint]:
+        """The distribution's own parameters; none where they do not say all of it."""
+        return parameters_of(self.distribution, constrained=True) if self._is_known else {}
+
+    def setting(self, name: str) -> float | Tensor:
+        """A parameter of the distribution."""
+        value: Tensor = getattr(self.distribution, name)
+        return value
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """A fixed copy with other parameters."""
+        given = {**parameters_of(self.distribution), **settings}
+        return super().with_settings({"distribution": type(self.distribution)(**given, validate_args=False)})
+
+    def log_prob(self, weight: Tensor) -> Tensor:
+        """The distribution's own."""
+        return self._beside(weight).log_prob(weight)
+
+    def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
+        """The closed form of torch if it has one, else from draws."""
+        q = D.Normal(mean, std, validate_args=False)
+        try:
+            return D.kl_divergence(q, self._beside(std)).sum()
+        except NotImplementedError:
+            return super().kl(mean, std, log_std)
+
+    def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw weights of a shape."""
+        with drawing_from(generator):
+            draws: Tensor = self.distribution.expand(torch.Size(shape)).sample()
+        return draws
+
+    def at(self, mask: Tensor) -> Self:
+        """The prior of the weights that a boolean mask picks."""
+        if self.distribution.batch_shape and not self._is_known:
+            raise NotImplementedError(
+                f"A {type(self.distribution).__name__} with a batch shape cannot be the prior of a pruned parameter. "
+                "Use one for all its weights."
+            )
+        return super().at(mask)
+
+    def check_fits(self, name: str, parameter: Tensor) -> None:
+        """Refuse a distribution that gives some weights no density at all, or that is not of single numbers."""
+        distribution = self.distribution
+        who = f'A {type(distribution).__name__} cannot be the prior of "{name}"'
+        if distribution.event_shape:
+            raise ValueError(f"{who}: it is a distribution of vectors. Use one of single numbers.")
+        check_broadcasts(distribution.batch_shape, parameter, f'batch shape of the prior of "{name}"')
+        far = torch.tensor([-1e30, -1.0, -1e-3, 0.0, 1e-3, 1.0, 1e30])
+        far = far.reshape(-1, *[1] * len(distribution.batch_shape))
+        support: Any = distribution.support
+        if support is None or support.is_discrete or not bool(support.check(far).all()):
+            raise ValueError(
+                f"{who}: a Gaussian posterior reaches every number, and it has no density outside of {support}. "
+                "Use one over the real numbers."
+            )
+
+    def _beside(self, weight: Tensor) -> D.Distribution:
+        """On the weight's device; not checking values, so that a loss that is not a number is reported as such."""
+        return _moved(self.distribution, weight.device)
+
+
+def parameters_of(distribution: D.Distribution, constrained: bool = False) -> dict[str, Any]:
+    """A distribution's constructor arguments by name, or what they may be."""
+    own: Any = type(distribution).arg_constraints
+    return {name: constraint if constrained else getattr(distribution, name) for name, constraint in own.items()}
+
+
+def _moved(distribution: D.Distribution, device: torch.device) -> D.Distribution:
+    other = copy.copy(distribution)
+    other._validate_args = False
+    for name, value in vars(distribution).items():
+        if isinstance(value, Tensor) and value.device != device:
+            setattr(other, name, value.to(device))
+        elif isinstance(value, D.Distribution):
+            setattr(other, name, _moved(value, device))
+    return other

@@ -1,0 +1,126 @@
+"""The log-uniform prior p(w) ∝ 1/|w|, flat in log |w|: the prior of variational dropout and of sparsity.
+
+It is improper, so KL(N(μ, σ²) ‖ p) is known up to a constant, fixed here so that it goes to 0 as α = σ²/μ² → ∞. It
+depends on u = |μ|/(√2 σ) alone, u² = 1/(2α), and D being Dawson's integral it is
+
+    KL = E log |w| − log σ + ½ (γ + log 2) = ½ Σ_k Poisson(k | u²) [ψ(k + ½) − ψ(½)] = F(u),    F(u) = 2 ∫₀ᵘ D(t) dt.
+
+D solves D' = 1 − 2 u D, which gives all its derivatives; so F is evaluated from its Taylor series at the nearest point
+of a grid, and beyond the grid from its asymptotic series, F ~ log 2u + γ/2 − Σ_m (2m−1)!! / (2m (2u²)^m).
+
+Kingma, Salimans & Welling 2015, arXiv:1506.02557 · Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369 ·
+Hron, Matthews & Ghahramani 2018, arXiv:1807.01969, who derive the gradient
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayeslim.errors import ImproperPrior
+from bayeslim.priors.base import LOG_GAUSSIAN_ENTROPY, Prior
+
+EULER_GAMMA = 0.57721566490153286
+STEP = 1 / 32
+"""Between the points of the grid."""
+END = 16.0
+"""Where the asymptotic series takes over."""
+_TERMS = {torch.float64: 9}
+_FEWER_TERMS = 5
+_HUGE = 1e30
+
+
+@dataclass(frozen=True)
+class LogUniform(Prior):
+    """P(w) ∝ 1/|w|; improper, so there is no evidence under it."""
+
+    name: ClassVar[str] = "log_uniform"
+    is_proper: ClassVar[bool] = False
+
+    def log_prob(self, weight: Tensor) -> Tensor:
+        """−log |w|, with the constant that belongs to the KL's."""
+        return -weight.abs().log() - LOG_GAUSSIAN_ENTROPY - 0.5 * (EULER_GAMMA + math.log(2))
+
+    def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
+        """Σ F(|μ|/(√2 σ))."""
+        kl: Tensor = _Divergence.apply(mean, std.log() if log_std is None else log_std)
+        return kl
+
+    def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """There is nothing to draw from."""
+        raise ImproperPrior("LogUniform does not integrate to one, so there are no draws from it.")
+
+
+class _Divergence(torch.autograd.Function):
+    """(μ, log σ) ↦ Σ F(u), with ∂F/∂μ = sign(μ) F'(u) / (√2 σ) and ∂F/∂log σ = −u F'(u), which is never below −1.3."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
+        size = mean.abs()
+        inverse = torch.exp(-log_std).mul_(math.sqrt(0.5)).clamp_(max=_HUGE)  # 1/(√2 σ)
+        u = (size * inverse).clamp_(max=_HUGE)
+        value, slope = _near(u.clamp(max=END))
+        far = u > END
+        # From the two logarithms, whose difference is exact where u itself is too large.
+        far_value, far_slope = _far(size.log_().sub_(log_std).sub_(0.5 * math.log(2)), u.clamp(min=END))
+        slope = torch.where(far, far_slope, slope)
+        ctx.save_for_backward(inverse.mul_(slope).copysign_(mean), slope.mul_(u))
+        return torch.where(far, far_value, value).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_kl: Tensor) -> tuple[Tensor, Tensor]:
+        by_mean, by_log = ctx.saved_tensors
+        return to_kl * by_mean, -to_kl * by_log
+
+
+def _near(u: Tensor) -> tuple[Tensor, Tensor]:
+    """F and F' on the grid's range."""
+    coefficients = _taylor(u.dtype, u.device)
+    nearest = (u / STEP).round_()
+    off = u - nearest * STEP
+    index = nearest.to(torch.int32).view(-1)
+    value, slope = coefficients[-1].index_select(0, index).view_as(u), torch.zeros_like(u)
+    for coefficient in reversed(coefficients[:-1]):
+        slope.mul_(off).add_(value)
+        value.mul_(off).add_(coefficient.index_select(0, index).view_as(u))
+    return value, slope
+
+
+def _far(log_u: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """F and F' beyond it."""
+    inverse = u.reciprocal()
+    x = inverse.square().mul_(0.5)
+    tail = x * (1 / 2 + x * (3 / 4 + x * (15 / 6 + x * (105 / 8 + x * (945 / 10)))))
+    rest = x * (1 + x * (3 + x * (15 + x * (105 + x * 945))))
+    return log_u.add_(math.log(2) + 0.5 * EULER_GAMMA).sub_(tail), torch.addcmul(inverse, inverse, rest)
+
+
+@cache
+def _taylor(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """F⁽ⁿ⁾(u)/n! at every point of the grid, one tensor for each n."""
+    terms = _TERMS.get(dtype, _FEWER_TERMS)
+    table = torch.tensor(_grid(), dtype=torch.float64).T
+    return tuple(row.to(device=device, dtype=dtype) for row in table[:terms])
+
+
+@cache
+def _grid(terms: int = 24) -> list[list[float]]:
+    """The Taylor series of F at every point of the grid, each from that of the point before it."""
+    value, dawson, series = 0.0, 0.0, []
+    for point in range(round(END / STEP) + 1):
+        u = point * STEP
+        derivatives = [dawson, 1 - 2 * u * dawson]
+        for n in range(1, terms):
+            derivatives.append(-2 * u * derivatives[n] - 2 * n * derivatives[n - 1])
+        own = [d / math.factorial(n) for n, d in enumerate(derivatives)]
+        series.append([value, *(2 * d / (n + 1) for n, d in enumerate(own))])
+        value += math.fsum(2 * d / (n + 1) * STEP ** (n + 1) for n, d in enumerate(own))
+        dawson = math.fsum(d * STEP**n for n, d in enumerate(own))
+    return series

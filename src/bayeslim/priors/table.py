@@ -1,0 +1,169 @@
+"""The priors of a network's random parameters, as they are now, and where those that are learned keep their values."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import biject_to
+
+from bayeslim.posteriors import Mixture, Posterior
+from bayeslim.priors.base import Prior
+from bayeslim.priors.learnable import CLOSED_FORM, Learnable
+
+
+class Hyperparameters(nn.Module):
+    """The learned hyperparameters of one prior, each as `raw_<name>` in an unconstrained scale (log s of a scale s).
+
+    Args:
+        prior: as it was given; its values are where learning starts.
+        like: the parameters that it is the prior of.
+    """
+
+    def __init__(self, prior: Learnable, like: list[Tensor]):
+        super().__init__()
+        self.prior = prior
+        self.transforms: dict[str, Any] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        precise = torch.float64 if any(p.dtype == torch.float64 for p in like) else torch.float32
+        for name in prior.learned:
+            value = torch.as_tensor(prior.setting(name), dtype=precise, device=like[0].device).detach()
+            self.transforms[name] = biject_to(prior.hyperparameters()[name])
+            self.shapes[name] = value.shape
+            # One dimension at least: sharding takes no scalars.
+            raw = self.transforms[name].inv(value).reshape(value.shape or (1,)).clone()
+            if prior.learned_by == CLOSED_FORM:
+                self.register_buffer(f"raw_{name}", raw)
+            else:
+                self.register_parameter(f"raw_{name}", nn.Parameter(raw))
+
+    def values(self) -> dict[str, Tensor]:
+        """The hyperparameters, differentiable in what is trained."""
+        return {
+            name: transform(getattr(self, f"raw_{name}")).reshape(self.shapes[name])
+            for name, transform in self.transforms.items()
+        }
+
+    def now(self) -> Prior:
+        """The prior with these hyperparameters."""
+        return self.prior.with_settings(self.values())
+
+    def set_(self, name: str, value: Tensor) -> None:
+        """Give a hyperparameter another value."""
+        raw: Tensor = getattr(self, f"raw_{name}")
+        with torch.no_grad():
+            raw.copy_(self.transforms[name].inv(value.to(raw)).reshape(raw.shape))
+
+
+class Priors(Mapping[str, Prior]):
+    """The prior of every random parameter by name. What is learned stands in it as it is now, differentiable.
+
+    Args:
+        given: the priors by name; one object under several names is learned as one.
+        parameters: the random parameters.
+
+    Attributes:
+        given: likewise, as it was before learning.
+        learned: the hyperparameters of every prior that is learned.
+    """
+
+    def __init__(self, given: Mapping[str, Prior], parameters: Mapping[str, Tensor]):
+        self.given = dict(given)
+        self.learned = nn.ModuleList()
+        self._learned_of: dict[str, Hyperparameters] = {}
+        for names in self.shared():
+            prior = self.given[names[0]]
+            if _is_learned(prior):
+                own = Hyperparameters(prior, [parameters[name] for name in names])
+                self.learned.append(own)
+                self._learned_of.update(dict.fromkeys(names, own))
+
+    def shared(self) -> list[list[str]]:
+        """The names of the parameters that have the very same prior, together."""
+        groups: dict[int, list[str]] = {}
+        for name, prior in self.given.items():
+            groups.setdefault(id(prior), []).append(name)
+        return list(groups.values())
+
+    def __getitem__(self, name: str) -> Prior:
+        return self._learned_of[name].now() if name in self._learned_of else self.given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __setitem__(self, name: str, prior: Prior) -> None:
+        """Replace the prior of one parameter by a fixed one."""
+        if name not in self.given or not isinstance(prior, Prior) or _is_learned(prior):
+            raise ValueError(f'bnn.priors["{name}"] = ... takes a fixed prior of a random parameter. Got {prior!r}.')
+        self.given[name] = prior
+        replaced = self._learned_of.pop(name, None)
+        if replaced is not None and replaced not in self._learned_of.values():
+            del self.learned[list(self.learned).index(replaced)]
+
+    def __or__(self, other: Mapping[str, Prior]) -> dict[str, Prior]:
+        return dict(self.items()) | dict(other)
+
+    def items(self) -> ItemsView[str, Prior]:
+        """Names and priors, those that are shared computed once."""
+        if not len(self.learned):
+            return self.given.items()
+        now = {id(own): own.now() for own in self._learned_of.values()}
+        return {
+            name: now[id(self._learned_of[name])] if name in self._learned_of else prior
+            for name, prior in self.given.items()
+        }.items()
+
+    def values(self) -> ValuesView[Prior]:
+        """The priors."""
+        return dict(self.items()).values()
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
+
+    def log_hyperprior(self) -> Tensor | None:
+        """The log-density of what is learned under its hyperpriors; None if there are none."""
+        found = [own.prior.log_hyperprior(own.values()) for own in self._distinct()]
+        terms = [term for term in found if term is not None]
+        return torch.stack([term.to(terms[0]) for term in terms]).sum() if terms else None
+
+    @property
+    def has_closed_forms(self) -> bool:
+        """Whether some are learned in closed form."""
+        return any(own.prior.learned_by == CLOSED_FORM for own in self._distinct())
+
+    def maximise_(self, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
+        """Set what is learned in closed form to where it is best for a posterior, over the weights that are left."""
+        for own in self._distinct():
+            if own.prior.learned_by != CLOSED_FORM:
+                continue
+            (name,) = own.prior.learned
+            shape = own.shapes[name]
+            total, count = torch.zeros(2, *shape, dtype=torch.float64, device=getattr(own, f"raw_{name}").device)
+            for parameter in (n for n, learned in self._learned_of.items() if learned is own):
+                each = _expected(own.prior, posterior, parameter)
+                kept = masks.get(parameter, torch.ones_like(each, dtype=torch.bool)).to(each.device)
+                total += (each * kept).sum_to_size(shape).to(total)
+                count += kept.to(each.dtype).sum_to_size(shape).to(total)
+            before = own.values()[name].to(total)
+            own.set_(name, torch.where(count > 0, own.prior.optimum(total / count), before))
+
+    def _distinct(self) -> list[Hyperparameters]:
+        return [own for own in self.learned if isinstance(own, Hyperparameters)]
+
+
+def _is_learned(prior: Prior) -> TypeGuard[Learnable]:
+    return isinstance(prior, Learnable) and bool(prior.learned)
+
+
+def _expected(prior: Learnable, posterior: Posterior, name: str) -> Tensor:
+    """The statistic of every weight, in double precision; of a mixture, averaged over its components."""
+    if isinstance(posterior, Mixture):
+        each = torch.stack([_expected(prior, component, name) for component in posterior.components])
+        shares = posterior.weights.to(each).view(-1, *[1] * (each.ndim - 1))
+        return (shares * each).sum(0)
+    return prior.statistic(posterior.mean[name].double(), posterior.variance[name].double().sqrt())
