@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from typed_commands import call
 
 import bayeslim as bl
 from bayeslim.cli import demo
@@ -22,12 +23,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(pipeline, "benchmark", few)
     monkeypatch.setattr(pipeline, "has_onnx", lambda: False)
     monkeypatch.setenv("COLUMNS", "120")
-
-
-def call(*words: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        app([str(word) for word in words])
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -120,8 +120,9 @@ def fit(
         sys.exit(_STOPPED)
     batches = collected(fitted.val)
     rows, prediction = quality(fitted.bnn, batches, fitted.target_scale)
-    Console().print(quality_table(rows, f"Validation: {len(prediction):,} examples held out of {settings.data}"))
-    typer.echo(f"The network is in {fitted.out}. On test data: bayeslim evaluate {fitted.out}")
+    typer.echo(f"Validation: {len(prediction):,} examples held out of {settings.data}")
+    Console().print(quality_table(rows))
+    typer.echo(f"The network is in {fitted.out}. On test data: {settings.next_command}")
 
 
 @app.command()
@@ -170,10 +171,11 @@ def evaluate(
     from bayeslim.cli.tables import against_table, quality_table
 
     found = evaluate_folder(network, model, data, against or [], samples, how, seed, device or "auto", json)
-    console = Console()
-    console.print(quality_table(found.rows, f"{found.data}, {found.part} part: {found.examples:,} examples"))
+    typer.echo(f"{found.data}, {found.part} part: {found.examples:,} examples")
+    Console().print(quality_table(found.rows))
     if found.against:
-        console.print(against_table(found.against))
+        typer.echo("Other data told apart by uncertainty (AUROC: 1 always, 0.5 by chance)")
+        Console().print(against_table(found.against))
 
 
 @app.command()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayeslim import zoo
 from bayeslim.bayesian import Bayesian
-from bayeslim.cli.calls import BadSetting, first_line, parse
+from bayeslim.cli.calls import BadSetting, first_line
 from bayeslim.data.loader import TensorPairs
 from bayeslim.errors import BayeslimError
 from bayeslim.likelihoods import Categorical
@@ -52,7 +50,7 @@ def check_fits_data(bnn: Bayesian, train: Any, val: Any, model: str, data: str) 
         data: what the data are called.
 
     Raises:
-        BadSetting: with the arguments that would fit, for a network of the zoo.
+        BadSetting: with the arguments that should be others, for a network of the zoo.
     """
     inputs, targets = split_batch(next(iter(val)))
     pairs = getattr(train, "dataset", None)
@@ -65,18 +63,18 @@ def check_fits_data(bnn: Bayesian, train: Any, val: Any, model: str, data: str) 
         with torch.no_grad():
             bnn.likelihood.log_prob(outputs, to_device(targets, outputs.device))
     except BayeslimError as error:
-        fitting = _fitting_arguments(model, inputs, seen)
+        fitting = _fitting_arguments(bnn.model, inputs, seen)
         raise BadSetting(f"{error}{f' For {data} it takes {fitting}.' if fitting else ''}") from error
 
 
-def _fitting_arguments(model: str, inputs: Inputs, targets: Tensor) -> str:
-    """The arguments with which a network of the zoo would fit the data."""
-    factory = zoo.registry.FACTORIES.get(parse(model, "model").name)
-    if factory is None or not isinstance(inputs, Tensor):
+def _fitting_arguments(model: nn.Module, inputs: Inputs, targets: Tensor) -> str:
+    """The arguments of a network of the zoo that would have to be others to fit the data."""
+    given = getattr(model, "zoo_config", {})
+    if not isinstance(inputs, Tensor):
         return ""
     shape = inputs.shape[1:]
     outputs = math.prod(targets.shape[1:]) if targets.is_floating_point() else int(targets.max()) + 1
-    known = {"inputs": math.prod(shape), "classes": outputs}
+    fitting = {"inputs": math.prod(shape), "classes": outputs}
     if len(shape) == 3:
-        known |= {"in_channels": shape[0], "image_size": shape[-1]}
-    return ", ".join(f"{name}={known[name]}" for name in inspect.signature(factory).parameters if name in known)
+        fitting |= {"in_channels": shape[0], "image_size": shape[-1]}
+    return ", ".join(f"{name}={value}" for name, value in fitting.items() if given.get(name, value) != value)

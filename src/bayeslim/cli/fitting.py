@@ -21,6 +21,7 @@ from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.cli import sources
 from bayeslim.cli.calls import BadSetting, parse
 from bayeslim.cli.fits import check_fits_data
+from bayeslim.cli.sources import NETWORK
 from bayeslim.cli.toml import TomlSettings
 from bayeslim.compress.folder import INDEX, RunFolder
 from bayeslim.compress.job import readable, size_of, start_over, unfitted_copy
@@ -33,7 +34,6 @@ from bayeslim.train import LR_SCHEDULES
 from bayeslim.types import split_batch
 
 FILE = "fit.toml"
-NETWORK = "network"
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class FitSettings(TomlSettings):
         method = sources.method_by_name(self.method)
         self._check_training(method)
         loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device)
+        from_the_start = start_over(self.seed, loaders.train)
         train, val = readable(loaders.train, "train"), readable(loaders.val, "val")
         model = sources.model_by_name(self.model, Path(self.weights) if self.weights else None, self.seed).to(device)
         bnn = bayesianize(
@@ -89,7 +90,7 @@ class FitSettings(TomlSettings):
         )
         check_fits_data(bnn, train, val, self.model, self.data)
         _forget_if_nothing_was_done(Path(self.out))
-        folder = RunFolder(self.out, self._identity(bnn, train), (NETWORK,), start_over(self.seed, train))
+        folder = RunFolder(self.out, self._identity(bnn, train), (NETWORK,), from_the_start)
         self.keep()
         architecture = unfitted_copy(bnn)
         folder.say(repr(bnn))
@@ -97,6 +98,16 @@ class FitSettings(TomlSettings):
             NETWORK, {}, lambda _: self._fit(bnn, train, val, folder), save, lambda path: load(path, architecture)
         )
         return Fitted(cast("Bayesian", fitted), val, loaders.target_scale, Path(self.out))
+
+    @property
+    def next_command(self) -> str:
+        """How to measure the network on test data; code of the user's own must be named again."""
+        own = [
+            f'--{name} "{value}"'
+            for name, value in (("model", self.model), ("data", self.data))
+            if parse(value, name).module
+        ]
+        return " ".join(["bayeslim evaluate", self.out, *own])
 
     def _check_training(self, method: Method) -> None:
         """Refuse what would fail after work was done."""

@@ -13,8 +13,9 @@ import torch
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.cli.calls import BadSetting, parse
-from bayeslim.cli.fitting import FILE, NETWORK, FitSettings
-from bayeslim.cli.sources import model_by_name
+from bayeslim.cli.config import FILE as COMPRESSED
+from bayeslim.cli.fitting import FILE, FitSettings
+from bayeslim.cli.sources import NETWORK, model_by_name, network_in
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.saving import load
 from bayeslim.storage import INDEX
@@ -27,14 +28,13 @@ def saved_network(folder: Path, model: str | None) -> Any:
         folder: the folder.
         model: the network's architecture, if it is not in the zoo.
     """
-    place = folder
-    if not (folder / INDEX).is_file():
-        if (folder / NETWORK / INDEX).is_file():
-            place = folder / NETWORK
-        elif (folder / FILE).is_file():
-            raise BadSetting(
-                f"{folder} holds a fit that is not finished. Go on with it: bayeslim fit --config {folder / FILE}"
-            )
+    place = network_in(folder)
+    if not (place / INDEX).is_file() and (folder / FILE).is_file():
+        raise BadSetting(
+            f"{folder} holds a fit that is not finished. Go on with it: bayeslim fit --config {folder / FILE}"
+        )
+    if not (place / INDEX).is_file() and (folder / COMPRESSED).is_file():
+        raise BadSetting(f"{folder} is a run of compress: name a network in it, such as {folder / 'pruned'}.")
     if model is not None:
         return load(place, model_by_name(model))
     try:

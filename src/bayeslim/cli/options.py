@@ -7,10 +7,19 @@ from typing import Annotated
 
 import typer
 
+from bayeslim import zoo
+from bayeslim.likelihoods import LIKELIHOODS
+from bayeslim.methods import METHODS
+from bayeslim.priors import PRIORS
+
 Config = Annotated[Path | None, typer.Option(help="A TOML file with any of these settings; flags win.")]
-Model = Annotated[str | None, typer.Option(help='"lenet5", "mlp(hidden=100)", or "package.module:factory".')]
+Model = Annotated[
+    str | None,
+    typer.Option(help=f'{", ".join(zoo.names())}, with arguments "mlp(hidden=100)", or "package.module:factory".'),
+]
 Data = Annotated[
-    str | None, typer.Option(help='"mnist", ..., or "package.module:loaders", giving (train, val[, test]).')
+    str | None,
+    typer.Option(help='A name that `bayeslim data` lists, or "package.module:loaders", giving (train, val[, test]).'),
 ]
 Out = Annotated[str | None, typer.Option(help="The run's folder; a run that was stopped goes on from it.")]
 FitOut = Annotated[
@@ -26,11 +35,21 @@ FitMethod = Annotated[
     typer.Option(
         "--method",
         show_default="variational",
-        help='"variational", "laplace", or with arguments: "variational(samples=2, kl_schedule=warmup(end=5))".',
+        help=f'{", ".join(METHODS)}, with arguments "variational(samples=2, kl_schedule=warmup(end=5))".',
     ),
 ]
-PriorName = Annotated[str | None, typer.Option("--prior", help='"normal(0.2)".')]
-LikelihoodName = Annotated[str | None, typer.Option("--likelihood", help='"categorical", "gaussian(noise=0.1)", ...')]
+PriorName = Annotated[
+    str | None,
+    typer.Option("--prior", show_default="normal(1.0)", help=f'{", ".join(PRIORS)}, with arguments "normal(0.2)".'),
+]
+LikelihoodName = Annotated[
+    str | None,
+    typer.Option(
+        "--likelihood",
+        show_default="by the targets",
+        help=f'{", ".join(LIKELIHOODS)}, with arguments "gaussian(noise=0.1)".',
+    ),
+]
 Epochs = Annotated[int | None, typer.Option(help="Train this long first; otherwise the weights are taken as they are.")]
 Lr = Annotated[float | None, typer.Option(show_default="0.001", help="The learning rate of all training.")]
 Sparsity = Annotated[float | None, typer.Option(help="Goal: the fraction of weights that goes.")]
@@ -73,7 +92,10 @@ Device = Annotated[
 Fitted = Annotated[Path, typer.Argument(help="A folder from `bayeslim fit`, or from bl.save.")]
 HeldOut = Annotated[
     str | None,
-    typer.Option(help='"mnist", ..., or "package.module:loaders": its test part. By default, what it was fitted to.'),
+    typer.Option(
+        show_default="what the network was fitted to",
+        help='A name that `bayeslim data` lists, or "package.module:loaders"; its test part.',
+    ),
 ]
 OwnModel = Annotated[str | None, typer.Option(help='"package.module:factory", for a network that is not in the zoo.')]
 Samples = Annotated[int, typer.Option(min=1, help="Networks drawn from the posterior and averaged.")]

@@ -100,7 +100,7 @@ def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:
     except OSError as error:
         raise BadSetting(f"Could not read {file}: {error.strerror or 'it is no .npy file'}.") from error
     except (ValueError, EOFError) as error:
-        raise BadSetting(f"{file} is no .npy file of numbers: write it with numpy.save. ({error})") from error
+        raise BadSetting(f"{file} is no .npy file of numbers: write it with numpy.save.") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.ndim or not len(array):
         raise BadSetting(f"{file} must hold one array of numbers, with a row for each example.")
     if array.dtype == np.uint8:

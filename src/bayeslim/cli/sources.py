@@ -24,11 +24,14 @@ from bayeslim.methods import METHODS, Method, Subnetwork
 from bayeslim.priors import PRIORS, Prior
 from bayeslim.saving import load
 from bayeslim.schedules import SCHEDULES
-from bayeslim.storage import check_fits
+from bayeslim.storage import INDEX, check_fits
 from bayeslim.types import Inputs, split_batch
 
 PARTS = {**FAMILIES, **SCHEDULES, "subnetwork": Subnetwork}
 """What a method may be made of, by name."""
+
+NETWORK = "network"
+"""Where the folder of a run of `bayeslim fit` holds its network."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _with_weights(model: nn.Module, weights: Path) -> nn.Module:
     if not weights.exists():
         raise BadSetting(f'weights="{weights}" does not exist.')
     if weights.is_dir():
-        loaded: nn.Module = load(weights, model)
+        loaded: nn.Module = load(network_in(weights), model)
         return loaded.mean_network() if isinstance(loaded, Bayesian) else loaded
     try:
         state = load_file(weights)
@@ -92,6 +95,12 @@ def _with_weights(model: nn.Module, weights: Path) -> nn.Module:
     check_fits(model.state_dict(), state, type(model).__name__)
     model.load_state_dict(state)
     return model
+
+
+def network_in(folder: Path) -> Path:
+    """The folder that holds a network: the given one, or the one inside of a run of `bayeslim fit`."""
+    inside = folder / NETWORK
+    return inside if (inside / INDEX).is_file() and not (folder / INDEX).is_file() else folder
 
 
 def data_by_name(

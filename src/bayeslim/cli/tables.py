@@ -44,9 +44,9 @@ def certainty_table(title: str, chosen: Sequence[int], prediction: Prediction, t
     return table
 
 
-def quality_table(rows: Mapping[str, Quality], title: str) -> Table:
+def quality_table(rows: Mapping[str, Quality]) -> Table:
     """How good a network is."""
-    table = _table(title)
+    table = _table()
     table.add_column("", no_wrap=True)
     has_probabilities = any(row.brier is not None for row in rows.values())
     headings = ("error", "NLL", "Brier", "ECE") if has_probabilities else ("RMSE", "NLL", "calibration error")
@@ -61,7 +61,7 @@ def quality_table(rows: Mapping[str, Quality], title: str) -> Table:
 
 def against_table(told: Mapping[str, Mapping[str, float]]) -> Table:
     """How well uncertainty tells other data apart."""
-    table = _table("Other data told apart by uncertainty: AUROC")
+    table = _table()
     for heading in ("", "entropy", "epistemic uncertainty"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, found in told.items():
@@ -71,7 +71,7 @@ def against_table(told: Mapping[str, Mapping[str, float]]) -> Table:
 
 def data_table(entries: Sequence[Entry]) -> Table:
     """The data sets and where they are."""
-    table = _table("")
+    table = _table()
     for heading in ("name", "targets", "train + test", "shape"):
         table.add_column(heading, justify="right" if "+" in heading else "left", no_wrap=True)
     table.add_column("where", overflow="fold")
@@ -81,5 +81,5 @@ def data_table(entries: Sequence[Entry]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def _table(title: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
