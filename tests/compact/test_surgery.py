@@ -109,6 +109,61 @@ def test_a_shared_layer_that_reads_two_constants_keeps_them():
     assert compaction(model, None, X).removed == ()
 
 
+def test_a_bias_that_is_read_elsewhere_too_takes_no_constant():
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.last(self.first(x).sigmoid()) + self.last.bias
+
+    model = Added()
+    cut_rows((model.first, [0, 3]))
+    assert compaction(model, None, X).removed == ()
+    with torch.no_grad():
+        model.last.weight[:, 0] = 0
+    assert compaction(model, None, X).network.first.weight.shape == (5, 4)
+
+
+def test_a_tensor_that_is_no_parameter_is_cut_with_its_channels():
+    class Scaled(nn.Module):
+        def __init__(self, inside: bool) -> None:
+            super().__init__()
+            self.first, self.last, self.inside = nn.Linear(4, 3), nn.Linear(3, 2), inside
+            self.scale = torch.tensor([1.0, 2.0, 3.0])
+
+        def forward(self, x):
+            return self.last(self.first(x) * (torch.tensor([1.0, 2.0, 3.0]) if self.inside else self.scale))
+
+    for inside, kind in ((False, "modules"), (True, "graph")):
+        model = Scaled(inside)
+        with torch.no_grad():
+            model.last.weight[:, 1] = 0
+        result = compaction(model, None, X)
+        assert result.kind == kind
+        assert result.network.get_parameter("last.weight").shape == (2, 2)
+        torch.testing.assert_close(result.network(X), model(X))
+        assert model.scale.tolist() == [1, 2, 3]
+
+
+def test_scalars_and_state_that_changes_are_no_obstacle():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.last(self.first(x).relu())
+
+    model = Counting()
+    with torch.no_grad():
+        model.last.weight[:, :2] = 0
+    assert compact_network(model, None, X).first.weight.shape == (4, 4)
+
+
 def test_a_stream_that_only_feeds_itself_goes():
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -157,6 +212,48 @@ def test_a_hard_coded_size_makes_it_a_graph_that_takes_any_batch():
     torch.testing.assert_close(result.network(more), model(more))
     assert result.network.state_dict().keys() == model.state_dict().keys()
     result.network.train().eval()
+
+
+class Sized(nn.Module):
+    """Takes the size of the batch in one of several ways; with a constant beside it, it has to become a graph."""
+
+    def __init__(self, flatten) -> None:
+        super().__init__()
+        self.conv, self.first, self.last, self.flatten = nn.Conv2d(1, 6, 3), nn.Linear(96, 8), nn.Linear(8, 3), flatten
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(self.flatten(torch.relu(self.conv(x))))))
+
+
+@pytest.mark.parametrize(
+    ("flatten", "kind"),
+    [
+        (lambda x: x.view(len(x), -1), "modules"),
+        (lambda x: x.reshape(x.shape[0], -1), "modules"),
+        (lambda x: x.view(len(x), 96), "graph"),
+        (lambda x: x.reshape(x.shape[0], 96), "graph"),
+    ],
+    ids=["len", "shape", "len and a constant", "shape and a constant"],
+)
+def test_the_batch_stays_free_however_its_size_is_taken(flatten, kind):
+    model, x = Sized(flatten).eval(), torch.randn(4, 1, 6, 6)
+    cut_rows((model.conv, [1, 4]), (model.first, [0, 2, 3]))
+    result = compaction(model, None, x)
+    assert result.kind == kind
+    assert result.network.get_parameter("first.weight").shape == (5, 64)
+    for rows in (1, 7):
+        more = torch.randn(rows, 1, 6, 6)
+        torch.testing.assert_close(result.network(more), model(more))
+
+
+def test_a_graph_for_one_batch_size_only_is_refused():
+    model = Sized(lambda x: torch.stack([row.view(96) for row in x]))
+    cut_rows((model.conv, [1]))
+    with pytest.raises(CompactionFailed, match=r"rely on the old sizes, and its forward fixes the batch size"):
+        compaction(model, None, torch.randn(4, 1, 6, 6))
+    same = Sized(lambda x: torch.stack([row.flatten() for row in x])).eval()  # its own modules take the new sizes
+    cut_rows((same.conv, [1]))
+    assert compaction(same, None, torch.randn(4, 1, 6, 6)).kind == "modules"
 
 
 def test_input_features_nobody_reads_are_dropped():
@@ -259,6 +356,28 @@ def test_a_network_that_is_random_in_eval_mode():
 
     with pytest.raises(UnsupportedModel, match="different outputs for the same input"):
         compaction(nn.Sequential(nn.Linear(4, 3), Noisy()), {}, X)
+
+
+def test_a_network_that_takes_no_noise_is_checked_on_what_it_takes():
+    class Indexed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.last = nn.Embedding(5, 6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.last(self.words(x[:, 0].long()))
+
+    model = Indexed()
+    with torch.no_grad():
+        model.last.weight[:, :2] = 0
+    assert compact_network(model, None, torch.tensor([[0.0], [3.0], [4.0]])).words.weight.shape == (5, 4)
+
+
+def test_a_network_without_shapes_or_an_example_without_rows():
+    with pytest.raises(UnsupportedModel, match=r"lazy parameters without a shape\. Call it once"):
+        compaction(nn.Sequential(nn.LazyLinear(4)), {}, X)
+    with pytest.raises(ShapeMismatch, match="no rows"):
+        compaction(mlp(), {}, X[:0])
 
 
 def test_a_wrong_result_is_never_returned(monkeypatch):

@@ -11,7 +11,7 @@ from bayeslim.compact import compact_network, cost
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.errors import BayeslimError, NoSiteMatched
 from bayeslim.posteriors import Diagonal
-from bayeslim.prune import EmptyLayer, NothingToCut, price, score
+from bayeslim.prune import Criterion, EmptyLayer, NothingToCut, price, score
 from bayeslim.prune.search import fewest, most
 
 EXAMPLE = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -344,3 +344,30 @@ def test_searches_find_the_edge(edge, size):
     found = most(lambda count: count <= edge, 0, size, size)
     assert found <= edge
     assert size - found <= (size - edge) * 1.05 + 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "got"),
+    [
+        (lambda q, p: 3, "gave NoneType"),
+        (lambda q, p: {}, "gave NoneType"),
+        (lambda q, p: {n: m.sum(0) for n, m in q.mean.items()}, r"of shape \(6, 5\) .* gave \(5,\)"),
+        (lambda q, p: {n: m.tolist() for n, m in q.mean.items()}, "gave list"),
+    ],
+)
+def test_a_criterion_that_gives_no_scores_is_told_what_to_give(bnn, scores, got):
+    with pytest.raises(BayeslimError, match=f"a score for every weight.*{got}"):
+        bl.plan(bnn, bl.Budget(sparsity=0.5), criterion=scores)
+
+
+def test_a_criterion_gives_one_score_a_unit(bnn):
+    short = Criterion("short", score.snr, lambda q, p, groups: torch.zeros(2))
+    with pytest.raises(BayeslimError, match=r"one score a unit, 6. short gave \(2,\)"):
+        bl.plan(bnn, bl.Budget(sparsity=0.5), granularity="unit", criterion=short, example=EXAMPLE)
+
+
+def test_nothing_is_left_for_any_of_several_steps():
+    model = two_layers(inputs=4)
+    pruned = bl.prune(given(model, diagonal(model)), bl.plan(given(model, diagonal(model)), granularity="1:2"))
+    with pytest.raises(NothingToCut, match="cut already"):
+        bl.prune(pruned, bl.Budget(sparsity=0.5), granularity="1:2", steps=3)

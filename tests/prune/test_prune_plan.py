@@ -205,3 +205,37 @@ def test_a_budget_names_its_goal():
     assert bl.Budget(evidence=True).goal == "evidence"
     assert bl.Budget(max_error_increase=0).value == 0
     assert repr(bl.Budget(bytes=1000, scope="layer")) == "Budget(bytes=1000, scope='layer')"
+
+
+def test_a_plan_by_hand_tightens_by_the_default_and_one_by_a_function_asks_for_it():
+    model = two_layers()
+    bnn = given(model, diagonal(model))
+    first = torch.ones(6, 5, dtype=torch.bool)
+    first[0, 0] = False
+    by_hand = Plan({"0.weight": first})
+    tight = by_hand.tighten(bnn, bl.Budget(sparsity=0.5))
+    assert tight.criterion == "snr"
+    assert not tight.masks["0.weight"][0, 0]
+
+    def mine(posterior, priors):
+        return {name: mean.abs() for name, mean in posterior.mean.items()}
+
+    made = bl.plan(bnn, bl.Budget(sparsity=0.3), criterion=mine)
+    with pytest.raises(ValueError, match=r'made by "mine".*Pass criterion='):
+        made.tighten(bnn, bl.Budget(sparsity=0.5))
+    assert made.tighten(bnn, bl.Budget(sparsity=0.5), criterion=mine).cut == 24
+    mixed = made.merge(bl.plan(bnn, bl.Budget(sparsity=0.3), granularity="1:2", criterion=mine))
+    with pytest.raises(ValueError, match=r"Pass the granularity="):
+        mixed.tighten(bnn, bl.Budget(sparsity=0.9), criterion=mine)
+
+
+def test_a_pattern_that_is_none_undoes_nothing():
+    with pytest.raises(NoSiteMatched, match=r"undo\('0\.\('\) is neither a name nor a regular expression"):
+        plan_of([(3, 2)]).undo("0.(")
+
+
+def test_a_start_for_another_model_is_refused_before_anything():
+    model = two_layers()
+    pruned = bl.prune(given(model, diagonal(model)), bl.Budget(sparsity=0.3))
+    with pytest.raises(ShapeMismatch, match=r'its mask of "0.weight" is \(4, 5\)'):
+        bl.plan(pruned, bl.Budget(sparsity=0.5), start=Plan({"0.weight": torch.rand(4, 5) < 0.5}))

@@ -30,6 +30,15 @@ def run_example(model: nn.Module, example: Inputs) -> Any:
         ) from error
 
 
+def takes(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether a network runs on inputs; not every one takes noise (for indices), or another batch size."""
+    try:
+        run_example(model, inputs)
+    except ShapeMismatch:
+        return False
+    return True
+
+
 def rows_of(example: Inputs) -> int:
     """How many examples the inputs hold: the first dimension of their first tensor."""
     rows = next((tensor.shape[0] for tensor in tensors_in(example) if tensor.ndim), None)

@@ -77,7 +77,7 @@ class Labels:
 
     def is_fixed(self, labels: Tensor) -> Tensor:
         """Where labels are fixed."""
-        return torch.from_numpy(self._fixed[labels.numpy()])
+        return torch.from_numpy(np.asarray(self._fixed[labels.numpy()]))
 
     def find(self, labels: Tensor) -> Tensor:
         """The representative of each label's class, settled."""

@@ -38,7 +38,7 @@ class Liveness(Dependence):
         self._multiplied: list[Tensor] = []
         self._contractions = _by_node(identity.contractions)
         self._products = _by_node(identity.products)
-        self._uses = Counter(name for c in identity.contractions for name in (c.weight, c.bias))
+        self._uses = Counter(contraction.weight for contraction in identity.contractions)
         self.walk()
 
     def needed(self, seeds: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Liveness(Dependence):
                 still = resting.repeat(contraction.channel.shape[1] // len(resting))
             else:
                 value, still = self._steady(contraction.source, contraction.dim)
-                own = self._uses[contraction.weight] == 1 and self._uses[contraction.bias] == 1
+                own = self._uses[contraction.weight] == 1 and _is_own_bias(self.identity, contraction)
                 self._constants[place] = torch.where(still, value, 0.0)
                 still = still & ((value == 0) | (contraction.bias is not None and own))
             self._idle[place] = idle | still[contraction.channel]
@@ -99,6 +99,18 @@ class Liveness(Dependence):
         for node, dim in zip(product.sources, product.dims, strict=True):
             zero |= ~self.live(node).movedim(dim, 0).reshape(len(zero), -1).any(1)
         return zero
+
+
+def _is_own_bias(identity: Identities, contraction: Contraction) -> bool:
+    """Whether the bias of a contraction is read there alone, so that it may change."""
+    nodes = [node for node, name in identity.names.items() if name == contraction.bias]
+    while nodes:
+        nodes = [user for node in nodes for user in node.users]
+        if nodes == [contraction.node]:
+            return True
+        if len(nodes) > 1:
+            return False
+    return False
 
 
 def _matrix(weight: Tensor, contraction: Contraction) -> Tensor:

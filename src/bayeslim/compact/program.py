@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import rows_of, run_example
+from bayeslim.compact.example import rows_of, takes
 from bayeslim.compact.quiet import plain_attention, quiet
-from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Inputs, arguments
 
 
@@ -36,12 +36,8 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
             failure = failure or error
             continue
         program = program or found
-        try:
-            for other in inputs[1:]:
-                run_example(found.module(), other)
-        except ShapeMismatch:
-            continue
-        return found
+        if all(takes(found.module(), other) for other in inputs[1:]):
+            return found
     if program is None:
         assert failure is not None
         raise UnsupportedModel(

@@ -142,14 +142,14 @@ def rewrite_graph(
     graph.eliminate_dead_code()
     root = quiet_copy(trace.module)
     put_tensors(
-        root, {name: tensor.detach().cpu() for name, tensor in tensors_of(model).items() if _has(root, name)}, {}
+        root, {name: tensor.detach().cpu() for name, tensor in tensors_of(model).items() if has_tensor(root, name)}, {}
     )
     put_tensors(root, tensors, structure.identity.trace.names)
     result = fx.GraphModule(root, graph, class_name=type(model).__name__)
     for aliases in trace.names.values():
         for alias in aliases[1:]:
             owner, _, attribute = alias.rpartition(".")
-            if _has(result, aliases[0]) and owner in dict(result.named_modules()):
+            if has_tensor(result, aliases[0]) and owner in dict(result.named_modules()):
                 setattr(result.get_submodule(owner), attribute, _get(result, aliases[0]))
     return result.to(device)
 
@@ -170,7 +170,8 @@ def _get(model: nn.Module, name: str) -> Any:
     return getattr(model.get_submodule(owner), attribute)
 
 
-def _has(model: nn.Module, name: str) -> bool:
+def has_tensor(model: nn.Module, name: str) -> bool:
+    """Whether a model has a tensor, or any attribute, of this name."""
     try:
         _get(model, name)
     except AttributeError:

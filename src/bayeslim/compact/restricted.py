@@ -156,14 +156,14 @@ def _part_of_layer(factors: KroneckerFactors, layer: LayerMatrix, kept: Kept) ->
         )
     return KroneckerFactors(
         factors.weight,
-        _part_of_factor(factors.outputs, group[:, 0, 0], output[:, :, 0]),
-        _part_of_factor(factors.inputs, group[:, 0, 0], column[:, 0]),
+        part_of_factor(factors.outputs, group[:, 0, 0], output[:, :, 0]),
+        part_of_factor(factors.inputs, group[:, 0, 0], column[:, 0]),
         factors.bias,
         transposed=factors.transposed,
     )
 
 
-def _part_of_factor(factor: Factor, groups: Tensor, places: Tensor) -> Factor:
+def part_of_factor(factor: Factor, groups: Tensor, places: Tensor) -> Factor:
     """The factor of M[places, places] in some groups, (groups, places)."""
     groups, places = groups.to(factor.values.device), places.to(factor.values.device)
     if factor.vectors is None:

@@ -24,9 +24,16 @@ from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
 from bayeslim.compact.liveness import Liveness
 from bayeslim.compact.proof import Reference
-from bayeslim.compact.rebuild import new_groups, put_tensors, resize_modules, rewrite_graph, size_attributes
+from bayeslim.compact.rebuild import (
+    has_tensor,
+    new_groups,
+    put_tensors,
+    resize_modules,
+    rewrite_graph,
+    size_attributes,
+)
 from bayeslim.compact.shapes import Shrinking
-from bayeslim.compact.trace import evaluating_copy, quiet_copy, tensors_of
+from bayeslim.compact.trace import constants_of, evaluating_copy, quiet_copy, tensors_of
 from bayeslim.errors import BayeslimError, ShapeMismatch, closest
 from bayeslim.types import Inputs, device_of
 
@@ -125,7 +132,8 @@ def compaction(
     found = units if units is not None else find_units(masked, example)
     _check_units(found, masked)
     identity = found.structure.identity
-    tensors = {name: tensor.detach().cpu() for name, tensor in tensors_of(masked).items()}
+    everything = tensors_of(masked) | constants_of(identity.trace, masked)
+    tensors = {name: tensor.detach().cpu() for name, tensor in everything.items()}
     live = Liveness(identity, tensors)
     shrinking = Shrinking(identity, _unneeded(found, live))
     slices = _slices(shrinking)
@@ -152,6 +160,7 @@ def compaction(
 
 
 def _masked_copy(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
+    masked = evaluating_copy(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, mask in (masks or {}).items():
         if name not in parameters:
@@ -171,7 +180,6 @@ def _masked_copy(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Mod
             raise ValueError(
                 f'"{name}" of {type(model).__name__} holds NaN or infinite values. Repair or retrain the network first.'
             )
-    masked = evaluating_copy(model)
     copied = dict(masked.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name, mask in (masks or {}).items():
@@ -243,7 +251,8 @@ def _rebuild(
     why = f"{dropped} input features are dropped behind a gather"
     if not dropped:
         network = quiet_copy(masked)
-        put_tensors(network, small, {names[0]: names for names in structure.identity.trace.names.values()})
+        own = {name: tensor for name, tensor in small.items() if has_tensor(network, name)}
+        put_tensors(network, own, {names[0]: names for names in structure.identity.trace.names.values()})
         resize_modules(network, new_groups(structure, shrinking))
         for attributes in ({}, *size_attributes(network, structure, shrinking)):
             with _attributes(attributes) as keep:
@@ -255,6 +264,11 @@ def _rebuild(
     if graph is None:
         graph = rewrite_graph(structure, shrinking, masked, small)
     proof = reference.compare(graph)
+    if not proof.holds and structure.identity.trace.fixes_batch:
+        raise CompactionFailed(
+            f"{type(masked).__name__} has to be rewritten as a graph, since {why}, and its forward fixes the batch "
+            "size of such a graph. Take sizes from x.shape in it, and do not loop over the batch."
+        )
     if not proof.holds:
         raise CompactionFailed(
             f"The compacted {type(masked).__name__} differs from the masked one by {proof.difference:.2g} of its "

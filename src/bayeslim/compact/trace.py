@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import batches, run_example
+from bayeslim.compact.example import batches, run_example, takes
 from bayeslim.compact.ops import words
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
@@ -40,13 +40,13 @@ class Trace:
         module: the graph with the network's tensors under their own names, in eval mode.
         inputs: the flat inputs, one for each placeholder.
         names: every parameter's and buffer's names by the one that the graph uses (tied tensors have several).
-        free_batch: whether the first dimension of the inputs may have any size.
+        fixes_batch: whether the graph takes one batch size only, though the network takes others.
     """
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]
     names: dict[str, tuple[str, ...]]
-    free_batch: bool
+    fixes_batch: bool
 
 
 def trace(model: nn.Module, example: Inputs) -> Trace:
@@ -62,6 +62,7 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     inputs = batches(network, example)
     program = exported(network, inputs)
     with quiet():
+        fixed = not all(takes(program.module(), other) for other in inputs[1:])
         module = program.module(check_guards=False)
         if not _made_functional(module.graph):
             table = torch.export.default_decompositions()
@@ -71,14 +72,7 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
     if isinstance(output, Tensor) and len(leaves) == len(args) + len(kwargs):
         module = _with_plain_signature(module)
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    free = any(
-        isinstance(node.meta.get("val"), Tensor)
-        and node.meta["val"].ndim
-        and isinstance(node.meta["val"].shape[0], torch.SymInt)
-        for node in placeholders
-    )
-    return Trace(module, leaves, _aliases(network, module), free)
+    return Trace(module, leaves, _aliases(network, module), fixed)
 
 
 def quiet_copy(model: M) -> M:
@@ -90,6 +84,10 @@ def quiet_copy(model: M) -> M:
 
 def evaluating_copy(model: nn.Module) -> nn.Module:
     """A deep copy of `model` in eval mode."""
+    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has lazy parameters without a shape. Call it once on a batch first."
+        )
     try:
         return quiet_copy(model).eval()
     except RuntimeError as error:
@@ -102,6 +100,18 @@ def evaluating_copy(model: nn.Module) -> nn.Module:
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, tied ones under each of their names."""
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def constants_of(trace: Trace, model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a graph that are neither parameters nor buffers: plain attributes, or made in the forward."""
+    registered = tensors_of(model)
+    found = {}
+    for name in trace.names:
+        if name not in registered:
+            owner, _, attribute = name.rpartition(".")
+            value = getattr(trace.module.get_submodule(owner), attribute)
+            found.update({name: value} if isinstance(value, Tensor) else {})
+    return found
 
 
 class Walker(fx.Interpreter):

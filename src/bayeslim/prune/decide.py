@@ -98,7 +98,7 @@ def decide(
         count = _harmless(bnn, budget, settings, ranking, share, reference)
     else:
         count = _counted(bnn, budget, settings, ranking)
-        if share < 1:
+        if share < 1 and count > ranking.gone:
             left = len(items) - ranking.gone
             count = len(items) - round(left * ((len(items) - count) / left) ** share)
     if count <= ranking.gone:
@@ -119,11 +119,11 @@ def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan
     # Marginal variances of correlated weights are work, and joint scores of units do not need them.
     joint = settings.granularity == "unit" and isinstance(posterior, Gaussian)
     _check_finite(posterior, with_variance=criterion.name != "magnitude" and not joint)
-    masks: Params = {name: mask.cpu() for name, mask in bnn.masks.items()}
-    for name, mask in (start.masks if start is not None else {}).items():
-        masks[name] = masks[name] & mask if name in masks else mask
     if start is not None and start.cut:
         start.check(bnn)
+    masks: Params = {name: mask.cpu() for name, mask in bnn.masks.items()}
+    for name, mask in (start.masks if start is not None and start.cut else {}).items():
+        masks[name] = masks[name] & mask if name in masks else mask
     scene = Scene(bnn, posterior, criterion, tuple(budget.protect) if budget else (), masks)
     if n_of_m is not None:
         items = block_items(scene, *n_of_m)

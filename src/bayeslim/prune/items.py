@@ -124,7 +124,18 @@ class Scene:
     def weight_scores(self, names: tuple[str, ...]) -> Params:
         """The scores of single weights, checked, on the CPU."""
         scores = self.criterion.weights(self.posterior, self.bnn.priors)
-        return {name: checked(scores[name].double().cpu(), f'"{name}"', self.criterion.name) for name in names}
+        found: Params = {}
+        for name in names:
+            value = scores.get(name) if isinstance(scores, Mapping) else None
+            wanted = tuple(self.posterior.mean[name].shape)
+            if not isinstance(value, Tensor) or tuple(value.shape) != wanted:
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise BayeslimError(
+                    f"A criterion gives a dict with a score for every weight, of the parameter's shape. For "
+                    f'"{name}" of shape {wanted} {self.criterion.name} gave {got}.'
+                )
+            found[name] = checked(value.double().cpu(), f'"{name}"', self.criterion.name)
+        return found
 
 
 def _why_not(name: str, p: nn.Parameter, module: nn.Module) -> str | None:

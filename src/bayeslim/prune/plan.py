@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from bayeslim.prune.budget import Budget
 
 
+BY_HAND = "by hand"
+"""The criterion of a plan that was written rather than made."""
+
+
 class NothingToCut(BayeslimError, ValueError):
     """A plan that cuts nothing, or a budget that is met already."""
 
@@ -59,7 +63,7 @@ class Plan:
     """
 
     masks: Mapping[str, Tensor]
-    criterion: str = "by hand"
+    criterion: str = BY_HAND
     granularity: str = "weight"
     budget: str = ""
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -166,9 +170,17 @@ class Plan:
             budget: the new budget.
             options: as for `bayeslim.plan`; criterion and granularity are this plan's unless given.
         """
+        from bayeslim.prune.criteria import CRITERIA
         from bayeslim.prune.decide import plan
 
-        named = {"criterion": self.criterion, "granularity": self.granularity}
+        named = {"criterion": "auto" if self.criterion == BY_HAND else self.criterion, "granularity": self.granularity}
+        if "criterion" not in options and named["criterion"] not in ("auto", *CRITERIA):
+            raise ValueError(
+                f'The plan was made by "{self.criterion}", and a plan keeps the name of a criterion only. '
+                "Pass criterion=..., the function or the one to go on with."
+            )
+        if "granularity" not in options and " + " in self.granularity:
+            raise ValueError(f"The plan has cuts by {self.granularity}. Pass the granularity= to go on with.")
         return plan(bnn, budget, start=self, **(named | options))
 
     def undo(self, *names: str) -> Plan:
@@ -177,7 +189,7 @@ class Plan:
         Args:
             names: of parameters or modules, or regular expressions that match whole parameter names.
         """
-        chosen = {n for n in self.masks for s in names if n == s or n.startswith(f"{s}.") or re.fullmatch(s, n)}
+        chosen = {n for n in self.masks for s in names if n == s or n.startswith(f"{s}.") or _matches(s, n)}
         if not chosen:
             raise NoSiteMatched(
                 f"undo({', '.join(map(repr, names))}) matches none of the parameters of the plan: "
@@ -233,6 +245,13 @@ class Plan:
             )
         lines += [f"  {n:<{width}}  {'left alone':>14}  {why}" for n, why in self.left.items() if n not in self.masks]
         return "\n".join(lines)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error as error:
+        raise NoSiteMatched(f"undo({pattern!r}) is neither a name nor a regular expression: {error}.") from None
 
 
 def _joined(one: str, other: str) -> str:

@@ -12,8 +12,8 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
+from bayeslim.compact.restricted import part_of_factor
 from bayeslim.posteriors import Conditioned, Kronecker, KroneckerFactors, Posterior
-from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 from bayeslim.posteriors.saliency import Group
 from bayeslim.types import Params
@@ -45,8 +45,10 @@ def _(posterior: Conditioned, groups: Sequence[Group]) -> tuple[Posterior, Seque
         numbers[layer.weight] = layer.matrix(codes)[0].to(rows.device)[rows][:, weight_columns]
         if layer.bias is not None:
             mean[layer.bias], numbers[layer.bias] = own[layer.bias][rows], codes[layer.bias].to(rows.device)[rows]
-        outputs = Factor.of(block.outputs.matrix[0][rows][:, rows])
-        inputs = Factor.of(block.inputs.matrix[0][columns][:, columns])
+        group = torch.zeros(1, dtype=torch.int64)
+        outputs, inputs = (
+            part_of_factor(f, group, n[None]) for f, n in ((block.outputs, rows), (block.inputs, columns))
+        )
         factors.append(KroneckerFactors(layer.weight, outputs, inputs, layer.bias))
         prior |= dict.fromkeys(layer.names, block.prior)
     rest = {}

@@ -63,6 +63,10 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
         return silent
 
     scores = scene.criterion.units(scene.posterior, scene.bnn.priors, chosen)
+    if scores.shape != (len(chosen),):
+        raise BayeslimError(
+            f"A criterion gives one score a unit, {len(chosen)}. {scene.criterion.name} gave {tuple(scores.shape)}."
+        )
     return Items(
         scores=checked(scores.double().cpu(), "the units", scene.criterion.name),
         ties=unit_magnitude(scene.posterior, scene.bnn.priors, chosen).double(),
