@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim import stochastic
+from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
 from bayeslim.noise import drawing_from
@@ -22,13 +22,13 @@ from bayeslim.posteriors import Posterior
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs, arguments, batch_size, call, device_of, split_batch, to_device
 
-WAYS = ("auto", "sample", "local", "mean", "map")
+WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
 
 def predict(
     bnn: Bayesian,
     x: Inputs | Iterable[Any],
-    samples: int = 32,
+    samples: int | None = None,
     how: str = "auto",
     *,
     batch_size: int | None = 1024,
@@ -40,15 +40,18 @@ def predict(
         bnn: a Bayesian network.
         x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored; it is
             read once, so that shuffling does no harm. Inputs go to the network's device.
-        samples: how many networks to average, S.
+        samples: how many networks to average, S: 32 if not given, and 512 by moments, which only draw outputs.
         how: "sample" draws S networks and averages what they say; "local" draws noise for every example at the
-            pre-activations instead; "mean" and "map" use the one network at the posterior's mean or mode; "auto" is
-            what the method does best.
+            pre-activations instead; "moments" carries means and variances through the network in one pass and draws S
+            outputs from the Gaussian at its end (see `bayeslim.moments`); "mean" and "map" use the one network at the
+            posterior's mean or mode; "auto" is what the method does best.
         batch_size: how many examples go through the network at once; None for all. It does not change the result.
         generator: where the random numbers come from, for repeatable predictions.
 
     The network's mode, gradients and weights are left as they were.
     """
+    if samples is None:
+        samples = moments.SAMPLES if how == "moments" else 32
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
@@ -58,6 +61,8 @@ def predict(
         if how not in WAYS:
             raise ValueError(f"how must be one of {', '.join(WAYS)} for {bnn.method.name}. Got {how!r}.")
         batches = _batches(x, batch_size, device_of(bnn.model))
+        if how == "moments":
+            return moments.predict(bnn, batches, samples)
         if how == "local":
             outputs = torch.stack([_local_pass(bnn, batches) for _ in range(samples)])
         else:
