@@ -10,7 +10,7 @@ from networks import LeNet5
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.compact.restricted import NotRestrictable
+from bayeslim.compact.restricted import NotRestrictable, restricted
 from bayeslim.data import Loader
 from bayeslim.errors import UnsupportedModel
 from bayeslim.linearised import output_gaussians
@@ -166,6 +166,73 @@ def test_independent_weights_keep_their_marginals(estimator):
     slim.train()
     assert not torch.equal(slim(IMAGES), slim(IMAGES))
     assert pruned.training is False
+
+
+FAMILIES = {
+    "low rank": bl.Variational(family=bl.families.LowRankGaussian(rank=2)),
+    "mixture": bl.Variational(family=bl.families.MixtureOfGaussians(components=2, spread=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_keeps_what_it_says_of_the_weights_that_are_left(name, tmp_path):
+    bnn = fitted(plain(), FAMILIES[name], ROWS, epochs=1, lr=1e-3)
+    masks = {"2.weight": torch.rand(5, 8, generator=torch.Generator().manual_seed(3)) < 0.7}
+    masks["2.weight"][:, [1, 4]] = False
+    masks["0.weight"] = torch.arange(8)[:, None].expand(8, 6) != 2  # its bias is folded into the next
+    pruned = bl.prune(bnn, Plan(masks))
+    random = torch.get_rng_state()
+    slim = bl.compact(pruned, ROWS[:3], bayesian=True)
+    assert torch.equal(random, torch.get_rng_state())
+    assert slim.model[2].weight.shape == (5, 5)
+    torch.testing.assert_close(answers(slim, ROWS), answers(pruned, ROWS))
+    old, new, stay = pruned.posterior_, slim.posterior_, [0, 3, 5, 6, 7]
+    assert type(new) is type(old)
+    torch.testing.assert_close(new.variance["2.weight"], old.variance["2.weight"][:, stay])
+    torch.testing.assert_close(new.variance["0.weight"], old.variance["0.weight"][stay])
+    state = restricted(old, KEPT, new.mean)
+    assert all(torch.allclose(state.variance[n], v) for n, v in new.variance.items())
+    assert all(torch.allclose(state.mean[n], v) for n, v in new.mean.items())
+    bl.save(slim, tmp_path)
+    assert torch.equal(answers(bl.load(tmp_path, model=plain(seed=1)), ROWS), answers(slim, ROWS))
+    slim.fit(loader(ROWS), epochs=1, lr=1e-3)
+    assert not bool(slim.model[2].weight[~masks["2.weight"][:, stay]].any())
+
+
+KEPT = {name: {dim: torch.tensor([0, 3, 5, 6, 7])} for name, dim in (("0.weight", 0), ("0.bias", 0), ("2.weight", 1))}
+
+
+def test_learned_priors_go_on_from_where_they_are():
+    shared = bl.priors.Normal(0.7, learn=True)
+    rows = bl.priors.Normal(torch.linspace(0.5, 1.5, 8, dtype=torch.float64)[:, None], learn=True)
+    bnn = fitted(plain(), bl.Variational(), ROWS, {"0.weight": rows, "all": shared}, epochs=2, lr=0.05)
+    pruned = by_units(bnn, 0.4, ROWS[:3])
+    slim = bl.compact(pruned, ROWS[:3], bayesian=True)
+    assert len(slim.hyperparameters) == 2
+    kept = pruned.masks["0.bias"]
+    torch.testing.assert_close(slim.priors["0.weight"].std, pruned.priors["0.weight"].std[kept])
+    assert slim.priors["2.weight"].std != shared.std
+    torch.testing.assert_close(slim.priors["2.weight"].std, pruned.priors["2.weight"].std)
+    assert slim.priors.given["2.weight"] is slim.priors.given["4.weight"]
+    before = slim.priors["2.weight"].std.item()
+    slim.fit(loader(ROWS), epochs=1, lr=0.05)
+    assert slim.priors["2.weight"].std.item() != before
+    best = bl.compact(
+        by_units(fitted(plain(), bl.Variational(), ROWS, bl.priors.Normal(1.0, learn="closed form")), 0.4, ROWS[:3]),
+        ROWS[:3],
+        bayesian=True,
+    )
+    squares = [(m.square() + best.posterior_.variance[n]).flatten() for n, m in best.posterior_.mean.items()]
+    torch.testing.assert_close(best.priors["0.weight"].std.square(), torch.cat(squares).mean())
+
+
+def test_learned_settings_of_single_weights_that_several_share_are_refused():
+    columns = bl.priors.Normal(torch.linspace(0.5, 1.5, 8, dtype=torch.float64), learn=True)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    prior = {"2.weight": columns, "4.weight": columns, "all": bl.priors.Normal(1.0)}
+    pruned = by_units(fitted(model, bl.Variational(), ROWS, prior), 0.5, ROWS[:3])
+    with pytest.raises(NotRestrictable, match=r"prior that 2\.weight, 4\.weight share"):
+        bl.compact(pruned, ROWS[:3], bayesian=True)
 
 
 def test_it_trains_with_the_zeros_that_are_left():

@@ -5,6 +5,9 @@ conditioning is everywhere in this library, and what the method would find for t
 curvature: the gradients of what is left are the same functions in both. Where whole rows and columns of a layer go,
 P_KK = G_rr ⊗ A_cc + δ I is of Kronecker form again; a dense precision loses rows and columns, a low-rank one rows of U.
 
+Posteriors that are known by their covariance (independent weights, low-rank covariances, mixtures) keep that of what is
+left: the weights that go are averaged over. Where all that goes is known to be zero, the two are the same.
+
 Where some of the kept weights are zeros (S), the result is N(m, P_KK⁻¹) given w_S = 0. It is centred so that every
 further cut gives what it would have given in the whole network: P_KK m = (P μ)_K − P_KD v_D, with v the mean given all
 zeros. That is the survivors' rule at the point w_K = μ_K, w_D = μ_D − v_D.
@@ -21,12 +24,22 @@ from torch import Tensor
 
 from bayeslim.compact.surgery import sliced
 from bayeslim.errors import BayeslimError
-from bayeslim.posteriors import Conditioned, Dense, Diagonal, Gaussian, Kronecker, KroneckerFactors, Posterior
+from bayeslim.posteriors import (
+    Conditioned,
+    Dense,
+    Diagonal,
+    Gaussian,
+    Kronecker,
+    KroneckerFactors,
+    LowRank,
+    LowRankCovariance,
+    Mixture,
+    Posterior,
+)
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.gaussian import survivors
 from bayeslim.posteriors.layer_matrix import LayerMatrix
-from bayeslim.posteriors.lowrank import LowRank
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
@@ -42,6 +55,11 @@ def sliced_setting(value: Tensor, rank: int, dims: Mapping[int, Tensor]) -> Tens
     """The part of a tensor that broadcasts to a parameter with `rank` dimensions."""
     own = {dim - rank: places for dim, places in dims.items() if rank - dim <= value.ndim}
     return sliced(value, {dim: places for dim, places in own.items() if value.shape[dim] > 1})
+
+
+def behind(tensor: Tensor, lead: int, dims: Mapping[int, Tensor]) -> Tensor:
+    """The part of a tensor whose dimensions stand behind `lead` others."""
+    return sliced(tensor, {dim + lead: places for dim, places in dims.items()})
 
 
 @singledispatch
@@ -103,6 +121,23 @@ def _(posterior: LowRank, kept: Kept, mean: Mapping[str, Tensor]) -> LowRank:
     places = posterior.layout.params(torch.arange(posterior.layout.size, device=posterior.factor.device))
     rows = torch.cat([sliced(place, kept.get(name, {})).flatten() for name, place in places.items()])
     return LowRank(mean, posterior.factor[rows], posterior.eigenvalues, _prior(posterior, kept))
+
+
+@restricted.register
+def _(posterior: LowRankCovariance, kept: Kept, mean: Mapping[str, Tensor]) -> LowRankCovariance:
+    std = {name: sliced(value, kept.get(name, {})) for name, value in posterior.own_std.items()}
+    return LowRankCovariance(
+        mean, std, {name: behind(u, 1, kept.get(name, {})) for name, u in posterior.factor.items()}
+    )
+
+
+@restricted.register
+def _(posterior: Mixture, kept: Kept, mean: Mapping[str, Tensor]) -> Mixture:
+    means = {name: behind(value, 1, kept.get(name, {})) for name, value in posterior.means.items()}
+    for name, centre in posterior.mean.items():
+        means[name] = means[name] + (mean[name] - sliced(centre, kept.get(name, {})))
+    stds = {name: behind(value, 1, kept.get(name, {})) for name, value in posterior.stds.items()}
+    return Mixture(posterior.log_weights, means, stds)
 
 
 @restricted.register
