@@ -174,6 +174,11 @@ def test_wrong_files_are_refused(tmp_path, text, message):
         FitSettings.read(tmp_path / "fit.toml", {})
 
 
+def test_priors_may_be_made_of_priors():
+    prior = sources.prior_by_name("normal(learn=True, hyperprior=student_t(df=4.0))")
+    assert prior == bl.priors.Normal(learn=True, hyperprior=bl.priors.StudentT(df=4.0))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

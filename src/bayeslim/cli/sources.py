@@ -183,8 +183,8 @@ def likelihood_by_name(text: str) -> Likelihood:
 
 
 def prior_by_name(text: str) -> Prior:
-    """A prior: `normal(0.2)`."""
-    prior: Prior = parse(text, "prior").of(PRIORS, "prior")
+    """A prior: `normal(0.2)`, `normal(learn=True, hyperprior=student_t())`."""
+    prior: Prior = parse(text, "prior", PRIORS).of(PRIORS, "prior")
     return prior
 
 
