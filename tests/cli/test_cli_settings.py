@@ -37,6 +37,11 @@ def named():
     train, val = loaders()
     return {"train": train, "val": val, "test": val}
 
+def without_test():
+    x, nothing = torch.randn(40, 3), torch.empty(0)
+    scale = bl.data.Scale(torch.zeros(1), torch.ones(1))
+    return bl.data.Dataset("own", x, x[:, :1], nothing, nothing, target_scale=scale)
+
 def broken():
     raise RuntimeError("inside the user's own code")
 """
@@ -118,6 +123,17 @@ def test_data_come_by_name_or_from_the_users_own_code(users_module):
         sources.data_by_name("users_nets:build", 64, 0.2, 0)
     with pytest.raises(BadSetting, match='Closest: "digits"'):
         sources.data_by_name("digit", 64, 0.2, 0)
+
+
+def test_data_to_measure_on_are_the_test_part_or_else_held_out(users_module):
+    part, loader = sources.held_out_by_name("digits", 0.2, 0).held_out
+    assert (part, len(loader.dataset)) == ("test", 500)
+    own = sources.held_out_by_name("users_nets:without_test", 0.25, 0)
+    part, loader = own.held_out
+    assert (part, len(loader.dataset)) == ("validation", 10)
+    assert own.target_scale is not None
+    assert sources.held_out_by_name("users_nets:loaders", 0.25, 0).held_out[0] == "validation"
+    assert sources.held_out_by_name("users_nets:named", 0.25, 0).held_out[0] == "test"
 
 
 def test_methods_likelihoods_and_priors_by_name():

@@ -42,6 +42,7 @@ def _is_deliberate(error: BaseException) -> bool:
 app = _App(
     name="bayeslim",
     help="Bayesian neural networks that slim down.",
+    epilog='Start with: bayeslim demo, or bayeslim fit --model "mlp(inputs=64)" --data digits --epochs 10',
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,10 +61,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior.
-
-    A first session: bayeslim fit --model "mlp(inputs=64)" --data digits --epochs 10, then bayeslim evaluate fit.
-    """
+    """Make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior."""
 
 
 @app.command()
