@@ -156,7 +156,9 @@ class CorrelatedWeights(Density):
         return total
 
     def _count(self) -> int | Tensor:
-        return sum(self.masks[n].sum(dtype=mean.dtype) if n in self.masks else mean.numel() for n, mean in self.means.items())
+        return sum(
+            self.masks[n].sum(dtype=mean.dtype) if n in self.masks else mean.numel() for n, mean in self.means.items()
+        )
 
 
 def _full_precision(like: Tensor) -> torch.autocast:

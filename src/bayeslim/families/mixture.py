@@ -141,4 +141,7 @@ class MixedWeights(Density):
         return components.logsumexp(0) - 0.5 * math.log(2 * math.pi) * self._count()
 
     def _count(self) -> int | Tensor:
-        return sum(self.masks[n].sum(dtype=mean.dtype) if n in self.masks else mean[0].numel() for n, mean in self.means.items())
+        return sum(
+            self.masks[n].sum(dtype=mean.dtype) if n in self.masks else mean[0].numel()
+            for n, mean in self.means.items()
+        )
