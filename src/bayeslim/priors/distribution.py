@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 from torch import distributions as D
-from torch.distributions.constraints import Constraint
+from torch.distributions.constraints import Constraint, is_dependent
 
 from bayeslim.noise import drawing_from
 from bayeslim.priors.base import check_broadcasts
@@ -57,8 +57,9 @@ class Distribution(Learnable):
         return type(self.distribution) in DISTRIBUTIONS.values()
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """The distribution's own parameters; none where they do not say all of it."""
-        return parameters_of(self.distribution, constrained=True) if self._is_known else {}
+        """The distribution's own parameters that are free of each other; none where they do not say all of it."""
+        own: Any = self.distribution.arg_constraints if self._is_known else {}
+        return {name: constraint for name, constraint in own.items() if not is_dependent(constraint)}
 
     def setting(self, name: str) -> float | Tensor:
         """A parameter of the distribution."""
@@ -118,10 +119,10 @@ class Distribution(Learnable):
         return _moved(self.distribution, weight.device)
 
 
-def parameters_of(distribution: D.Distribution, constrained: bool = False) -> dict[str, Any]:
-    """A distribution's constructor arguments by name, or what they may be."""
-    own: Any = type(distribution).arg_constraints
-    return {name: constraint if constrained else getattr(distribution, name) for name, constraint in own.items()}
+def parameters_of(distribution: D.Distribution) -> dict[str, Any]:
+    """A distribution's constructor arguments by name."""
+    own: Any = distribution.arg_constraints
+    return {name: getattr(distribution, name) for name in own}
 
 
 def _moved(distribution: D.Distribution, device: torch.device) -> D.Distribution:

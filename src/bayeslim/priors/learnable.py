@@ -136,7 +136,7 @@ class Learnable(Prior):
     def __repr__(self) -> str:
         shown = (
             f"{f.name}={_plain(getattr(self, f.name))!r}"
-            for f in fields(self)
+            for f in sorted(fields(self), key=lambda f: bool(f.kw_only))
             if not f.kw_only or getattr(self, f.name) != f.default
         )
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayeslim.errors import ImproperPrior
 from bayeslim.priors.base import LOG_GAUSSIAN_ENTROPY, Prior
@@ -62,22 +61,30 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
-        size = mean.abs()
-        inverse = torch.exp(-log_std).mul_(math.sqrt(0.5)).clamp_(max=_HUGE)  # 1/(√2 σ)
-        u = (size * inverse).clamp_(max=_HUGE)
+        _, u = _signal(mean, log_std)
         value, slope = _near(u.clamp(max=END))
         far = u > END
         # From the two logarithms, whose difference is exact where u itself is too large.
-        far_value, far_slope = _far(size.log_().sub_(log_std).sub_(0.5 * math.log(2)), u.clamp(min=END))
+        log_u = mean.abs().log_().sub_(log_std).sub_(0.5 * math.log(2))
+        far_value, far_slope = _far(log_u, u.clamp(min=END))
         slope = torch.where(far, far_slope, slope)
-        ctx.save_for_backward(inverse.mul_(slope).copysign_(mean), slope.mul_(u))
+        ctx.save_for_backward(mean, log_std, slope)
         return torch.where(far, far_value, value).sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, to_kl: Tensor) -> tuple[Tensor, Tensor]:
-        by_mean, by_log = ctx.saved_tensors
-        return to_kl * by_mean, -to_kl * by_log
+        mean, log_std, slope = ctx.saved_tensors
+        inverse, u = _signal(mean, log_std)
+        if torch.is_grad_enabled():  # to be differentiated again: F'' = 2 − 2 u F'
+            slope = slope + (2 - 2 * u * slope).detach() * (u - u.detach())
+        by_u = to_kl * slope
+        return by_u * inverse * mean.sign(), -by_u * u
+
+
+def _signal(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+    """1/(√2 σ) and u, kept from overflowing."""
+    inverse = (torch.exp(-log_std) * math.sqrt(0.5)).clamp(max=_HUGE)
+    return inverse, (mean.abs() * inverse).clamp(max=_HUGE)
 
 
 def _near(u: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,11 +92,11 @@ def _near(u: Tensor) -> tuple[Tensor, Tensor]:
     coefficients = _taylor(u.dtype, u.device)
     nearest = (u / STEP).round_()
     off = u - nearest * STEP
-    index = nearest.to(torch.int32).view(-1)
+    index = nearest.nan_to_num_().to(torch.int32).view(-1)  # what is not a number stays so in `off`
     value, slope = coefficients[-1].index_select(0, index).view_as(u), torch.zeros_like(u)
-    for coefficient in reversed(coefficients[:-1]):
+    for n in range(2, len(coefficients) + 1):
         slope.mul_(off).add_(value)
-        value.mul_(off).add_(coefficient.index_select(0, index).view_as(u))
+        value.mul_(off).add_(coefficients[-n].index_select(0, index).view_as(u))
     return value, slope
 
 
@@ -102,16 +109,20 @@ def _far(log_u: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return log_u.add_(math.log(2) + 0.5 * EULER_GAMMA).sub_(tail), torch.addcmul(inverse, inverse, rest)
 
 
-@cache
-def _taylor(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """F⁽ⁿ⁾(u)/n! at every point of the grid, one tensor for each n."""
-    terms = _TERMS.get(dtype, _FEWER_TERMS)
-    table = torch.tensor(_grid(), dtype=torch.float64).T
-    return tuple(row.to(device=device, dtype=dtype) for row in table[:terms])
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _taylor(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _tabulated(dtype, device)
 
 
 @cache
-def _grid(terms: int = 24) -> list[list[float]]:
+def _tabulated(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """F⁽ⁿ⁾(u)/n! at every point of the grid, a row for each n."""
+    table = torch.tensor(_grid(), dtype=torch.float64).T[: _TERMS.get(dtype, _FEWER_TERMS)]
+    return table.to(device=device, dtype=dtype).contiguous()
+
+
+@cache
+def _grid(terms: int = 14) -> list[list[float]]:
     """The Taylor series of F at every point of the grid, each from that of the point before it."""
     value, dawson, series = 0.0, 0.0, []
     for point in range(round(END / STEP) + 1):

@@ -147,7 +147,8 @@ class Priors(Mapping[str, Prior]):
             for parameter in (n for n, learned in self._learned_of.items() if learned is own):
                 each = _expected(own.prior, posterior, parameter)
                 kept = masks.get(parameter, torch.ones_like(each, dtype=torch.bool)).to(each.device)
-                total += (each * kept).sum_to_size(shape).to(total)
+                # Not a product with the mask: E|w| of a weight that is exactly zero is 0/0.
+                total += each.masked_fill(~kept, 0).sum_to_size(shape).to(total)
                 count += kept.to(each.dtype).sum_to_size(shape).to(total)
             before = own.values()[name].to(total)
             own.set_(name, torch.where(count > 0, own.prior.optimum(total / count), before))

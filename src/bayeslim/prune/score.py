@@ -104,7 +104,7 @@ def log_prior_at_zero(priors: Mapping[str, Prior], name: str, like: Tensor) -> T
             f'savage_dickey compares evidences, and {type(prior).__name__}, the prior of "{name}", does not integrate '
             'to one. Use criterion="log_alpha", or a proper prior such as priors.Normal(1.0).'
         )
-    return prior.log_prob(torch.zeros_like(like)).expand(like.shape)
+    return prior.log_prob(torch.zeros_like(like)).detach().expand(like.shape)
 
 
 def mixed(posterior: Mixture, costs: Sequence[Params]) -> Params:
