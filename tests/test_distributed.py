@@ -19,9 +19,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimWarning
-from bayeslim.families import DiagonalGaussian
+from bayeslim.families import DiagonalGaussian, LowRankGaussian, MixtureOfGaussians
 
 WORLD = 2
+WHOLE = {
+    "lowrank": bl.Variational(LowRankGaussian(2, initial_std=0.2)),
+    "mixture": bl.Variational(MixtureOfGaussians(2, initial_std=0.2)),
+    "renyi": bl.Variational(DiagonalGaussian(initial_std=0.2), renyi=0.5, samples=2),
+}
 REPEATS = 120
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.randn(16, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -30,7 +35,7 @@ Y = torch.randn(16, 2, generator=torch.Generator().manual_seed(2), dtype=torch.f
 def network(estimator: str, seed: int = 0, dropout: float = 0.0) -> bl.Bayesian:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(dropout), nn.Linear(5, 2)).double()
-    method = bl.Variational(estimator=estimator, family=DiagonalGaussian(initial_std=0.2))
+    method = WHOLE.get(estimator) or bl.Variational(estimator=estimator, family=DiagonalGaussian(initial_std=0.2))
     return bl.bayesianize(model, method, likelihood=bl.likelihoods.Gaussian("learned"), num_data=len(X))
 
 
@@ -97,6 +102,14 @@ def worker(rank: int, folder: str) -> None:
         found[f"gradient:{estimator}"] = gradients(bnn)
         torch.manual_seed(100 + rank)
         found[f"many:{estimator}"] = averaged(ddp, bnn, (X[part], Y[part]))
+    for kind in WHOLE:
+        bnn = network(kind)
+        ddp = DistributedDataParallel(bnn.objective)
+        for _ in range(2):  # a parameter without a gradient is found in the second pass
+            bnn.zero_grad()
+            torch.manual_seed(7)
+            ddp((X[part], Y[part])).backward()
+        found[f"gradient:{kind}"] = gradients(bnn)
     batch = X[part], Y[part]
     with torch.no_grad():
         found["warned:no gradients"] = warned(lambda: bnn.loss(batch))
@@ -127,11 +140,23 @@ def ranks(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
     return [load_file(folder / f"rank{rank}.safetensors") for rank in range(WORLD)]
 
 
-def test_the_gradient_of_two_processes_is_that_of_one_with_the_same_weights_drawn(ranks):
-    bnn = network("shared")
+@pytest.mark.parametrize("kind", ["shared", "lowrank", "mixture"])
+def test_the_gradient_of_two_processes_is_that_of_one_with_the_same_weights_drawn(ranks, kind):
+    bnn = network(kind)
     torch.manual_seed(7)
     bnn.loss((X, Y)).backward()
-    torch.testing.assert_close(ranks[0]["gradient:shared"], gradients(bnn), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ranks[0][f"gradient:{kind}"], gradients(bnn), rtol=1e-10, atol=1e-12)
+
+
+def test_a_renyi_gradient_is_the_average_of_the_bounds_of_the_parts(ranks):
+    parts = []
+    for part in (slice(0, 8), slice(8, 16)):
+        bnn = network("renyi")
+        torch.manual_seed(7)
+        bnn.loss((X[part], Y[part])).backward()
+        parts.append(gradients(bnn))
+    torch.testing.assert_close(ranks[0]["gradient:renyi"], sum(parts) / 2, rtol=1e-6, atol=1e-9)
+    assert torch.equal(ranks[0]["gradient:renyi"], ranks[1]["gradient:renyi"])
 
 
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
