@@ -34,6 +34,13 @@ LOGITS = "mixture_logits"
 class MixtureOfGaussians(Family):
     """A mixture of networks with independent weights, trained in π, μ and log σ.
 
+    For weights that several settings explain as well, such as the w of y = w² x, whose sign no data can tell: independent
+    weights fit one of the two and miss log 2 of the evidence, two components fit both.
+
+        bnn = bl.bayesianize(network, bl.Variational(MixtureOfGaussians(2, spread=5.0)), likelihood=...)
+        bnn.fit(loader, epochs=200)
+        bnn.posterior_.means["w"], bnn.posterior_.weights       # −1.1 and 1.1, a half each
+
     The mean network of such a posterior lies between its modes and need not be any good: predict with draws, or at the
     best component with `predict(how="map")`.
 
