@@ -34,8 +34,8 @@ LOGITS = "mixture_logits"
 class MixtureOfGaussians(Family):
     """A mixture of networks with independent weights, trained in π, μ and log σ.
 
-    For weights that several settings explain as well, such as the w of y = w² x, whose sign no data can tell: independent
-    weights fit one of the two and miss log 2 of the evidence, two components fit both.
+    For data that several settings of the weights explain as well, such as y = w² x, which does not tell the sign of w:
+    independent weights fit one of the two and miss log 2 of the evidence, two components fit both.
 
         bnn = bl.bayesianize(network, bl.Variational(MixtureOfGaussians(2, spread=5.0)), likelihood=...)
         bnn.fit(loader, epochs=200)
