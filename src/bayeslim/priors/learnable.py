@@ -118,8 +118,8 @@ class Learnable(Prior):
         """Log p(h) of what is learned; None if there is no hyperprior."""
         if self.hyperprior is None:
             return None
-        densities = self.hyperprior if isinstance(self.hyperprior, Mapping) else {self.learned[0]: self.hyperprior}
-        return torch.stack([density.log_prob(settings[name]).sum() for name, density in densities.items()]).sum()
+        assert isinstance(self.hyperprior, Mapping)
+        return torch.stack([density.log_prob(settings[name]).sum() for name, density in self.hyperprior.items()]).sum()
 
     def statistic(self, mean: Tensor, std: Tensor) -> Tensor:
         """For a closed form: E_q of what decides, for every weight."""
@@ -174,9 +174,8 @@ class Learnable(Prior):
                     f"A hyperprior by itself is for one learned hyperparameter. {who} learns "
                     f"{', '.join(self.learned) or 'none'}. Pass a dict by name, and learn=..."
                 )
-            densities: Mapping[str, Any] = {self.learned[0]: self.hyperprior}
-        else:
-            densities = self.hyperprior
+            object.__setattr__(self, "hyperprior", {self.learned[0]: self.hyperprior})
+        densities: Any = self.hyperprior
         for name, density in densities.items():
             if name not in self.learned:
                 raise ValueError(f'There is a hyperprior of "{name}", which is not learned. Add it to learn=...')
