@@ -206,7 +206,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-    from bayeslim.priors.distribution import parameters_of
+    from bayeslim.priors.torch_distributions import parameters_of
 
     if isinstance(value, Distribution):
         return parameters_of(value)

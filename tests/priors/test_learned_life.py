@@ -146,6 +146,17 @@ def test_moves_change_type_and_keep_values(prior):
     assert all(torch.isfinite(value).all() for value in hyperparameters(bnn).values())
 
 
+def test_nothing_stays_behind_on_another_device(prior):
+    """Tensors without values take part in no operation with others."""
+    bnn = network(prior, sites="all").to("meta")
+    loss = bnn.loss((X.to("meta"), Y.to("meta")))
+    loss.backward()
+    assert loss.device.type == "meta"
+    assert all(p.grad.device.type == "meta" for p in bnn.parameters())
+    bnn._maximise_priors()
+    assert all(value.device.type == "meta" for value in hyperparameters(bnn).values())
+
+
 def test_half_precision_networks_learn_in_single():
     torch.manual_seed(0)
     bnn = bl.bayesianize(

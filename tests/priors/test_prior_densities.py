@@ -202,6 +202,28 @@ def test_the_dtype_of_the_weights_is_kept(prior, dtype):
     assert prior.log_prob(mean).shape == (2, 3)
 
 
+ROW = torch.tensor([0.5, 1.0, 2.0])
+EVERYWHERE = [
+    priors.Normal(ROW, ROW), priors.Laplace(ROW), priors.StudentT(ROW, ROW), priors.ScaleMixture(ROW / 3, ROW, ROW / 9),
+    priors.LogUniform(), priors.Distribution(D.Cauchy(ROW, ROW)), priors.Distribution(D.Normal(ROW, ROW)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prior", EVERYWHERE, ids=lambda p: type(p).__name__)
+def test_settings_follow_the_weights_to_their_device(prior):
+    """Tensors without values take part in no operation with others."""
+    mean, std = torch.zeros(2, 3, device="meta"), torch.ones(2, 3, device="meta")
+    assert prior.kl(mean, std).device.type == "meta"
+    assert prior.log_prob(mean).device.type == "meta"
+
+
+@pytest.mark.parametrize("prior", EVERYWHERE, ids=lambda p: type(p).__name__)
+def test_settings_of_single_weights_are_cut_with_them(prior):
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    weight = torch.randn(2, 3)
+    assert torch.equal(prior.at(mask).log_prob(weight[mask]), prior.log_prob(weight)[mask])
+
+
 BAD = [
     (lambda: priors.Laplace(0), ValueError, r"Laplace\(scale=...\) must be positive"),
     (lambda: priors.Laplace(math.inf), ValueError, "finite"),

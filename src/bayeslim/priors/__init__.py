@@ -13,7 +13,7 @@ deviation for all parameters that it is the prior of, `priors.per_layer(...)` on
 
 from bayeslim.priors.assignment import PriorSpec, per_layer, per_parameter, resolve
 from bayeslim.priors.base import Prior
-from bayeslim.priors.distribution import DISTRIBUTIONS, Distribution
+from bayeslim.priors.distribution import Distribution
 from bayeslim.priors.laplace import Laplace
 from bayeslim.priors.learnable import Learnable
 from bayeslim.priors.log_uniform import LogUniform
@@ -21,6 +21,7 @@ from bayeslim.priors.normal import Normal
 from bayeslim.priors.scale_mixture import ScaleMixture
 from bayeslim.priors.student_t import StudentT
 from bayeslim.priors.table import Priors
+from bayeslim.priors.torch_distributions import DISTRIBUTIONS
 
 PRIORS: dict[str, type[Prior]] = {
     c.name: c for c in (Normal, Laplace, ScaleMixture, StudentT, LogUniform, Distribution)

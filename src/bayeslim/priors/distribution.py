@@ -5,7 +5,6 @@ Its KL from a Gaussian is torch's own where torch knows it, else estimated.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -18,15 +17,7 @@ from torch.distributions.constraints import Constraint, is_dependent
 from bayeslim.noise import drawing_from
 from bayeslim.priors.base import check_broadcasts
 from bayeslim.priors.learnable import Learnable
-
-DISTRIBUTIONS: dict[str, type[D.Distribution]] = {
-    c.__name__: c
-    for c in (
-        D.Normal, D.Laplace, D.StudentT, D.Cauchy, D.Gumbel, D.LogNormal, D.HalfNormal, D.HalfCauchy, D.Gamma,
-        D.InverseGamma, D.Exponential, D.Chi2, D.Weibull, D.Beta, D.Uniform,
-    )
-}  # fmt: skip
-"""Distributions that can be saved and learned, by the name of their class: those that their parameters say all of."""
+from bayeslim.priors.torch_distributions import DISTRIBUTIONS, beside, parameters_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,13 +64,13 @@ class Distribution(Learnable):
 
     def log_prob(self, weight: Tensor) -> Tensor:
         """The distribution's own."""
-        return self._beside(weight).log_prob(weight)
+        return beside(self.distribution, weight).log_prob(weight)
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
         """The closed form of torch if it has one, else from draws."""
         q = D.Normal(mean, std, validate_args=False)
         try:
-            return D.kl_divergence(q, self._beside(std)).sum()
+            return D.kl_divergence(q, beside(self.distribution, std)).sum()
         except NotImplementedError:
             return super().kl(mean, std, log_std)
 
@@ -113,24 +104,3 @@ class Distribution(Learnable):
                 f"{who}: a Gaussian posterior reaches every number, and it has no density outside of {support}. "
                 "Use one over the real numbers."
             )
-
-    def _beside(self, weight: Tensor) -> D.Distribution:
-        """On the weight's device; not checking values, so that a loss that is not a number is reported as such."""
-        return _moved(self.distribution, weight.device)
-
-
-def parameters_of(distribution: D.Distribution) -> dict[str, Any]:
-    """A distribution's constructor arguments by name."""
-    own: Any = distribution.arg_constraints
-    return {name: getattr(distribution, name) for name in own}
-
-
-def _moved(distribution: D.Distribution, device: torch.device) -> D.Distribution:
-    other = copy.copy(distribution)
-    other._validate_args = False
-    for name, value in vars(distribution).items():
-        if isinstance(value, Tensor) and value.device != device:
-            setattr(other, name, value.to(device))
-        elif isinstance(value, D.Distribution):
-            setattr(other, name, _moved(value, device))
-    return other

@@ -18,10 +18,11 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 from torch.distributions.constraints import Constraint
 
 from bayeslim.priors.base import Prior
+from bayeslim.priors.torch_distributions import beside
 
 GRADIENT, CLOSED_FORM = "gradient", "closed form"
 LOCATIONS = ("mean", "loc")
@@ -119,7 +120,11 @@ class Learnable(Prior):
         if self.hyperprior is None:
             return None
         assert isinstance(self.hyperprior, Mapping)
-        return torch.stack([density.log_prob(settings[name]).sum() for name, density in self.hyperprior.items()]).sum()
+        terms = []
+        for name, density in self.hyperprior.items():
+            here = beside(density, settings[name]) if isinstance(density, Distribution) else density
+            terms.append(here.log_prob(settings[name]).sum())
+        return torch.stack(terms).sum()
 
     def statistic(self, mean: Tensor, std: Tensor) -> Tensor:
         """For a closed form: E_q of what decides, for every weight."""

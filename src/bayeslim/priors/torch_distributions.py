@@ -1,0 +1,45 @@
+"""Distributions of torch as data: their parameters by name, and their tensors on another device."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributions as D
+
+DISTRIBUTIONS: dict[str, type[D.Distribution]] = {
+    c.__name__: c
+    for c in (
+        D.Normal, D.Laplace, D.StudentT, D.Cauchy, D.Gumbel, D.LogNormal, D.HalfNormal, D.HalfCauchy, D.Gamma,
+        D.InverseGamma, D.Exponential, D.Chi2, D.Weibull, D.Beta, D.Uniform,
+    )
+}  # fmt: skip
+"""Distributions that can be saved and learned, by the name of their class: those that their parameters say all of."""
+
+
+def parameters_of(distribution: D.Distribution) -> dict[str, Any]:
+    """A distribution's constructor arguments by name.
+
+    >>> parameters_of(D.Cauchy(0.0, 2.0))
+    {'loc': tensor(0.), 'scale': tensor(2.)}
+    """
+    own: Any = distribution.arg_constraints
+    return {name: getattr(distribution, name) for name in own}
+
+
+def beside(distribution: D.Distribution, value: Tensor) -> D.Distribution:
+    """A distribution on a value's device; not checking values, so that what is not a number is reported as such."""
+    return _moved(distribution, value.device)
+
+
+def _moved(distribution: D.Distribution, device: torch.device) -> D.Distribution:
+    other = copy.copy(distribution)
+    other._validate_args = False
+    for name, value in vars(distribution).items():
+        if isinstance(value, Tensor) and value.device != device:
+            setattr(other, name, value.to(device))
+        elif isinstance(value, D.Distribution):
+            setattr(other, name, _moved(value, device))
+    return other
