@@ -14,7 +14,8 @@ What `update` does follows from the method:
                                 arXiv:1805.06370), or, with centre="product", a penalty for every task around its own
                                 optimum, as in Kirkpatrick et al. 2017, arXiv:1612.00796 (their sum is one quadratic)
     Variational()               variational continual learning (Nguyen et al. 2018, arXiv:1710.10628): the KL is to the
-                                last q. Parameters trained as points are free to drift: use sites="all"
+                                last q. Parameters trained as points are free to drift: use sites="all". Of a q whose
+                                weights depend on each other, the mean and spread of each weight are remembered
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Evidence:
 
     Attributes:
         value: the estimate.
-        kind: how it was made: "elbo", "laplace", ...
+        kind: how it was made: "elbo", "importance-weighted", "renyi 0.5", "laplace", ...
         is_bound: whether its expectation is a lower bound of log p(D).
         std_error: the Monte-Carlo standard error of `value`; 0 when it was computed exactly.
         num_data: how many examples it is the evidence of.
