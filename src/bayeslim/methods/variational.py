@@ -44,9 +44,9 @@ class Variational(Method):
     Attributes:
         family: the distribution that is fitted, one of `bayeslim.families`.
         renyi: the order α of the divergence, any number or ±inf. 1 is the ELBO; smaller fits wider, larger narrower.
-            At α ≥ 0 the objective is, on the whole data, a lower bound of the evidence. At α < 0 it is none, and
-            maximising it is a heuristic that depends on `samples` (see `bayeslim.renyi`). `kl_weight` and
-            `temperature` multiply log q(w) − log p(w) within every log-weight; other than 1 there is no bound.
+            At α ≥ 0 the objective is, on the whole data and in expectation, a lower bound of the evidence. At α < 0
+            it is none, and maximising it is a heuristic that depends on `samples` (see `bayeslim.renyi`). `kl_weight`
+            and `temperature` multiply log q(w) − log p(w) within every log-weight; other than 1 there is no bound.
         estimator: how noise is drawn in training: "local", "shared" or "flipout". "auto" is local, and shared where
             one draw of all weights is needed: other families than the diagonal, α ≠ 1 and antithetic pairs.
         samples: draws a step, K (for mixtures, of every component); α ≠ 1 compares them and needs at least two.
