@@ -183,8 +183,8 @@ class Variational(Method):
         """The bound from K draws of all weights together, from every component.
 
         The terms are −L_α / N in two parts: log q(w) − log p(w), each draw by its influence on the bound (at α = 1, the
-        KL; in closed form for a Gaussian family), and what is left: the NLL, likewise, and the price of preferring some
-        draws to others, at most log K / N.
+        KL; in closed form for a Gaussian family), and what is left: the NLL, likewise, and what it takes to prefer some
+        draws to others, at most log K / (N |1 − α|).
         """
         q = self.family.density(bnn.model, bnn.sites.names, bnn.masks)
         kl = q.kl(bnn.priors) if self.renyi == 1 else None
