@@ -162,6 +162,18 @@ def test_zeros_that_are_left_stay_zeros_and_more_can_be_cut(family, seed, uncut)
     assert_cut_of_whole(flat(further.mean), base, whole, places, inside & flat(extra))
 
 
+@pytest.mark.parametrize("family", ["kronecker", "full", "low rank"])
+def test_a_mean_that_was_moved_stays_moved_when_it_is_found_again(family):
+    base, kept, generator = prepared(family, "one number", 3)
+    masks = {"fc.weight": torch.rand(4, 5, generator=generator) < 0.5}
+    whole = base.condition(masks, tolerance=1e-12)
+    mean = left_of_mean(whole, kept)
+    mean["fc.bias"] = mean["fc.bias"] + 3.0  # a constant that was folded into it
+    left = restricted(whole, kept, mean)
+    assert isinstance(left, Conditioned)
+    torch.testing.assert_close(flat(left.condition({}, tolerance=1e-12).mean), flat(mean))
+
+
 def assert_cut_of_whole(found, base, whole, places, kept):
     """P_RR m_R = (P μ)_R − P_RD v_D among the random weights R that are left."""
     P, mean, v = precision_of(base), flat(base.mean), flat(whole.mean)

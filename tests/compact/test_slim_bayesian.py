@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from networks import LeNet5
+from networks import LeNet5, prepared
 from torch import nn
 
 import bayeslim as bl
@@ -233,6 +233,21 @@ def test_learned_settings_of_single_weights_that_several_share_are_refused():
     pruned = by_units(fitted(model, bl.Variational(), ROWS, prior), 0.5, ROWS[:3])
     with pytest.raises(NotRestrictable, match=r"prior that 2\.weight, 4\.weight share"):
         bl.compact(pruned, ROWS[:3], bayesian=True)
+
+
+@pytest.mark.parametrize("name", ["resnext", "lstm_bidirectional", "tied_embeddings", "vit_fused"])
+def test_any_architecture_whose_modules_take_the_new_sizes(name):
+    (model, example), graph = prepared(name)
+    bnn = bl.bayesianize(model, bl.Variational(), likelihood=bl.likelihoods.Categorical(), sites="all", num_data=9)
+    with torch.no_grad():
+        for site in bnn.sites.names:
+            bnn.model.get_parameter(f"{site}_log_std").uniform_(-4, -2)
+    cut = torch.randperm(len(graph.units), generator=torch.Generator().manual_seed(0))[: len(graph.units) // 2]
+    pruned = bl.prune(bnn, Plan(graph.masks(cut.tolist())))
+    old, new = pruned.posterior_.variance, bl.compact(pruned, example, bayesian=True).posterior_.variance
+    for site, mask in pruned.masks.items():
+        assert torch.equal(new[site].flatten(), old[site][mask])
+    assert sum(v.numel() for v in new.values()) == sum(int((v > 0).sum()) for v in old.values())
 
 
 def test_it_trains_with_the_zeros_that_are_left():

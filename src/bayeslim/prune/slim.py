@@ -43,7 +43,7 @@ def compact(
     network: Bayesian | nn.Module,
     example: Inputs,
     *,
-    bayesian: Literal[False] = ...,
+    bayesian: bool = ...,
     tolerance: float = ...,
     drop_inputs: bool = ...,
 ) -> nn.Module: ...
