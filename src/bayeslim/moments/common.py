@@ -3,7 +3,7 @@
     Cov[z] ≈ diag(p) + D U A Uᵀ D
 
 Units that read the same noisy inputs move together, and the next layer adds that up: with independent units the spread
-of the outputs comes out a fifth too small in the second hidden layer of a perceptron. What counts of it lives in few
+of the outputs of a perceptron with two hidden layers comes out a quarter too small. What counts of it lives in few
 directions U, those in which the mean weights stretch their inputs most (the leading left singular vectors of μ), the
 same for all inputs; their covariance A and the slopes D of the activations passed since are each input's own. Carrying
 them costs R² instead of one number for every unit, and a layer of at most `EXACT` units has its whole covariance.
@@ -25,12 +25,12 @@ EXACT = 16
 
 @dataclass(frozen=True)
 class Common:
-    """Shared noise of the units of a layer.
+    """Shared noise of the units of a layer, for N inputs.
 
     Attributes:
         basis: U, (units, R).
-        core: A, (..., R, R).
-        slope: D, (..., units), or None for ones.
+        core: A, (R, R, N): the inputs last, so that small matrices are worked on in long vectors.
+        slope: D, (N, units), or None for ones.
     """
 
     basis: Tensor
@@ -38,37 +38,48 @@ class Common:
     slope: Tensor | None = None
 
     def scaled(self, by: Tensor) -> Common:
-        """Every unit multiplied by a number."""
+        """Every unit multiplied by a number, (..., units)."""
+        by = by.reshape(-1, len(self.basis))
         return Common(self.basis, self.core, by if self.slope is None else self.slope * by)
 
     def variance(self) -> Tensor:
-        """Its part of the variance of every unit, (..., units)."""
-        along = self.core.flatten(-2) @ _pairs(self.basis, self.basis).T
+        """Its part of the variance of every unit, (N, units)."""
+        i, j = _pairs(self.basis.shape[1])
+        along = self.core[i, j].T @ (self.basis[:, i] * self.basis[:, j] * torch.where(i == j, 1, 2)).T
         return along if self.slope is None else along.mul_(self.slope.square())
 
+    def covariance(self) -> Tensor:
+        """D U A Uᵀ D, (N, units, units): for a layer that is not wide."""
+        half = torch.tensordot(self.basis, self.core, 1)
+        whole: Tensor = torch.tensordot(self.basis, half, ([1], [1])).movedim(-1, 0)
+        return whole if self.slope is None else self.slope.unsqueeze(-1) * whole * self.slope.unsqueeze(-2)
+
     def root(self) -> Tensor:
-        """F with F Fᵀ its covariance, (..., units, R)."""
-        factor = self.basis @ _cholesky(self.core)
-        return factor if self.slope is None else factor.mul_(self.slope.unsqueeze(-1))
+        """F with F Fᵀ the covariance, (N, units, R)."""
+        factor: Tensor = (cholesky(self.core.movedim(-1, 0)).mT @ self.basis.T).mT
+        return factor if self.slope is None else factor * self.slope.unsqueeze(-1)
 
 
 def through_linear(variance: Tensor, common: Common | None, weight: Tensor) -> tuple[Tensor, Common]:
     """What a linear layer with known weights, (O, J), makes of noise in its inputs, (..., J)."""
+    private = variance.reshape(-1, weight.shape[1])
+    if common is not None:
+        private = (private - common.variance()).clamp_(min=0)
     basis = leading(weight)
     inwards = basis.T @ weight  # (R, J)
-    private = variance if common is None else (variance - common.variance()).clamp_(min=0)
-    shape = (len(inwards), len(inwards))
-    core = (private @ _pairs(inwards.T, inwards.T)).unflatten(-1, shape)
+    core = _weighted_products(inwards, private)
     spread = private @ weight.square().T
     if common is not None:
+        old = common.basis.T
         if common.slope is None:
-            turned = inwards @ common.basis
-        else:
-            turned = (common.slope @ _pairs(inwards.T, common.basis)).unflatten(-1, (shape[0], common.basis.shape[1]))
-        carried = turned @ common.core @ turned.mT
-        spread = spread + carried.flatten(-2) @ _pairs(basis, basis).T
-        core = core + carried
-    return spread, Common(basis, core)
+            turned = (inwards @ old.T).unsqueeze(-1)
+        else:  # (R, old R, N)
+            turned = ((inwards.unsqueeze(1) * old).flatten(0, 1) @ common.slope.T).unflatten(0, (len(inwards), -1))
+        half = (turned.unsqueeze(2) * common.core).sum(1)
+        carried = Common(basis, (half.unsqueeze(1) * turned).sum(2))
+        spread += carried.variance()
+        core += carried.core
+    return spread.view(*variance.shape[:-1], -1), Common(basis, core)
 
 
 def leading(weight: Tensor) -> Tensor:
@@ -82,19 +93,30 @@ def leading(weight: Tensor) -> Tensor:
     return start
 
 
-def _pairs(a: Tensor, b: Tensor) -> Tensor:
-    """All products of a column of each, (J, R · S): quadratic forms become matrix products."""
-    return (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(1)
-
-
-def _cholesky(core: Tensor) -> Tensor:
-    """A root of each matrix; of what rounding has left of it where that is not positive."""
-    tiny = 1e-6 if core.dtype == torch.float32 else 1e-12
-    diagonal = core.diagonal(dim1=-2, dim2=-1)
-    jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=torch.finfo(core.dtype).tiny)
+def cholesky(covariance: Tensor) -> Tensor:
+    """A root of each matrix, (..., R, R); of what rounding has left of it where that is not positive."""
+    tiny = 1e-6 if covariance.dtype == torch.float32 else 1e-12
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=torch.finfo(covariance.dtype).tiny)
     root: Tensor
-    root, info = torch.linalg.cholesky_ex(core + torch.diag_embed(jitter.expand(diagonal.shape)))
+    root, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(jitter.expand(diagonal.shape)))
     if bool(info.any()):
-        values, vectors = torch.linalg.eigh(core)
+        values, vectors = torch.linalg.eigh(covariance)
         root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
     return root
+
+
+def _weighted_products(rows: Tensor, weights: Tensor) -> Tensor:
+    """Σ_j w_nj r_aj r_bj, (R, R, N), of rows (R, J) and weights (N, J)."""
+    i, j = _pairs(len(rows))
+    half = (rows[i] * rows[j]) @ weights.T
+    products = half.new_empty(len(rows), len(rows), len(weights))
+    products[i, j] = half
+    products[j, i] = half
+    return products
+
+
+def _pairs(count: int) -> tuple[Tensor, Tensor]:
+    """Indices of the lower triangle of a symmetric matrix."""
+    i, j = torch.tril_indices(count, count)
+    return i, j

@@ -7,6 +7,7 @@ Draws of different inputs have no joint meaning: each input's outputs are right 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
@@ -17,69 +18,77 @@ from torch.quasirandom import SobolEngine
 
 from bayeslim.gaussian_outputs import concatenate
 from bayeslim.likelihoods import Categorical, Likelihood
+from bayeslim.moments.common import EXACT, cholesky
 from bayeslim.moments.tensor import Moments
 from bayeslim.noise import standard_normal
 from bayeslim.results import Prediction
 
-CHUNK = 1 << 18
+CHUNK = 1 << 19
 """Numbers handled at a time: what fits into a processor's cache."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Gaussian outputs of many inputs, f = m + s ε + F ε'.
+    """Gaussian outputs of many inputs, f = m + F ε + s ε'.
 
     Attributes:
         mean: m, (B, ...).
-        std: s, of the same shape: each output's own spread.
-        root: F, (B, O, R) over flattened outputs: what they share; None for nothing.
+        root: F, (B, O, R) over flattened outputs: what they share, or None for nothing.
+        std: s, (B, O): each output's own spread, or None where the root has all of it.
         last: a function still to be applied to draws, (S, B, ...), or None.
     """
 
     mean: Tensor
-    std: Tensor
     root: Tensor | None
+    std: Tensor | None
     last: Callable[[Tensor], Tensor] | None
 
     @classmethod
     def of(cls, moments: Moments) -> Outputs:
         """The outputs of a network."""
-        common, variance = moments.common, moments.sigma2
-        if common is None or moments.mu.ndim != 2:
-            root = None
-        else:
-            root, variance = common.root(), variance - common.variance()
+        common, variance = moments.common, moments.sigma2.flatten(1)
         last = None if moments.activation is None else moments.activation.apply
-        return cls(moments.mu, variance.clamp(min=0).sqrt(), root, last)
+        if common is None or moments.mu.ndim != 2:
+            return cls(moments.mu, None, variance.sqrt(), last)
+        own = (variance - common.variance()).clamp_(min=0)
+        if variance.shape[1] <= EXACT:
+            return cls(moments.mu, cholesky(common.covariance() + torch.diag_embed(own)), None, last)
+        return cls(moments.mu, common.root(), own.sqrt(), last)
 
     @classmethod
     def joined(cls, parts: Sequence[Outputs]) -> Outputs:
         """One from those of several batches."""
         roots = [part.root for part in parts if part.root is not None]
+        stds = [part.std for part in parts if part.std is not None]
         return cls(
             torch.cat([part.mean for part in parts]),
-            torch.cat([part.std for part in parts]),
             torch.cat(roots) if roots else None,
+            torch.cat(stds) if stds else None,
             parts[0].last,
         )
 
+    @property
+    def noises(self) -> int:
+        """Dimensions of the noise that a draw takes: one for each column of the root, then one for each output."""
+        return sum(part.shape[-1] for part in (self.root, self.std) if part is not None)
+
     def draw(self, rows: slice, noise: Tensor, out: Tensor) -> None:
-        """Write draws of some inputs' outputs into `out`, (b, O, S); `noise` is (R + O, S)."""
-        std = self.std[rows].flatten(1)
-        own = noise[-std.shape[1] :]
-        torch.mul(std.unsqueeze(-1), own, out=out)
-        out += self.mean[rows].flatten(1).unsqueeze(-1)
-        if self.root is not None:
-            root = self.root[rows]
-            out.flatten(0, 1).addmm_(root.flatten(0, 1), noise[: root.shape[-1]])
+        """Write draws of some inputs' outputs into `out`, (b, O, S), from `noise`, (noises, S)."""
+        mean = self.mean[rows].flatten(1).unsqueeze(-1)
+        if self.root is None:
+            out.copy_(mean.expand(out.shape))
+        else:
+            root = self.root[rows].flatten(0, 1)
+            torch.addmm(mean.flatten(0, 1), root, noise[: root.shape[1]], out=out.flatten(0, 1))
+        if self.std is not None:
+            out.addcmul_(self.std[rows].unsqueeze(-1), noise[-out.shape[1] :])
 
 
 def summarise(likelihood: Likelihood, outputs: Outputs, samples: int) -> Prediction:
     """The prediction from Gaussian outputs, with draws of them, (S, B, ...)."""
     count, *shape = outputs.mean.shape
     size = outputs.mean[0].numel()
-    shared = 0 if outputs.root is None else outputs.root.shape[-1]
-    noise = normal_points(shared + size, samples).to(outputs.mean)
+    noise = normal_points(outputs.noises, samples).to(outputs.mean)
     # The draws of an output lie side by side: long vectors, however few outputs there are.
     draws = outputs.mean.new_empty(count, size, samples)
     step = max(1, CHUNK // (size * samples))
@@ -113,15 +122,19 @@ def of_draws(likelihood: Likelihood, draws: Tensor) -> Prediction:
 
 @of_draws.register
 def _(likelihood: Categorical, draws: Tensor) -> Prediction:
-    """As `Categorical.predict`, with every pass over long vectors, and entropies without another logarithm."""
+    """As `Categorical.predict`, with every pass over long vectors, in powers of two, which are cheaper than of e.
+
+    The entropy of one draw needs no logarithm of every probability: −Σ p log p = log Σ eᵍ − Σ p g, with g = f − max f.
+    """
     if draws.ndim != 3:
         return likelihood.predict(draws.movedim(-1, 0))
-    below = draws - draws.amax(1, keepdim=True)
-    probs = below.exp()
+    below = (draws - draws.amax(1, keepdim=True)).mul_(1 / math.log(2))
+    probs = below.exp2()
     total = probs.sum(1, keepdim=True)
     probs *= total.reciprocal()
     mean = probs.mean(-1)
-    aleatoric = total.log_().mean((1, 2)) - below.mul_(probs).sum((1, 2)) / draws.shape[-1]
+    bits = total.log2_().mean((1, 2)) - below.mul_(probs).sum((1, 2)) / draws.shape[-1]
+    aleatoric = bits * math.log(2)
     variance = probs.sub_(mean.unsqueeze(-1)).square_().mean(-1)
     entropy = torch.special.entr(mean).sum(-1)
     return Prediction(

@@ -98,6 +98,10 @@ class Moments(Tensor):
         self.activation = other.activation
         return self
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        waiting = f", then {self.activation.name}" if self.activation else ""
+        return f"Moments of shape {tuple(self.mu.shape)}, random by {', '.join(sorted(self.sources))}{waiting}"
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = _name(func)
