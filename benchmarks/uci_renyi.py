@@ -8,6 +8,9 @@ noise learned; Adam with 1e-3, batches of 32, K = 100 draws, 500 epochs. Feature
 training part; scores are in the targets' own units, of 100 networks drawn from q: the negative log of the averaged
 density, and the root mean squared error of the averaged prediction. α = 1 is estimated from draws as the others are.
 
+How wide q is where training ends depends on where it starts, since in 500 epochs a log variance can move by a few units
+only: means start at N(0, 0.1²), log variances at −10 and the noise at 1, as in the authors' public code.
+
 All draws go through the network at once, as one wide layer, for five splits together: it is `bl.Variational(renyi=α,
 samples=K)` for this one architecture, many times faster than a network at a time (a test compares the losses).
 """
@@ -25,14 +28,15 @@ from typing import Any
 
 import torch
 from environment import RESULTS, save
-from torch import Tensor, nn
+from torch import Tensor
 
 import bayeslim as bl
 from bayeslim import renyi
 from bayeslim.noise import standard_normal
 from bayeslim.progress import progress
 
-HIDDEN, BATCH, LR, INITIAL_STD, INITIAL_NOISE = 50, 32, 1e-3, 0.1, 0.1
+HIDDEN, BATCH, LR = 50, 32, 1e-3
+INITIAL_SCALE, INITIAL_LOG_VARIANCE, INITIAL_NOISE = 0.1, -10.0, 1.0
 TOGETHER = 5
 """Splits that are trained at once."""
 
@@ -53,19 +57,15 @@ class Networks:
     """
 
     def __init__(self, inputs: int, splits: Sequence[int]):
-        first, last = [], []
-        for split in splits:
-            torch.manual_seed(split)
-            hidden, output = nn.Linear(inputs, HIDDEN), nn.Linear(HIDDEN, 1)
-            first.append(torch.cat([hidden.weight.detach().T, hidden.bias.detach()[None]]))
-            last.append(torch.cat([output.weight.detach()[0], output.bias.detach()]))
-        self.means = [torch.stack(first).requires_grad_(), torch.stack(last).requires_grad_()]
-        self.log_stds = [torch.full_like(m, math.log(INITIAL_STD)).requires_grad_() for m in self.means]
+        drawn = [INITIAL_SCALE * torch.randn((inputs + 2) * HIDDEN + 1, generator=_seeded(split)) for split in splits]
+        first, last = torch.stack(drawn).split([(inputs + 1) * HIDDEN, HIDDEN + 1], 1)
+        self.means = [first.reshape(-1, inputs + 1, HIDDEN).requires_grad_(), last.clone().requires_grad_()]
+        self.log_variances = [torch.full_like(m, INITIAL_LOG_VARIANCE).requires_grad_() for m in self.means]
         self.log_noise = torch.full((len(splits), 1, 1), math.log(INITIAL_NOISE)).requires_grad_()
 
     def parameters(self) -> list[Tensor]:
         """All that is trained."""
-        return [*self.means, *self.log_stds, self.log_noise]
+        return [*self.means, *self.log_variances, self.log_noise]
 
     def noise(self, draws: int) -> list[Tensor]:
         """ε for K draws."""
@@ -74,7 +74,7 @@ class Networks:
 
     def outputs(self, x: Tensor, noise: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """What K networks say of (S, B, inputs), as (S, B, K), and their weights."""
-        (first, last), (spread_first, spread_last) = self.means, [t.exp() for t in self.log_stds]
+        (first, last), (spread_first, spread_last) = self.means, [(t / 2).exp() for t in self.log_variances]
         W = torch.addcmul(first[:, :, None], spread_first[:, :, None], noise[0])
         v = torch.addcmul(last[:, None], spread_last[:, None], noise[1])
         hidden = torch.baddbmm(W[:, -1].flatten(1)[:, None], x, W[:, :-1].flatten(2)).relu_()
@@ -93,8 +93,12 @@ class Networks:
         # log p(w) − log q(w) of every draw, without the constants that they share
         prior = -0.5 * (W.square().sum((1, 3)) + v.square().sum(2))
         posterior = -0.5 * (noise[0].square().sum((1, 3)) + noise[1].square().sum(2))
-        log_stds = sum(t.flatten(1).sum(1, keepdim=True) for t in self.log_stds)
+        log_stds = sum(t.flatten(1).sum(1, keepdim=True) for t in self.log_variances) / 2
         return -renyi.bound((num_data * data + prior - posterior + log_stds).T, alpha) / num_data
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def train(name: str, splits: Sequence[int], alpha: float, epochs: int, draws: int) -> list[dict[str, Any]]:
@@ -102,6 +106,7 @@ def train(name: str, splits: Sequence[int], alpha: float, epochs: int, draws: in
     started = time.process_time()
     sets = [bl.data.load(name, split=split) for split in splits]
     train_x, train_y = torch.stack([d.train_x for d in sets]), torch.stack([d.train_y for d in sets])
+    torch.manual_seed(splits[0])
     networks = Networks(train_x.shape[2], splits)
     optimizer = torch.optim.Adam(networks.parameters(), lr=LR, fused=True)
     own, count = torch.arange(len(splits))[:, None], train_x.shape[1]
@@ -122,7 +127,8 @@ def score(networks: Networks, index: int, data: bl.data.Dataset, seconds: float)
     """Test scores of 100 networks drawn for one split, in the targets' units."""
     scale = data.target_scale.std.item()
     one = Networks.__new__(Networks)
-    one.means, one.log_stds = ([t[index : index + 1] for t in ts] for ts in (networks.means, networks.log_stds))
+    both = networks.means, networks.log_variances
+    one.means, one.log_variances = ([t[index : index + 1] for t in tensors] for tensors in both)
     one.log_noise = networks.log_noise[index : index + 1]
     with torch.no_grad():
         outputs, _ = one.outputs(data.test_x[None], one.noise(100))
@@ -132,7 +138,7 @@ def score(networks: Networks, index: int, data: bl.data.Dataset, seconds: float)
         "nll": math.log(scale) + math.log(100) - each.logsumexp(2).mean().item(),
         "rmse": error * scale,
         "noise": one.log_noise.exp().item() * scale,
-        "std": torch.cat([t.detach().flatten().exp() for t in one.log_stds]).mean().item(),
+        "std": torch.cat([(t / 2).detach().flatten().exp() for t in one.log_variances]).mean().item(),
         "seconds": round(seconds, 1),
     }
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -60,7 +61,6 @@ def bound(log_weights: Tensor, alpha: float, log_shares: Tensor | None = None) -
         log_shares: how much each draw counts, (K,), of a total of one, where they are not drawn alike (from every
             component of a mixture, for one); equally if not given.
 
-    >>> import torch
     >>> bound(torch.tensor([1.0, 3.0]), alpha=1.0)
     tensor(2.)
     >>> bound(torch.tensor([1.0, 3.0]), alpha=float("inf"))
@@ -73,9 +73,12 @@ def bound(log_weights: Tensor, alpha: float, log_shares: Tensor | None = None) -
         return (shares.exp() * log_weights).sum(0)
     if math.isinf(alpha):
         return log_weights.amin(0) if alpha > 0 else log_weights.amax(0)
-    # Around their centre, where an α next to one divides differences and not rounding errors of large numbers.
     centre = log_weights.detach().mean(0)
-    return centre + (shares + (1 - alpha) * (log_weights - centre)).logsumexp(0) / (1 - alpha)
+    powers = (1 - alpha) * (log_weights - centre)
+    # An α next to one would divide rounding errors: there log Σ s eᶻ = log(1 + Σ s (eᶻ − 1)) keeps the digits of z.
+    near = (shares.exp() * torch.expm1(powers.clamp(-0.5, 0.5))).sum(0).log1p()
+    small = powers.detach().abs().amax(0) < 0.5
+    return centre + torch.where(small, near, (shares + powers).logsumexp(0)) / (1 - alpha)
 
 
 def influence(log_weights: Tensor, alpha: float, log_shares: Tensor) -> Tensor:
