@@ -62,7 +62,7 @@ def predict(
             raise ValueError(f"how must be one of {', '.join(WAYS)} for {bnn.method.name}. Got {how!r}.")
         batches = _batches(x, batch_size, device_of(bnn.model))
         if how == "moments":
-            return moments.predict(bnn, batches, samples)
+            return moments.predict(bnn, batches, samples, generator)
         if how == "local":
             outputs = torch.stack([_local_pass(bnn, batches) for _ in range(samples)])
         else:

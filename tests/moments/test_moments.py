@@ -63,8 +63,8 @@ def test_wide_layers_keep_the_directions_that_count():
     centred = (draws - draws.mean(0)).movedim(0, -1)
     exact = torch.einsum("bis,bjs->bij", centred, centred) / len(draws)
     scale = exact.diagonal(dim1=1, dim2=2).max()
-    assert torch.allclose(covariance_of(ours), exact, atol=0.04 * scale)
-    assert (exact - torch.diag_embed(exact.diagonal(dim1=1, dim2=2))).abs().max() > 0.2 * scale  # there is some
+    assert torch.allclose(covariance_of(ours), exact, atol=0.03 * scale)
+    assert (exact - torch.diag_embed(exact.diagonal(dim1=1, dim2=2))).abs().max() > 0.1 * scale  # there is some
 
 
 @pytest.mark.parametrize(

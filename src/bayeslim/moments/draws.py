@@ -84,11 +84,13 @@ class Outputs:
             out.addcmul_(self.std[rows].unsqueeze(-1), noise[-out.shape[1] :])
 
 
-def summarise(likelihood: Likelihood, outputs: Outputs, samples: int) -> Prediction:
+def summarise(
+    likelihood: Likelihood, outputs: Outputs, samples: int, generator: torch.Generator | None = None
+) -> Prediction:
     """The prediction from Gaussian outputs, with draws of them, (S, B, ...)."""
     count, *shape = outputs.mean.shape
     size = outputs.mean[0].numel()
-    noise = normal_points(outputs.noises, samples).to(outputs.mean)
+    noise = normal_points(outputs.noises, samples, generator).to(outputs.mean)
     # The draws of an output lie side by side: long vectors, however few outputs there are.
     draws = outputs.mean.new_empty(count, size, samples)
     step = max(1, CHUNK // (size * samples))
@@ -104,11 +106,12 @@ def summarise(likelihood: Likelihood, outputs: Outputs, samples: int) -> Predict
     return replace(concatenate(parts), samples=draws.unflatten(1, shape).movedim(-1, 0))
 
 
-def normal_points(dimensions: int, count: int) -> Tensor:
-    """Standard normals that cover space evenly, (dimensions, count), from torch's own seed."""
+def normal_points(dimensions: int, count: int, generator: torch.Generator | None = None) -> Tensor:
+    """Standard normals that cover space evenly, (dimensions, count); they follow from the generator."""
     if dimensions > SobolEngine.MAXDIM:
-        return standard_normal((dimensions, count))
-    seed = int(torch.randint(2**31, ()))
+        return standard_normal((dimensions, count), dtype=torch.float64, generator=generator)
+    device = None if generator is None else generator.device
+    seed = int(torch.randint(2**31, (), device=device, generator=generator))
     uniform = SobolEngine(dimensions, scramble=True, seed=seed).draw(count, dtype=torch.float64)
     points: Tensor = torch.special.ndtri(uniform + 0.5 / 2**SobolEngine.MAXBIT)  # never exactly 0
     return points.T.contiguous()

@@ -22,13 +22,19 @@ SAMPLES = 512
 """Draws of the outputs, where nobody says how many."""
 
 
-def predict(bnn: Bayesian, batches: Callable[[], Iterator[Inputs]], samples: int) -> Prediction:
+def predict(
+    bnn: Bayesian,
+    batches: Callable[[], Iterator[Inputs]],
+    samples: int,
+    generator: torch.Generator | None = None,
+) -> Prediction:
     """Predict by moments.
 
     Args:
         bnn: a Bayesian network whose posterior is of independent Gaussians.
         batches: starts a pass over the inputs.
         samples: draws of the outputs.
+        generator: where the draws come from.
     """
     posterior = bnn.posterior_
     if not isinstance(posterior, Diagonal):
@@ -37,7 +43,7 @@ def predict(bnn: Bayesian, batches: Callable[[], Iterator[Inputs]], samples: int
             f'{posterior.kind} one. how="sample" works for any posterior.'
         )
     outputs = Outputs.joined([Outputs.of(moments(bnn.model, posterior, inputs)) for inputs in batches()])
-    return summarise(bnn.likelihood, outputs, samples)
+    return summarise(bnn.likelihood, outputs, samples, generator)
 
 
 def moments(model: nn.Module, posterior: Posterior, inputs: Inputs) -> Moments:
