@@ -193,7 +193,8 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
 
     least = left(ranking.limit)
     if least > target:
-        best = f"the least that can be reached is {_shown(budget, least, items, bnn)}"
+        extreme = "most" if budget.goal == "sparsity" else "least"
+        best = f"the {extreme} that can be reached is {_shown(budget, least, items, bnn)}"
         if ranking.blocked:
             raise EmptyLayer(_emptied(budget, ranking, best[0].upper() + best[1:]))
         raise ValueError(f"{budget} cannot be met: {best}. Protect less, or ask for less.")
