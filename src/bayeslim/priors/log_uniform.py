@@ -109,9 +109,12 @@ def _far(log_u: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return log_u.add_(math.log(2) + 0.5 * EULER_GAMMA).sub_(tail), torch.addcmul(inverse, inverse, rest)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _taylor(dtype: torch.dtype, device: torch.device) -> Tensor:
     return _tabulated(dtype, device)
+
+
+# What torch.compiler.assume_constant_result does, which imports the whole compiler to do it.
+_taylor._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
