@@ -59,7 +59,8 @@ class Networks:
     def __init__(self, inputs: int, splits: Sequence[int]):
         drawn = [INITIAL_SCALE * torch.randn((inputs + 2) * HIDDEN + 1, generator=_seeded(split)) for split in splits]
         first, last = torch.stack(drawn).split([(inputs + 1) * HIDDEN, HIDDEN + 1], 1)
-        self.means = [first.reshape(-1, inputs + 1, HIDDEN).requires_grad_(), last.clone().requires_grad_()]
+        shapes = (-1, inputs + 1, HIDDEN), (-1, HIDDEN + 1)
+        self.means = [m.clone().view(s).requires_grad_() for m, s in zip((first, last), shapes, strict=True)]
         self.log_variances = [torch.full_like(m, INITIAL_LOG_VARIANCE).requires_grad_() for m in self.means]
         self.log_noise = torch.full((len(splits), 1, 1), math.log(INITIAL_NOISE)).requires_grad_()
 

@@ -30,6 +30,7 @@ def test_its_loss_is_the_librarys(benchmark, monkeypatch, alpha):
     draws, splits = 3, 2
     networks = benchmark.Networks(4, range(splits))
     x, y, noise = torch.randn(splits, 7, 4), torch.randn(splits, 7, 1), networks.noise(draws)
+    assert all(p.is_contiguous() for p in networks.parameters())  # a fused Adam writes beside views
     losses = networks.losses(x, y, noise, 90, alpha)
     losses.sum().backward()
     for split in range(splits):
