@@ -216,3 +216,18 @@ def test_several_draws_average_the_data_term():
     singles = torch.stack([few.loss((X, Y), kl_weight=0.0).detach() for _ in range(400)])
     error = (2 * singles.var() / 400).sqrt()
     assert (many.loss((X, Y), kl_weight=0.0) - singles.mean()).abs() < 5 * error
+
+
+@pytest.mark.parametrize("view", [lambda w: w[:3, ::2], lambda w: w[::2, :3].T, lambda w: w[:3, :3].contiguous()])
+def test_parameters_that_are_views_train_where_they_are(view):
+    """Torch's fused Adam writes beside the numbers of a view that is not dense."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    model.weight = nn.Parameter(view(torch.randn(6, 6)))
+    bnn = bl.bayesianize_(model, bl.Variational(), likelihood=bl.likelihoods.Gaussian(1.0), num_data=10)
+    before = model.weight.detach().clone()
+    optimizer = bnn.optimizer(lr=0.1)
+    bnn.loss((torch.randn(4, 3), torch.randn(4, 3))).backward()
+    optimizer.step()
+    moved = (bnn.model.weight.detach() - before).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.1), rtol=1e-3, atol=1e-4)

@@ -86,7 +86,8 @@ class Method:
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
         """Adam on everything trainable, fused where torch has a fused kernel for the parameters."""
         params = [p for p in bnn.parameters() if p.requires_grad]
-        fusable = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
+        # On a CPU the fused kernel takes a parameter's numbers to lie next to each other, and writes beside a view's.
+        fusable = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() and _is_dense(p) for p in params)
         return torch.optim.Adam(params, lr=lr, fused=fusable)
 
     def observe(self, bnn: Bayesian) -> None:
@@ -123,3 +124,14 @@ class Method:
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence | None:
         """An evidence, or None to leave it to the posterior's type."""
         return None
+
+
+def _is_dense(parameter: Tensor) -> bool:
+    """Whether a parameter's numbers fill a stretch of memory, in whatever order of its dimensions."""
+    size = 1
+    for length, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: pair[1]):
+        if length > 1:
+            if stride != size:
+                return False
+            size *= length
+    return True
