@@ -18,7 +18,7 @@ from torch.quasirandom import SobolEngine
 
 from bayeslim.gaussian_outputs import concatenate
 from bayeslim.likelihoods import Categorical, Likelihood
-from bayeslim.moments.common import EXACT, cholesky
+from bayeslim.moments.shared_noise import EXACT, cholesky
 from bayeslim.moments.tensor import Moments
 from bayeslim.noise import standard_normal
 from bayeslim.results import Prediction

@@ -6,8 +6,8 @@ For a product of independent factors, summed over independent terms (linear laye
 
 What is approximate, apart from activations being taken for Gaussian:
 
-- Units are independent but for what `Common` carries through linear layers and activations; everything else drops it
-  and keeps each unit's own variance.
+- Units are independent but for what `SharedNoise` carries through linear layers and activations; everything else
+  drops it and keeps each unit's own variance.
 - Positions that share a kernel share its draw. A pooling window sees them move together: its maximum is the position
   with the largest mean, and an average has the averaged standard deviation. A convolution takes them for independent.
 - A sum of branches that depend on the same random parameters (a residual) adds their variances. A product of such
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayeslim.moments.common import through_linear
+from bayeslim.moments.shared_noise import through_linear
 from bayeslim.moments.tensor import RULES, Moments, NoRule, rule
 
 # Layers: bilinear in inputs and weights

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.moments.closed_forms import Moments3
-from bayeslim.moments.common import Common
+from bayeslim.moments.shared_noise import SharedNoise
 
 Rule = Callable[..., Any]
 
@@ -67,12 +67,12 @@ class Moments(Tensor):
 
     mu: Tensor
     sigma2: Tensor
-    common: Common | None
+    common: SharedNoise | None
     sources: frozenset[str]
     activation: Activation | None
 
     @staticmethod
-    def of(mu: Tensor, sigma2: Tensor, sources: frozenset[str], common: Common | None = None) -> Moments:
+    def of(mu: Tensor, sigma2: Tensor, sources: frozenset[str], common: SharedNoise | None = None) -> Moments:
         """A new one."""
         return _filled(mu.as_subclass(Moments), mu, sigma2, sources, common)
 
@@ -124,7 +124,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def _filled(made: Moments, mu: Tensor, sigma2: Tensor, sources: frozenset[str], common: Common | None) -> Moments:
+def _filled(made: Moments, mu: Tensor, sigma2: Tensor, sources: frozenset[str], common: SharedNoise | None) -> Moments:
     made.mu, made.sigma2, made.sources, made.common, made.activation = mu, sigma2, sources, common, None
     return made
 

@@ -24,7 +24,7 @@ EXACT = 16
 
 
 @dataclass(frozen=True)
-class Common:
+class SharedNoise:
     """Shared noise of the units of a layer, for N inputs.
 
     Attributes:
@@ -37,10 +37,10 @@ class Common:
     core: Tensor
     slope: Tensor | None = None
 
-    def scaled(self, by: Tensor) -> Common:
+    def scaled(self, by: Tensor) -> SharedNoise:
         """Every unit multiplied by a number, (..., units)."""
         by = by.reshape(-1, len(self.basis))
-        return Common(self.basis, self.core, by if self.slope is None else self.slope * by)
+        return SharedNoise(self.basis, self.core, by if self.slope is None else self.slope * by)
 
     def variance(self) -> Tensor:
         """Its part of the variance of every unit, (N, units)."""
@@ -60,7 +60,7 @@ class Common:
         return factor if self.slope is None else factor * self.slope.unsqueeze(-1)
 
 
-def through_linear(variance: Tensor, common: Common | None, weight: Tensor) -> tuple[Tensor, Common]:
+def through_linear(variance: Tensor, common: SharedNoise | None, weight: Tensor) -> tuple[Tensor, SharedNoise]:
     """What a linear layer with known weights, (O, J), makes of noise in its inputs, (..., J)."""
     private = variance.reshape(-1, weight.shape[1])
     if common is not None:
@@ -76,10 +76,10 @@ def through_linear(variance: Tensor, common: Common | None, weight: Tensor) -> t
         else:  # (R, old R, N)
             turned = ((inwards.unsqueeze(1) * old).flatten(0, 1) @ common.slope.T).unflatten(0, (len(inwards), -1))
         half = (turned.unsqueeze(2) * common.core).sum(1)
-        carried = Common(basis, (half.unsqueeze(1) * turned).sum(2))
+        carried = SharedNoise(basis, (half.unsqueeze(1) * turned).sum(2))
         spread += carried.variance()
         core += carried.core
-    return spread.view(*variance.shape[:-1], -1), Common(basis, core)
+    return spread.view(*variance.shape[:-1], -1), SharedNoise(basis, core)
 
 
 def leading(weight: Tensor) -> Tensor:
