@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from environment import RESULTS, save
 from torch import Tensor, nn
 
 import bayeslim as bl
-
-RESULTS = Path(__file__).parent / "results" / "compress_lenet5.json"
 
 
 def error(network: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -75,15 +73,11 @@ def main() -> None:
     content = {
         "command": "python benchmarks/compress_lenet5.py",
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "results"},
-        "environment": {"torch": torch.__version__, "bayeslim": bl.__version__, "threads": 1},
         "test_error": errors,
         "slim": {name: list(p.shape) for name, p in slim.named_parameters()},
         "times": json.loads(times.to_json()),
     }
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    temporary = options.results.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1))
-    os.replace(temporary, options.results)
+    print(save("compress_lenet5", content, folder=options.results))
 
 
 if __name__ == "__main__":

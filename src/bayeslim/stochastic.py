@@ -327,7 +327,11 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
 
 @contextmanager
 def own_layers() -> Iterator[None]:
-    """Transformer layers call their linear layers, instead of handing the weights to a fused kernel."""
+    """Transformer layers call their linear layers, instead of handing the weights to a fused kernel.
+
+    No exporter reads that kernel, and it hides its arithmetic. It also returns zeros at padded positions of
+    `nn.TransformerEncoder`; the layers themselves, as in training, and an exported file do not.
+    """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +39,16 @@ def _is_deliberate(error: BaseException) -> bool:
     last = traceback.extract_tb(error.__traceback__)[-1]
     raised_here = Path(last.filename).is_relative_to(_PACKAGE) and (last.line or "").startswith("raise ")
     return isinstance(error, bayeslim.errors.BayeslimError) or raised_here
+
+
+@contextmanager
+def _resumable(folder: Path | str) -> Iterator[None]:
+    """Interrupting what runs inside ends the command, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"Stopped. What is done is kept: the same command goes on from {folder}.")
+        sys.exit(_STOPPED)
 
 
 app = _App(
@@ -111,11 +123,8 @@ def fit(
     from bayeslim.report.scores import collected
 
     settings = FitSettings.read(flags.pop("config"), flags)
-    try:
+    with _resumable(settings.out):
         fitted = settings.run()
-    except KeyboardInterrupt:
-        Console(stderr=True).print(f"Stopped. What is done is kept: the same command goes on from {settings.out}.")
-        sys.exit(_STOPPED)
     batches = collected(fitted.val)
     rows, prediction = quality(fitted.bnn, batches, fitted.target_scale)
     typer.echo(f"Validation: {len(prediction):,} examples held out of {settings.data}")
@@ -193,11 +202,8 @@ def compress(
     from bayeslim.cli.tables import network_table
 
     settings = Settings.read(flags.pop("config"), flags)
-    try:
+    with _resumable(settings.out):
         result = settings.run()
-    except KeyboardInterrupt:
-        Console(stderr=True).print(f"Stopped. What is done is kept: the same command goes on from {settings.out}.")
-        sys.exit(_STOPPED)
     settings.keep()
     console = Console()
     console.print(network_table(result.rows, "Held-out data"))

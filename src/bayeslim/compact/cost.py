@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.compact.trace import evaluating_copy
+from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, to_device
 
 
@@ -55,15 +56,11 @@ def cost(model: nn.Module, example: Inputs) -> Cost:
     network = evaluating_copy(model).cpu()
     parameters = list(network.parameters())
     counter = FlopCounterMode(display=False)
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)  # fused kernels, of attention and of LSTMs, would go uncounted
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the switch itself warns about hardware it does not find
-            with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
-                run_example(network, to_device(example, "cpu"))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with own_layers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the switch itself warns about hardware it does not find
+        # fused kernels, of attention and of LSTMs, would go uncounted
+        with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
+            run_example(network, to_device(example, "cpu"))
     return Cost(
         parameters=sum(p.numel() for p in parameters),
         nonzeros=sum(int(p.count_nonzero()) for p in parameters),

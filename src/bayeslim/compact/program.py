@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import rows_of, takes
-from bayeslim.compact.quiet import plain_attention, quiet
+from bayeslim.compact.quiet import quiet
 from bayeslim.errors import UnsupportedModel
+from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, arguments
 
 
@@ -30,7 +31,7 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
     # The plain way takes len(x) for a number that never changes; the strict one, which reads the code, knows better.
     for strict in (False, True):
         try:
-            with quiet(), plain_attention():
+            with quiet(), own_layers():
                 found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
         except Exception as error:
             failure = failure or error

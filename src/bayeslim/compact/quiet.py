@@ -1,4 +1,4 @@
-"""The state PyTorch has to be in to trace a network: silent about its own internals, attention in its plain form."""
+"""Tracing a network without hearing about PyTorch's own internals."""
 
 from __future__ import annotations
 
@@ -7,24 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 _TALKERS = ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript", "onnx_ir", "torch.export")
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Without the fused kernel of attention, which no exporter reads.
-
-    That kernel also returns zeros at padded positions of `nn.TransformerEncoder`; the plain form, as in training, and
-    an exported file do not.
-    """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @contextmanager

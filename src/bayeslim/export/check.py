@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from bayeslim.compact.example import rows_of, run_example, tensors_in
 from bayeslim.compact.program import first_line
-from bayeslim.compact.quiet import plain_attention
 from bayeslim.errors import BayeslimError
+from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs
 
 _ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -52,7 +52,7 @@ def prove(
     """
     worst = 0.0
     for example in inputs:
-        with plain_attention():
+        with own_layers():
             expected = tensors_in(run_example(network, example))
         rounding = max((_ROUNDING.get(x.dtype, 0.0) for x in expected), default=0.0)
         try:

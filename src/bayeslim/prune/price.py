@@ -23,6 +23,7 @@ from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.prune.items import Items
+from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, Params, device_of, to_device
 
 Price = Callable[[Params], float]
@@ -68,15 +69,11 @@ def flops_by_parameter(model: nn.Module, example: Inputs) -> dict[str, float]:
     """The additions and multiplications of one call in which each parameter takes part."""
     network = evaluating_copy(model).cpu()
     attribution = _Attribution({p.untyped_storage().data_ptr(): name for name, p in network.named_parameters()})
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)  # fused kernels would hide the products they are made of
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the switch itself warns about hardware it does not find
-            with torch.backends.mkldnn.flags(enabled=False), attribution:
-                run_example(network, to_device(example, "cpu"))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with own_layers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the switch itself warns about hardware it does not find
+        # fused kernels would hide the products they are made of
+        with torch.backends.mkldnn.flags(enabled=False), attribution:
+            run_example(network, to_device(example, "cpu"))
     return attribution.flops
 
 
