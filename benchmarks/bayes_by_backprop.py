@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+from jobs import finished
 
 import bayeslim as bl
 
@@ -73,30 +73,6 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     return {**job, **scores, "last_epoch": last, "seconds": round(seconds, 1)}
 
 
-def run_all(jobs: list[dict[str, Any]], done: list[dict[str, Any]], workers: int, save: Any) -> list[dict[str, Any]]:
-    """Run what is not done yet, several at a time, saving after each."""
-    keys = [k for k in jobs[0] if k != "device"] if jobs else []
-    results = []
-    waiting = []
-    for job in jobs:
-        found = next((d for d in done if all(d.get(k) == job[k] for k in keys)), None)
-        results.append(found) if found else waiting.append(job)
-    if waiting:
-        with mp.get_context("spawn").Pool(min(workers, len(waiting))) as pool:
-            for result in pool.imap_unordered(train, waiting):
-                done.append(result)
-                results.append(result)
-                save()
-                print(
-                    f"temperature {result['temperature']:g}, prior std {result['prior_std']:g}, seed {result['seed']}, "
-                    f"{result['epochs']} epochs: "
-                    f"{'validation' if result['validation'] else 'test'} error {100 * result['sample']['error']:.2f} % "
-                    f"(mean network {100 * result['mean']['error']:.2f} %), {result['seconds']:.0f} s",
-                    flush=True,
-                )
-    return sorted(results, key=lambda run: run["seed"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -126,6 +102,16 @@ def main() -> None:
         temporary.write_text(json.dumps({**content, **summary, "runs": done}, indent=1))
         os.replace(temporary, options.results)
 
+    def each(run: dict[str, Any]) -> None:
+        save()
+        print(
+            f"temperature {run['temperature']:g}, prior std {run['prior_std']:g}, seed {run['seed']}, "
+            f"{run['epochs']} epochs: "
+            f"{'validation' if run['validation'] else 'test'} error {100 * run['sample']['error']:.2f} % "
+            f"(mean network {100 * run['mean']['error']:.2f} %), {run['seconds']:.0f} s",
+            flush=True,
+        )
+
     grids = {
         "exact": [("uniform", 1.0, std) for std in (0.03, 0.05, 0.1, 0.2, 0.5, 1.0)],
         "blundell": [("blundell", 1.0, std) for std in (0.1, 0.2, 0.5, 1.0)],
@@ -138,14 +124,14 @@ def main() -> None:
             | {**common, "seed": 100, "epochs": options.search_epochs, "validation": True}
             for setting in grid
         ]
-        best = min(run_all(search, done, options.workers, save), key=lambda run: run["sample"]["nll"])
+        best = min(finished(train, search, done, options.workers, each), key=lambda run: run["sample"]["nll"])
         chosen = {key: best[key] for key in ("schedule", "temperature", "prior_std")}
         print(f"{label}: chosen on validation data {chosen}", flush=True)
         final = [
             {**common, **chosen, "seed": seed, "epochs": options.epochs, "validation": False}
             for seed in range(options.seeds)
         ]
-        results = run_all(final, done, options.workers, save)
+        results = finished(train, final, done, options.workers, each)
         errors = [round(100 * run["sample"]["error"], 4) for run in results]
         mean, spread = statistics.mean(errors), statistics.stdev(errors) if len(errors) > 1 else 0.0
         summary[label] = {**chosen, "test_error_percent": {"mean": mean, "std": spread, "all": errors}}

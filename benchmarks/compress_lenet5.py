@@ -31,8 +31,8 @@ def error(network: nn.Module, x: Tensor, y: Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--fine-tune", type=int, default=3)
-    parser.add_argument("--sparsity", type=float, default=0.985)
+    parser.add_argument("--fine-tune", type=int, default=5)
+    parser.add_argument("--sparsity", type=float, default=0.9875)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/compress_lenet5"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -72,7 +72,7 @@ def main() -> None:
     print(times)
     content = {
         "command": "python benchmarks/compress_lenet5.py",
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "results"},
+        "settings": {k: v for k, v in vars(options).items() if k not in ("out", "results")},
         "test_error": errors,
         "slim": {name: list(p.shape) for name, p in slim.named_parameters()},
         "times": json.loads(times.to_json()),

@@ -20,11 +20,13 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+from jobs import finished
 
 import bayeslim as bl
 from bayeslim import continual
@@ -40,8 +42,8 @@ RULES: dict[str, dict[str, Any]] = {
 Part = tuple[torch.Tensor, torch.Tensor]
 
 
-def tasks(kind: str, count: int, validation: bool) -> list[tuple[Part, Part]]:
-    """Training and held-out data of each task."""
+def tasks(kind: str, count: int, validation: bool) -> list[Callable[[], tuple[Part, Part]]]:
+    """What makes the training and the held-out data of each task."""
     data = bl.data.load("mnist")
     if validation:
         data = data.with_validation(10_000, seed=0)
@@ -54,10 +56,12 @@ def tasks(kind: str, count: int, validation: bool) -> list[tuple[Part, Part]]:
             chosen = (part[1] == pair[0]) | (part[1] == pair[1])
             return part[0][chosen], part[1][chosen] - pair[0]
 
-        return [(only(train, pair), only(held, pair)) for pair in pairs]
+        return [partial(lambda pair: (only(train, pair), only(held, pair)), pair) for pair in pairs]
     generator = torch.Generator().manual_seed(0)
     orders = [torch.arange(784), *(torch.randperm(784, generator=generator) for _ in range(count - 1))]
-    return [((train[0][:, order], train[1]), (held[0][:, order], held[1])) for order in orders]
+    return [
+        partial(lambda order: ((train[0][:, order], train[1]), (held[0][:, order], held[1])), order) for order in orders
+    ]
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -72,14 +76,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         network, bl.Laplace(structure=rule["structure"]), likelihood=bl.likelihoods.Categorical()
     )  # the prior is N(0, 1)
     training = {"epochs": job["epochs"], "lr": 1e-3, "seed": job["seed"], "progress": False}
-    for index, (train, _) in enumerate(sequence):
+    for index, task in enumerate(sequence):
+        train, _ = task()
         loader = bl.data.Loader(*train, batch_size=256, device=device, seed=job["seed"])
         if index == 0 or job["rule"] == "nothing":
             bnn.fit(loader, **training)
         else:
             bnn = continual.update(bnn, loader, strength=job["strength"], centre=rule["centre"], **training)
     accuracies = []
-    for _, (x, y) in sequence:
+    for task in sequence:
+        _, (x, y) = task()
         prediction = bl.predict(bnn, x, how="mean")
         accuracies.append(float((prediction.classes.cpu() == y).double().mean()))
     mean = sum(accuracies) / len(accuracies)
@@ -113,23 +119,14 @@ def main() -> None:
         temporary.write_text(json.dumps(content, indent=1))
         os.replace(temporary, options.results)
 
-    def finished(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        def match(job: dict[str, Any]) -> dict[str, Any] | None:
-            return next((d for d in done if all(d[k] == v for k, v in job.items() if k != "device")), None)
-
-        waiting = [job for job in jobs if match(job) is None]
-        if waiting:
-            with mp.get_context("spawn").Pool(min(options.workers, len(waiting))) as pool:
-                for result in pool.imap_unordered(run, waiting):
-                    done.append(result)
-                    save({})
-                    kind = "validation" if result["validation"] else "test"
-                    print(
-                        f"{result['kind']} MNIST, {result['tasks']} tasks, {result['rule']} x{result['strength']:g}: "
-                        f"{kind} accuracy {100 * result['accuracy']:.2f} % ({result['seconds']} s)",
-                        flush=True,
-                    )
-        return [found for job in jobs if (found := match(job)) is not None]
+    def each(result: dict[str, Any]) -> None:
+        save({})
+        kind = "validation" if result["validation"] else "test"
+        print(
+            f"{result['kind']} MNIST, {result['tasks']} tasks, {result['rule']} x{result['strength']:g}: "
+            f"{kind} accuracy {100 * result['accuracy']:.2f} % ({result['seconds']} s)",
+            flush=True,
+        )
 
     common = {"device": options.device, "epochs": options.epochs}
     search = [
@@ -138,7 +135,7 @@ def main() -> None:
         for kind in options.kinds for rule, settings in RULES.items() if len(settings["strengths"]) > 1
         for s in settings["strengths"]
     ]  # fmt: skip
-    found = finished(search)
+    found = finished(run, search, done, options.workers, each)
     final = []
     for kind in options.kinds:
         for rule, settings in RULES.items():
@@ -150,7 +147,7 @@ def main() -> None:
                  "validation": False}
                 for seed in range(options.seeds)
             ]  # fmt: skip
-    results = finished(final)
+    results = finished(run, final, done, options.workers, each)
     summary: dict[str, Any] = {}
     for result in results:
         entry = summary.setdefault(result["kind"], {}).setdefault(result["rule"], {"accuracies_percent": []})

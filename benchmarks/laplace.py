@@ -2,7 +2,6 @@
 
     python benchmarks/laplace.py                    times of this library, and of laplace-torch where it is installed
     python benchmarks/laplace.py --agree            only the comparison of numbers
-    python benchmarks/laplace.py --device cuda      this library at full size: 60,000 and 10,000 inputs
 
 laplace-torch needs an environment of its own, with this library in it as well: pip install laplace-torch -e . Both run
 in one process on the same network and inputs. Its backends are all tried, and the fastest is the one compared with.
@@ -20,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import random
 import statistics
 import sys
@@ -39,13 +39,14 @@ sys.path = [folder for folder in sys.path if folder != str(Path(__file__).resolv
 """The peer's package has this file's name."""
 
 NETWORKS = ("lenet_300_100", "lenet5")
-FIT = {"lenet_300_100": 20_000, "lenet5": 2_000}
-"""Inputs for fits, so that a pass takes seconds and eigendecompositions weigh little."""
+FIT = {"lenet_300_100": 60_000, "lenet5": 6_000}
+"""Inputs for fits: as many as MNIST has, or as take a few seconds; eigendecompositions weigh little then."""
 SLOW_FIT = {"lenet_300_100": 200, "lenet5": 100}
 """Inputs for a peer's fits through Jacobians."""
 PREDICT = {"lenet_300_100": 2_000, "lenet5": 500}
 PEER_PREDICT = {"lenet_300_100": 40, "lenet5": 20}
 SUBNETWORK = 1_000
+PEERS = ("laplace-torch", "backpack-for-pytorch", "curvlinops-for-pytorch", "asdfghjkl")
 BATCH = 500
 GOALS = {
     "kron exact": {"lenet_300_100": 2.5, "lenet5": 1.4},
@@ -59,11 +60,11 @@ Batches = list[tuple[Tensor, Tensor]]
 Action = Callable[[], Any]
 
 
-def batches(count: int, size: int = BATCH, device: str = "cpu") -> Batches:
+def batches(count: int, size: int = BATCH) -> Batches:
     """MNIST-shaped inputs with random labels."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(count, 1, 28, 28, generator=generator).to(device)
-    y = torch.randint(10, (count,), generator=generator).to(device)
+    x = torch.rand(count, 1, 28, 28, generator=generator)
+    y = torch.randint(10, (count,), generator=generator)
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
@@ -131,16 +132,11 @@ def peer_fit(model: nn.Module, what: str, settings: dict[str, Any], content: Siz
     return lambda: peer(model, structure, **options).fit(content)
 
 
-def seconds(action: Action, device: str = "cpu") -> float:
-    """Wall-clock time on a GPU; on a CPU that of the process, so that others on the machine matter less."""
-    clock = time.perf_counter if device == "cuda" else time.process_time
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = clock()
+def seconds(action: Action) -> float:
+    """The time of the process, so that others on the machine matter less."""
+    start = time.process_time()
     action()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
+    return time.process_time() - start
 
 
 def fastest_backend(model: nn.Module, what: str, content: Sized) -> tuple[str, Action] | None:
@@ -173,14 +169,18 @@ def take_turns(actions: dict[str, tuple[Action, int]], rounds: int) -> dict[str,
     return times
 
 
-def compare(network: str, rounds: int) -> dict[str, Any]:
-    """Times an input, and how many times faster than the peer, for fits and predictions of one network."""
+def compare(network: str, rounds: int, rows: dict[str, Any], keep: Action) -> None:
+    """Times an input, and how many times faster than the peer, for fits and predictions of one network.
+
+    Each row is entered and kept as soon as it is there, and one that is there already is not measured again.
+    """
     torch.manual_seed(0)
     model = bl.zoo.create(network).eval()
     content, few = Sized(batches(FIT[network])), Sized(batches(SLOW_FIT[network], 100))
     installed = "laplace-torch" in versions(["laplace-torch"])
-    rows: dict[str, Any] = {}
     for what, action in our_fits(model, content).items():
+        if what in rows:
+            continue
         actions = {"bayeslim": (action, FIT[network])}
         backend = None
         if installed:
@@ -191,6 +191,9 @@ def compare(network: str, rounds: int) -> dict[str, Any]:
                 actions["laplace-torch"] = (theirs, SLOW_FIT[network] if slow else FIT[network])
         rows[what] = row(take_turns(actions, rounds)) | ({"backend": backend} if backend else {})
         report(network, what, rows[what])
+        keep()
+    if "predict" in rows:
+        return
     bnn = ours(model, bl.Laplace(curvature="exact"))
     bnn.fit(content, progress=False)
     x = torch.cat([x for x, _ in content])[: PREDICT[network]]
@@ -204,7 +207,7 @@ def compare(network: str, rounds: int) -> dict[str, Any]:
             actions["laplace-torch"] = (lambda: theirs(some, link_approx="probit"), PEER_PREDICT[network])
     rows["predict"] = row(take_turns(actions, rounds))
     report(network, "predict", rows["predict"])
-    return rows
+    keep()
 
 
 def row(times: dict[str, list[float]]) -> dict[str, Any]:
@@ -282,45 +285,16 @@ def trained(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
     return model
 
 
-def full_size(network: str, device: str) -> dict[str, Any]:
-    """Seconds and peak memory of this library with as many inputs as MNIST has."""
-    torch.manual_seed(0)
-    model = bl.zoo.create(network).to(device).eval()
-    content = batches(60_000, 2_000, device)
-    x = torch.cat([x for x, _ in content[:5]])
-    rows: dict[str, Any] = {}
-    for name, method in (("kron exact", bl.Laplace(curvature="exact")), ("kron one backward", bl.Laplace())):
-        bnn = ours(model, method)
-        bnn.fit(content, progress=False)
-        each = [seconds(lambda bnn=bnn: bnn.fit(content, progress=False), device) for _ in range(5)]
-        rows[name] = {"seconds": statistics.median(each)}
-    bl.predict(bnn, x)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    each = [seconds(lambda: bl.predict(bnn, x), device) for _ in range(5)]
-    rows["predict 10,000"] = {"seconds": statistics.median(each)}
-    if device == "cuda":
-        rows["predict 10,000"]["peak_gb"] = (torch.cuda.max_memory_allocated() - before) / 1e9
-    for name, found in rows.items():
-        print(f"{network:14s} {name:24s}", {key: float(f"{value:.4g}") for key, value in found.items()}, flush=True)
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--agree", action="store_true", help="only compare numbers with the peer's")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
-    if arguments.device == "cuda":
-        results["full_size"] = {name: full_size(name, "cuda") for name in arguments.networks}
-        print(save("laplace_gpu", results, folder=RESULTS))
-        return
     if versions(["laplace-torch"]):
         results["agreement"] = agreement()
         for name, difference in results["agreement"].items():
@@ -329,10 +303,11 @@ def main() -> None:
         if worst > 1e-4:
             raise SystemExit(f"laplace-torch disagrees by {worst:.1e}, more than 1e-4.")
     if not arguments.agree:
-        results["times"] = {name: compare(name, arguments.rounds) for name in arguments.networks}
-        print(
-            save("laplace", results, ["laplace-torch", "backpack-for-pytorch", "curvlinops-for-pytorch", "asdfghjkl"])
-        )
+        file = arguments.results / "laplace.json"
+        results["times"] = json.loads(file.read_text())["times"] if file.exists() else {}
+        for name in arguments.networks:
+            rows = results["times"].setdefault(name, {})
+            compare(name, arguments.rounds, rows, lambda: save("laplace", results, PEERS, arguments.results))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Choices of Bayes by Backprop, one at a time: KL weights, priors and pixel scales; MNIST, two layers of 400 units.
 
     python benchmarks/report_studies.py                     one seed, 20 epochs, on a CPU
-    python benchmarks/report_studies.py --device cuda --epochs 100 --seeds 3
+    python benchmarks/report_studies.py --device cuda --epochs 100 --seeds 3 --workers 10
 
 Studied are Blundell's KL weights against a uniform one; Gaussian against scale-mixture priors (π, σ₁, σ₂); and pixels
 divided by 126, as in the paper, by 255, or standardised. All else is equal: Adam at 1e-3 with a cosine schedule, local
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from environment import RESULTS, save
+from jobs import finished
 from torch import Tensor
 
 import bayeslim as bl
@@ -51,8 +52,9 @@ def scaled(x: Tensor, how: str) -> Tensor:
     return x * (255 / float(how))
 
 
-def train(job: dict[str, Any], device: str) -> dict[str, Any]:
+def train(job: dict[str, Any]) -> dict[str, Any]:
     """One run, with histograms of the means after some epochs."""
+    device = job["device"]
     torch.manual_seed(job["seed"])
     data = bl.data.load("mnist")
     prior = bl.priors.Normal(*job["prior"]) if len(job["prior"]) == 1 else bl.priors.ScaleMixture(*job["prior"])
@@ -96,26 +98,36 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     file = options.results / "report_studies.json"
-    runs: list[dict[str, Any]] = json.loads(file.read_text())["runs"] if file.exists() else []
+    done: list[dict[str, Any]] = json.loads(file.read_text())["runs"] if file.exists() else []
+    settings = {"epochs": options.epochs, "seeds": options.seeds}
+
+    def keep(**table: Any) -> None:
+        save("report_studies", {**settings, **table, "edges": EDGES.tolist(), "runs": done}, folder=options.results)
+
+    def each(run: dict[str, Any]) -> None:
+        keep()
+        print({key: value for key, value in run.items() if key != "histograms"}, flush=True)
+
+    common = {"epochs": options.epochs, "device": options.device}
+    cases = {(study, case): BASE | changes for study, own in STUDIES.items() for case, changes in own.items()}
+    jobs = [{**settings, **common, "seed": seed} for seed in range(options.seeds) for settings in _distinct(cases)]
+    finished(train, jobs, done, options.workers, each)
     table: dict[str, dict[str, dict[str, float]]] = {}
-    for study, cases in STUDIES.items():
-        for case, changes in cases.items():
-            found = []
-            for seed in range(options.seeds):
-                job = {**BASE, **changes, "epochs": options.epochs, "seed": seed}
-                run = next((r for r in runs if all(r[key] == value for key, value in job.items())), None)
-                if run is None:
-                    run = train(job, options.device)
-                    runs.append(run)
-                found.append(run)
-                row = {key: round(statistics.mean(r[key] for r in found), 4) for key in ("error", "nll", "ece")}
-                table.setdefault(study, {})[case] = row
-                content = {"epochs": options.epochs, "seeds": options.seeds, "table": table, "edges": EDGES.tolist()}
-                save("report_studies", {**content, "runs": runs}, folder=options.results)
-            print(f"{study}, {case}: {table[study][case]}", flush=True)
+    for (study, case), chosen in cases.items():
+        own = [r for r in done if r["epochs"] == options.epochs and all(r[key] == v for key, v in chosen.items())]
+        row = {key: round(statistics.mean(r[key] for r in own), 4) for key in ("error", "nll", "ece")}
+        table.setdefault(study, {})[case] = row | {"errors": [r["error"] for r in sorted(own, key=lambda r: r["seed"])]}
+        print(f"{study}, {case}: {table[study][case]}")
+    keep(table=table)
+
+
+def _distinct(cases: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every setting once: the base belongs to all studies."""
+    return [s for i, s in enumerate(cases.values()) if s not in list(cases.values())[:i]]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/uci_renyi.py                       boston, concrete, energy and yacht at α = 1 and 0.5
     python benchmarks/uci_renyi.py --minutes 25          as many splits as fit; the next call goes on from there
+    python benchmarks/uci_renyi.py --device cuda --together 20        all splits at once
 
 One hidden layer of 50 ReLU units, all weights and biases N(0, 1) a priori, independent Gaussians a posteriori, the
 noise learned; Adam with 1e-3, batches of 32, K = 100 draws, 500 epochs. Features and targets are standardised on the
@@ -11,7 +12,7 @@ density, and the root mean squared error of the averaged prediction. α = 1 is e
 How wide q is where training ends depends on where it starts, since in 500 epochs a log variance can move by a few units
 only: means start at N(0, 0.1²), log variances at −10 and the noise at 1, as in the authors' public code.
 
-All draws go through the network at once, as one wide layer, for five splits together: it is `bl.Variational(renyi=α,
+All draws go through the network at once, as one wide layer, for several splits together: it is `bl.Variational(renyi=α,
 samples=K)` for this one architecture, many times faster than a network at a time (a test compares the losses).
 """
 
@@ -37,9 +38,6 @@ from bayeslim.progress import progress
 
 HIDDEN, BATCH, LR = 50, 32, 1e-3
 INITIAL_SCALE, INITIAL_LOG_VARIANCE, INITIAL_NOISE = 0.1, -10.0, 1.0
-TOGETHER = 5
-"""Splits that are trained at once."""
-
 PUBLISHED: dict[str, dict[str, dict[str, list[float]]]] = {
     "boston": {"1": {"nll": [2.52, 0.03], "rmse": [2.89, 0.17]}, "0.5": {"nll": [2.46, 0.07]}},
     "concrete": {"1": {"nll": [3.11, 0.02], "rmse": [5.42, 0.11]}, "0.5": {"nll": [3.09, 0.02]}},
@@ -56,13 +54,13 @@ class Networks:
     as (S, inputs + 1, K, HIDDEN) and (S, K, HIDDEN + 1).
     """
 
-    def __init__(self, inputs: int, splits: Sequence[int]):
+    def __init__(self, inputs: int, splits: Sequence[int], device: str = "cpu"):
         drawn = [INITIAL_SCALE * torch.randn((inputs + 2) * HIDDEN + 1, generator=_seeded(split)) for split in splits]
-        first, last = torch.stack(drawn).split([(inputs + 1) * HIDDEN, HIDDEN + 1], 1)
+        first, last = torch.stack(drawn).to(device).split([(inputs + 1) * HIDDEN, HIDDEN + 1], 1)
         shapes = (-1, inputs + 1, HIDDEN), (-1, HIDDEN + 1)
         self.means = [m.clone().view(s).requires_grad_() for m, s in zip((first, last), shapes, strict=True)]
         self.log_variances = [torch.full_like(m, INITIAL_LOG_VARIANCE).requires_grad_() for m in self.means]
-        self.log_noise = torch.full((len(splits), 1, 1), math.log(INITIAL_NOISE)).requires_grad_()
+        self.log_noise = torch.full((len(splits), 1, 1), math.log(INITIAL_NOISE), device=device).requires_grad_()
 
     def parameters(self) -> list[Tensor]:
         """All that is trained."""
@@ -71,7 +69,8 @@ class Networks:
     def noise(self, draws: int) -> list[Tensor]:
         """ε for K draws."""
         splits, inputs, hidden = self.means[0].shape
-        return [standard_normal((splits, inputs, draws, hidden)), standard_normal((splits, draws, hidden + 1))]
+        shapes = (splits, inputs, draws, hidden), (splits, draws, hidden + 1)
+        return [standard_normal(shape, device=self.log_noise.device) for shape in shapes]
 
     def outputs(self, x: Tensor, noise: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """What K networks say of (S, B, inputs), as (S, B, K), and their weights."""
@@ -102,17 +101,19 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def train(name: str, splits: Sequence[int], alpha: float, epochs: int, draws: int) -> list[dict[str, Any]]:
+def train(
+    name: str, splits: Sequence[int], alpha: float, epochs: int, draws: int, device: str = "cpu"
+) -> list[dict[str, Any]]:
     """Train on some splits, and measure on their test parts."""
     started = time.process_time()
     sets = [bl.data.load(name, split=split) for split in splits]
-    train_x, train_y = torch.stack([d.train_x for d in sets]), torch.stack([d.train_y for d in sets])
+    train_x, train_y = (torch.stack([getattr(d, part) for d in sets]).to(device) for part in ("train_x", "train_y"))
     torch.manual_seed(splits[0])
-    networks = Networks(train_x.shape[2], splits)
+    networks = Networks(train_x.shape[2], splits, device)
     optimizer = torch.optim.Adam(networks.parameters(), lr=LR, fused=True)
-    own, count = torch.arange(len(splits))[:, None], train_x.shape[1]
+    own, count = torch.arange(len(splits), device=device)[:, None], train_x.shape[1]
     for _ in range(epochs):
-        orders = torch.stack([torch.randperm(count) for _ in splits])
+        orders = torch.stack([torch.randperm(count) for _ in splits]).to(device)
         for chosen in orders.split(BATCH, 1):
             optimizer.zero_grad()
             losses = networks.losses(train_x[own, chosen], train_y[own, chosen], networks.noise(draws), count, alpha)
@@ -131,10 +132,11 @@ def score(networks: Networks, index: int, data: bl.data.Dataset, seconds: float)
     both = networks.means, networks.log_variances
     one.means, one.log_variances = ([t[index : index + 1] for t in tensors] for tensors in both)
     one.log_noise = networks.log_noise[index : index + 1]
+    x, y = (part[None].to(one.log_noise.device) for part in (data.test_x, data.test_y))
     with torch.no_grad():
-        outputs, _ = one.outputs(data.test_x[None], one.noise(100))
-        each = one.log_likelihoods(outputs, data.test_y[None])
-        error = (outputs.mean(2) - data.test_y[None, :, 0]).square().mean().sqrt().item()
+        outputs, _ = one.outputs(x, one.noise(100))
+        each = one.log_likelihoods(outputs, y)
+        error = (outputs.mean(2) - y[..., 0]).square().mean().sqrt().item()
     return {
         "nll": math.log(scale) + math.log(100) - each.logsumexp(2).mean().item(),
         "rmse": error * scale,
@@ -167,6 +169,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this long")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--together", type=int, default=5, help="splits that are trained at once")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -175,7 +179,8 @@ def main() -> None:
     done = {tuple(r[key] for key in ("data", "split", "alpha", "epochs", "draws")) for r in runs}
     started = time.monotonic()
     # Some splits of everything before the next ones, so that whenever it stops all sets have had as many.
-    groups = [range(s, min(s + TOGETHER, options.splits)) for s in range(0, options.splits, TOGETHER)]
+    starts = range(0, options.splits, options.together)
+    groups = [range(s, min(s + options.together, options.splits)) for s in starts]
     jobs = [(name, group, alpha) for group in groups for name in options.sets for alpha in options.alphas]
     for name, group, alpha in progress(jobs, "groups of splits"):
         left = [s for s in group if (name, s, alpha, options.epochs, options.draws) not in done]
@@ -183,7 +188,7 @@ def main() -> None:
             continue
         if time.monotonic() - started > 60 * options.minutes:
             break
-        runs += train(name, left, alpha, options.epochs, options.draws)
+        runs += train(name, left, alpha, options.epochs, options.draws, options.device)
         save("uci_renyi", {"summary": summary(runs), "runs": runs}, folder=options.results)
     for name, cells in summary(runs).items():
         for alpha, cell in cells.items():
