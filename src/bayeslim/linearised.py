@@ -63,8 +63,9 @@ def output_gaussians(
     for inputs in batches:
         total, start = batch_size(inputs), 0
         while start < total:
-            stop = min(start + (step or 1), total)
-            count = stop - start
+            parts = -(-(total - start) // step) if step else total - start
+            count = -(-(total - start) // parts)
+            stop = start + count
             with undisturbed(model), gradients:  # not held across the yield: the model is the caller's meanwhile
                 some = inputs if count == total else examples(inputs, start, stop, total)
                 some = _twice(some) if count == 1 else some

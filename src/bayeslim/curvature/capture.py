@@ -62,6 +62,7 @@ class Capture:
         self.on_input = on_input
         self.uses: dict[str, list[Use]] = {}
         self._recording = False
+        self._batched = True
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def __enter__(self) -> Self:
@@ -89,11 +90,27 @@ class Capture:
 
     def backward(self, outputs: Tensor, column: Tensor) -> dict[str, list[Tensor | None]]:
         """Gradients of Σ column · outputs at the outputs of each call; None where the outputs do not depend on it."""
+        return self._gradients(outputs, column)
+
+    def _gradients(self, outputs: Tensor, column: Tensor, **options: bool) -> dict[str, list[Tensor | None]]:
         edges = [use.edge for uses in self.uses.values() for use in uses]
         if not edges or not outputs.requires_grad:
             return {name: [None] * len(uses) for name, uses in self.uses.items()}
-        found = iter(torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True))
+        found = iter(torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True, **options))
         return {name: [next(found) for _ in uses] for name, uses in self.uses.items()}
+
+    def backwards(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor | None]]:
+        """Likewise for several columns, (K, B, ...), with their gradients (K, B, ...)."""
+        if self._batched:
+            try:
+                return self._gradients(outputs, columns, is_grads_batched=True)
+            except RuntimeError:  # an operation that cannot be vmapped
+                self._batched = False
+        each = [self._gradients(outputs, column) for column in columns]
+        return {
+            name: [None if grads[0] is None else torch.stack(grads) for grads in zip(*(e[name] for e in each), strict=True)]
+            for name in self.uses
+        }
 
     def _hook(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -73,7 +73,7 @@ class LayerPass:
             return None
         features = [view.features(x[start:stop], shape).to(dtype) for x, shape, _ in self.calls]
         gradients = [
-            torch.stack([view.gradients(column) for column in g[:, start:stop]]).to(dtype) for _, _, g in self.calls
+            view.gradients(g[:, start:stop].flatten(0, 1)).unflatten(0, (len(g), -1)).to(dtype) for _, _, g in self.calls
         ]
         if len(features) == 1:
             return features[0], gradients[0]
@@ -168,16 +168,14 @@ class ExampleGradients:
         remaining = iter(columns)
         paths = {path for path, _ in self.places.values()}
         while some := list(islice(remaining, COLUMNS_AT_ONCE)):
-            found = [self._capture.backward(outputs, column) for column in some]
+            together = torch.stack(some)
+            found = self._capture.backwards(outputs, together)
             layers = {}
             for path in paths:
-                calls = []
-                for n, use in enumerate(self._capture.uses[path]):
-                    grads = [gradients[path][n] for gradients in found]
-                    if all(g is not None for g in grads):
-                        calls.append((use.input, use.output_shape, torch.stack([g for g in grads if g is not None])))
+                uses = zip(self._capture.uses[path], found[path], strict=True)
+                calls = [(use.input, use.output_shape, g) for use, g in uses if g is not None]
                 layers[path] = LayerPass(self.views[path], calls)
-            yield Backward(inputs, torch.stack(some), layers)
+            yield Backward(inputs, together, layers)
 
     def _settle(self, seen: Probe) -> None:
         self._probe = seen

@@ -104,7 +104,7 @@ class ConvolutionLayer(MatrixLayer):
     def gradients(self, g: Tensor) -> Tensor:
         """Channels last, positions flattened."""
         g = g if g.ndim == self.module.weight.ndim else g.unsqueeze(0)
-        return g.movedim(1, -1).reshape(g.shape[0], -1, self.groups, self.rows)
+        return g.flatten(2).mT.unflatten(-1, (self.groups, self.rows))
 
     @cached_property
     def order(self) -> Tensor | None:

@@ -10,13 +10,16 @@ A Kronecker layer is of this form in its eigenbasis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors.layer_matrix import LayerMatrix
+
+Turn: TypeAlias = Callable[[Tensor], Tensor]
 
 CHUNK = 2**25
 """How many numbers a chunk of summed gradients holds at most, unless one example has more."""
@@ -61,34 +64,54 @@ def positions(layer: LayerMatrix, inputs: Tensor, gradients: Tensor) -> tuple[Te
     return a, gradients.transpose(0, 1).unflatten(-1, (groups, outputs))
 
 
-def gradient_covariance(variance: Tensor, a: Tensor, g: Tensor) -> Tensor:
+def gradient_covariance(
+    variance: Tensor, a: Tensor, g: Tensor, turn_inputs: Turn | None = None, turn_outputs: Turn | None = None
+) -> Tensor:
     """Σ_oi J_coi σ²_oi J_c'oi with J = Σ_t g_t a_tᵀ, in chunks of examples.
 
     Args:
         variance: σ², (groups, outputs, inputs).
         a: (B, T, groups, inputs).
         g: (B, C, T, groups, outputs).
+        turn_inputs: into the basis that σ² is in, Q_Aᵀ a for vectors (..., groups, inputs).
+        turn_outputs: likewise, Q_Gᵀ g.
 
     Returns:
         (B, C, C).
     """
-    examples, classes, uses = g.shape[:3]
+    examples, classes, uses, _, outputs = g.shape
+    # J is turned instead where that is fewer vectors
+    if turn_inputs is not None and uses <= classes * outputs:
+        a, turn_inputs = turn_inputs(a), None
+    if turn_outputs is not None and uses <= a.shape[-1]:
+        g, turn_outputs = turn_outputs(g), None
     if uses == 1:
         spread = torch.einsum("bgi,goi->bgo", a[:, 0].square(), variance)
-        return _gram((g[:, :, 0] * spread.sqrt()[:, None]).flatten(2))
-    std = variance.sqrt()
+        return _gram((g[:, :, 0] * spread.sqrt()[:, None]).flatten(2)[:, None])
+    std = variance.sqrt().unsqueeze(2)
     step = max(1, CHUNK // (classes * std.numel()))
     covariance = g.new_empty(examples, classes, classes)
     for start in range(0, examples, step):
         part = slice(start, start + step)
-        whitened = (torch.einsum("bctgo,btgi->bcgoi", g[part], a[part]) * std).flatten(2)
-        covariance[part] = _gram(whitened)
+        J = _gradients(g[part], a[part])
+        if turn_inputs is not None:
+            J = turn_inputs(J.movedim(1, -2)).movedim(-2, 1)
+        if turn_outputs is not None:
+            J = turn_outputs(J.permute(0, 3, 4, 1, 2)).permute(0, 3, 4, 1, 2)
+        covariance[part] = _gram((J * std).flatten(1, 2))
     return covariance
 
 
+def _gradients(g: Tensor, a: Tensor) -> Tensor:
+    """J = Σ_t g_t a_tᵀ, (B, groups, outputs, C, inputs), with memory in the order that `_gram` wants."""
+    if g.device.type == "cpu":
+        return torch.einsum("bctgo,btgi->bgioc", g, a).permute(0, 1, 3, 4, 2)
+    return torch.einsum("bctgo,btgi->bgoci", g, a)
+
+
 def _gram(x: Tensor) -> Tensor:
-    """The product x xᵀ for each of a batch, (B, C, n) to (B, C, C)."""
-    # on a CPU a batch of very small matrix products is slower than elementwise passes
-    if x.device.type == "cpu" and x.shape[1] <= 32 and x.shape[2] <= 2048:
-        return torch.stack([(x * x[:, c : c + 1]).sum(-1) for c in range(x.shape[1])], 1)
-    return x @ x.mT
+    """The sum of products x_m x_mᵀ for each of a batch, (B, M, C, n) to (B, C, C)."""
+    if x.device.type != "cpu":
+        return (x @ x.mT).sum(1)  # many small products fill a GPU better than few long ones
+    x = x.permute(0, 3, 1, 2).flatten(1, 2).contiguous()  # with outputs last in memory, products are fast on a CPU
+    return x.mT @ x

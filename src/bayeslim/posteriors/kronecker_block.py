@@ -221,7 +221,7 @@ class KroneckerBlock:
         if self.scales is not None:
             g, a = g / self.scales[0], a / self.scales[1]
         return gradient_covariance(
-            self.eigenvalues.reciprocal(), self.inputs.rotate_vectors(a), self.outputs.rotate_vectors(g)
+            self.eigenvalues.reciprocal(), a, g, self.inputs.rotate_vectors, self.outputs.rotate_vectors
         )
 
     def _rotate(self, v: Tensor) -> Tensor:
