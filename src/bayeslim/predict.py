@@ -18,7 +18,7 @@ from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
 from bayeslim.noise import drawing_from
-from bayeslim.posteriors import Posterior
+from bayeslim.posteriors import Particles, Posterior
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs, arguments, batch_size, call, device_of, split_batch, to_device
 
@@ -40,7 +40,8 @@ def predict(
         bnn: a Bayesian network.
         x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored; it is
             read once, so that shuffling does no harm. Inputs go to the network's device.
-        samples: how many networks to average, S: 32 if not given, and 512 by moments, which only draw outputs.
+        samples: how many networks to average, S: 32 if not given, and 512 by moments, which only draw outputs. Of a
+            posterior made of particles every one is used once, or this many, evenly spread over them.
         how: "sample" draws S networks and averages what they say; "local" draws noise for every example at the
             pre-activations instead; "moments" carries means and variances through the network in one pass and draws S
             outputs from the Gaussian at its end (see `bayeslim.moments`); "mean" and "map" use the one network at the
@@ -51,7 +52,7 @@ def predict(
     The network's mode, gradients and weights are left as they were.
     """
     if samples is None:
-        samples = moments.SAMPLES if how == "moments" else 32
+        samples = _all_samples(bnn, how)
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
@@ -88,6 +89,32 @@ def predictive(
         params = posterior.sample(generator=generator)
         draws.append(torch.cat([call(bnn.model, inputs, params) for inputs in batches()]))
     return torch.stack(draws)
+
+
+@predictive.register
+def _(
+    posterior: Particles,
+    bnn: Bayesian,
+    batches: Callable[[], Iterator[Inputs]],
+    samples: int,
+    how: str,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """One plain pass for every particle, with its own buffers; at the mean with the model's."""
+    if how == "mean":
+        networks = iter([{n: value.to(bnn.model.get_parameter(n)) for n, value in posterior.mean.items()}])
+    else:
+        chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
+        networks = (posterior.network(k, bnn.model) for k in chosen)
+    return torch.stack([torch.cat([call(bnn.model, x, network) for x in batches()]) for network in networks])
+
+
+def _all_samples(bnn: Bayesian, how: str) -> int:
+    """As many as there are of particles; else as many as are usually enough."""
+    posterior = bnn.state.get("posterior")
+    if isinstance(posterior, Particles):
+        return posterior.count
+    return moments.SAMPLES if how == "moments" else 32
 
 
 def _local_pass(bnn: Bayesian, batches: Callable[[], Iterator[Inputs]]) -> Tensor:

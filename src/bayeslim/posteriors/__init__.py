@@ -10,10 +10,11 @@ from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.posteriors.lowrank import LowRank
 from bayeslim.posteriors.lowrank_covariance import LowRankCovariance
 from bayeslim.posteriors.mixture import Mixture
+from bayeslim.posteriors.particles import Particles
 from bayeslim.posteriors.saliency import group_saliency, saliency, slice_indices
 
 POSTERIORS: dict[str, type[Posterior]] = {
-    p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, LowRankCovariance, Mixture, Conditioned)
+    p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, LowRankCovariance, Mixture, Particles, Conditioned)
 }
 """Posteriors by the name they are saved under; a new family is added here."""
 
@@ -28,6 +29,7 @@ __all__ = [
     "LowRank",
     "LowRankCovariance",
     "Mixture",
+    "Particles",
     "Posterior",
     "check_masks",
     "group_saliency",

@@ -1,0 +1,161 @@
+"""Particles: S networks of equal weight, q(w) = (1/S) Σ_s δ(w − w_s).
+
+What samplers, ensembles and Stein's method leave behind. There is no density, so nothing that needs one (an ELBO, the
+Savage-Dickey ratio) can be had from it. Every particle carries its own buffers: the statistics of a batch norm belong
+to the weights they were gathered with.
+
+Given zeros, every particle is left with its other weights where they were: S points say nothing of how weights move
+together in a small neighbourhood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.types import Params
+
+
+class Particles(Posterior):
+    """Equally weighted networks.
+
+    Args:
+        values: the weights of all networks by parameter name, (S, *shape). They may be of a lower precision than the
+            network's, or on another device: they are converted when they are used.
+        buffers: what else differs between the networks, by name, (S, *shape): their buffers, and parameters that were
+            trained as points. What is named nowhere is the model's own.
+    """
+
+    kind: ClassVar[str] = "particles"
+
+    def __init__(self, values: Mapping[str, Tensor], *, buffers: Mapping[str, Tensor] | None = None):
+        self.values = dict(values)
+        self.buffers = dict(buffers or {})
+        if not self.values:
+            raise ShapeMismatch("Particles need the values of at least one parameter. Got none.")
+        counts = {name: len(v) if v.ndim else 0 for name, v in (self.values | self.buffers).items()}
+        self.count: int = next(iter(counts.values()))
+        for name, count in counts.items():
+            if count != self.count or count < 1:
+                raise ShapeMismatch(
+                    f'"{name}" needs a value for each of {max(self.count, 1)} particles, in front of its own shape. '
+                    f"Got {count}."
+                )
+
+    @property
+    def mean(self) -> Params:
+        """(1/S) Σ_s w_s, which lies between the networks and may be far from all of them."""
+        return {name: _averaged(value) for name, value in self.values.items()}
+
+    @property
+    def variance(self) -> Params:
+        """Σ_s (w_s − E w)² / (S − 1), by name; zero for a single particle."""
+        if self.count == 1:
+            return {name: torch.zeros_like(value[0]) for name, value in self.values.items()}
+        return {name: value.to(_precise(value)).var(0).to(value.dtype) for name, value in self.values.items()}
+
+    @property
+    def mode(self) -> Params:
+        """The particle nearest to the mean, which unlike the mean is a network that was trained."""
+        return self.particle(self.nearest_to_mean())
+
+    def nearest_to_mean(self) -> int:
+        """Which particle lies nearest to the mean."""
+        distances = torch.zeros(self.count, dtype=torch.float64)
+        for value in self.values.values():
+            flat = value.reshape(self.count, -1).to(_precise(value))
+            distances += (flat - flat.mean(0)).square().sum(1, dtype=torch.float64).cpu()
+        return int(distances.argmin())
+
+    def particle(self, k: int) -> Params:
+        """The weights of one particle."""
+        return {name: value[k] for name, value in self.values.items()}
+
+    def buffers_of(self, k: int) -> Params:
+        """A copy of the buffers of one particle; a forward pass may write to them."""
+        return {name: value[k].clone() for name, value in self.buffers.items()}
+
+    def network(self, k: int, model: nn.Module) -> Params:
+        """Weights and buffers of one particle, of the precision and on the device of the model's own."""
+        own = tensors_of(model)
+        return {name: tensor.to(own[name]) for name, tensor in (self.particle(k) | self.buffers_of(k)).items()}
+
+    def spread(self, n: int) -> list[int]:
+        """`n` of the particles, evenly spread over all of them; all, if there are no more than that."""
+        if n >= self.count:
+            return list(range(self.count))
+        return [(2 * i + 1) * self.count // (2 * n) for i in range(n)]
+
+    def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
+        """Draw particles with replacement."""
+        device = "cpu" if generator is None else generator.device
+        chosen = torch.randint(self.count, () if n is None else (n,), generator=generator, device=device)
+        return {name: value[chosen.to(value.device)] for name, value in self.values.items()}
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Not defined."""
+        raise BayeslimError(
+            f"{self.count} particles have no density, so neither an evidence nor a score that is made of one can be "
+            "had from them. Use bl.Variational() or bl.Laplace() for these, or one of the scores across particles."
+        )
+
+    def condition(self, masks: Mapping[str, Tensor]) -> Particles:
+        """Zeros in every particle where a mask is False; the rest stays."""
+        kept = check_masks(masks, self.particle(0) | self.buffers_of(0))
+        cut = {name: value * kept[name] for name, value in (self.values | self.buffers).items() if name in masks}
+        return Particles(
+            {name: cut.get(name, value) for name, value in self.values.items()},
+            buffers={name: cut.get(name, value) for name, value in self.buffers.items()},
+        )
+
+    def tensors(self) -> Params:
+        """`value:name` and `buffer:name`."""
+        return {f"value:{n}": t.contiguous() for n, t in self.values.items()} | {
+            f"buffer:{n}": t.contiguous() for n, t in self.buffers.items()
+        }
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Build it again from `tensors()`."""
+        parts: dict[str, Params] = {"value": {}, "buffer": {}}
+        for key, tensor in tensors.items():
+            part, _, name = key.partition(":")
+            parts[part][name] = tensor
+        return cls(parts["value"], buffers=parts["buffer"])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters it is a distribution over."""
+        return tuple(self.values)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many scalar parameters are random."""
+        return sum(value[0].numel() for value in self.values.values())
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}: {self.count} particles"
+
+
+def tensors_of(model: nn.Module) -> Params:
+    """A model's own parameters and buffers by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def stacked(networks: list[Params]) -> Params:
+    """One tensor a name, (S, *shape), of S networks' tensors."""
+    return {name: torch.stack([network[name] for network in networks]) for name in networks[0]}
+
+
+def _averaged(value: Tensor) -> Tensor:
+    return value.to(_precise(value)).mean(0).to(value.dtype)
+
+
+def _precise(value: Tensor) -> torch.dtype:
+    """What to add values up in: not in half precision."""
+    return torch.promote_types(value.dtype, torch.float32)
