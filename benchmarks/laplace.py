@@ -39,7 +39,7 @@ sys.path = [folder for folder in sys.path if folder != str(Path(__file__).resolv
 """The peer's package has this file's name."""
 
 NETWORKS = ("lenet_300_100", "lenet5")
-FIT = {"lenet_300_100": 60_000, "lenet5": 6_000}
+FIT = {"lenet_300_100": 60_000, "lenet5": 3_000}
 """Inputs for fits: as many as MNIST has, or as take a few seconds; eigendecompositions weigh little then."""
 SLOW_FIT = {"lenet_300_100": 200, "lenet5": 100}
 """Inputs for a peer's fits through Jacobians."""
@@ -139,7 +139,7 @@ def seconds(action: Action) -> float:
     return time.process_time() - start
 
 
-def fastest_backend(model: nn.Module, what: str, content: Sized) -> tuple[str, Action] | None:
+def fastest_backend(model: nn.Module, what: str, content: Sized) -> str | None:
     """The peer's quickest backend for a fit, by one run of each that works on this network."""
     times = {}
     for name, settings in peer_backends()[what].items():
@@ -149,10 +149,7 @@ def fastest_backend(model: nn.Module, what: str, content: Sized) -> tuple[str, A
             times[name] = seconds(action)
         except Exception as error:  # a backend may refuse a network in any way
             print(f"  {what}: {name} fails ({type(error).__name__}: {str(error)[:70]})")
-    if not times:
-        return None
-    best = min(times, key=times.__getitem__)
-    return best, peer_fit(model, what, peer_backends()[what][best], content)
+    return min(times, key=times.__getitem__) if times else None
 
 
 def take_turns(actions: dict[str, tuple[Action, int]], rounds: int) -> dict[str, list[float]]:
@@ -184,11 +181,11 @@ def compare(network: str, rounds: int, rows: dict[str, Any], keep: Action) -> No
         actions = {"bayeslim": (action, FIT[network])}
         backend = None
         if installed:
-            slow = not what.startswith("kron")
-            found = fastest_backend(model, what, few if slow else content)
-            if found is not None:
-                backend, theirs = found
-                actions["laplace-torch"] = (theirs, SLOW_FIT[network] if slow else FIT[network])
+            inputs, count = (content, FIT) if what.startswith("kron") else (few, SLOW_FIT)
+            backend = fastest_backend(model, what, Sized(inputs[: -(-len(inputs) // 6)]))
+            if backend is not None:
+                theirs = peer_fit(model, what, peer_backends()[what][backend], inputs)
+                actions["laplace-torch"] = (theirs, count[network])
         rows[what] = row(take_turns(actions, rounds)) | ({"backend": backend} if backend else {})
         report(network, what, rows[what])
         keep()
@@ -199,9 +196,9 @@ def compare(network: str, rounds: int, rows: dict[str, Any], keep: Action) -> No
     x = torch.cat([x for x, _ in content])[: PREDICT[network]]
     actions = {"bayeslim": (lambda: bl.predict(bnn, x), PREDICT[network])}
     if installed:
-        found = fastest_backend(model, "kron exact", few)
-        if found is not None:
-            theirs = peer(model, "kron", **peer_backends()["kron exact"][found[0]])
+        backend = fastest_backend(model, "kron exact", few)
+        if backend is not None:
+            theirs = peer(model, "kron", **peer_backends()["kron exact"][backend])
             theirs.fit(few)
             some = x[: PEER_PREDICT[network]]
             actions["laplace-torch"] = (lambda: theirs(some, link_approx="probit"), PEER_PREDICT[network])

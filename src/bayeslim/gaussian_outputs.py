@@ -19,7 +19,7 @@ MacKay 1992 · Gibbs 1997 · Lu, Ie & Sha 2020, arXiv:2006.07584 · Hobbhahn, Kr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import singledispatch
 
@@ -32,6 +32,9 @@ from bayeslim.results import Prediction
 
 LINKS = ("auto", "glm", "probit", "extended-probit", "bridge", "joint")
 """Ways to average over Gaussian outputs; "auto" and "glm" are the likelihood's own default."""
+
+TOGETHER = 2**21
+"""How many numbers of covariances are summarised at once, unless they come in larger parts."""
 
 
 def summarise(
@@ -68,6 +71,23 @@ def joint_draws(mean: Tensor, covariance: Tensor, samples: int, generator: torch
     noise = standard_normal(shape, dtype=covariance.dtype, device=covariance.device, generator=generator)
     spread = torch.einsum("boi,sbi->sbo", root, noise)
     return mean.to(spread.dtype) + spread.view(samples, *mean.shape)
+
+
+def gathered(parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Means and covariances of a few examples at a time, put together to as many as are worth a summary."""
+    waiting: list[tuple[Tensor, Tensor]] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(covariance.numel() for _, covariance in waiting) >= TOGETHER:
+            yield _joined(waiting)
+            waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    means, covariances = zip(*parts, strict=True)
+    return torch.cat(means), torch.cat(covariances)
 
 
 def concatenate(predictions: Sequence[Prediction]) -> Prediction:

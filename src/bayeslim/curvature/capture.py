@@ -7,7 +7,7 @@ taken before anything downstream can change the output in place, and before hook
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -62,7 +62,6 @@ class Capture:
         self.on_input = on_input
         self.uses: dict[str, list[Use]] = {}
         self._recording = False
-        self._batched = True
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def __enter__(self) -> Self:
@@ -90,27 +89,29 @@ class Capture:
 
     def backward(self, outputs: Tensor, column: Tensor) -> dict[str, list[Tensor | None]]:
         """Gradients of Σ column · outputs at the outputs of each call; None where the outputs do not depend on it."""
-        return self._gradients(outputs, column)
-
-    def _gradients(self, outputs: Tensor, column: Tensor, **options: bool) -> dict[str, list[Tensor | None]]:
-        edges = [use.edge for uses in self.uses.values() for use in uses]
-        if not edges or not outputs.requires_grad:
-            return {name: [None] * len(uses) for name, uses in self.uses.items()}
-        found = iter(torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True, **options))
-        return {name: [next(found) for _ in uses] for name, uses in self.uses.items()}
+        return self._by_layer(self._gradients(outputs, column))
 
     def backwards(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor | None]]:
         """Likewise for several columns, (K, B, ...), with their gradients (K, B, ...)."""
-        if self._batched:
-            try:
-                return self._gradients(outputs, columns, is_grads_batched=True)
-            except RuntimeError:  # an operation that cannot be vmapped
-                self._batched = False
-        each = [self._gradients(outputs, column) for column in columns]
-        return {
-            name: [None if grads[0] is None else torch.stack(grads) for grads in zip(*(e[name] for e in each), strict=True)]
-            for name in self.uses
-        }
+        first = self._gradients(outputs, columns[0])
+        found = [None if g is None else g.new_empty(len(columns), *g.shape) for g in first]
+        there = [all_columns for all_columns in found if all_columns is not None]
+        for k, column in enumerate(columns):
+            gradients = first if k == 0 else self._gradients(outputs, column)
+            if there:
+                torch._foreach_copy_([g[k] for g in there], [g for g in gradients if g is not None])
+            first = gradients = ()  # nothing of a column is held any longer than it takes to copy it
+        return self._by_layer(found)
+
+    def _gradients(self, outputs: Tensor, column: Tensor) -> Sequence[Tensor | None]:
+        edges = [use.edge for uses in self.uses.values() for use in uses]
+        if not edges or not outputs.requires_grad:
+            return [None] * len(edges)
+        return torch.autograd.grad(outputs, edges, column, retain_graph=True, allow_unused=True)
+
+    def _by_layer(self, gradients: Sequence[Tensor | None]) -> dict[str, list[Tensor | None]]:
+        found = iter(gradients)
+        return {name: [next(found) for _ in uses] for name, uses in self.uses.items()}
 
     def _hook(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

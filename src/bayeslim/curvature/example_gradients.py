@@ -72,9 +72,8 @@ class LayerPass:
         if not self.calls:
             return None
         features = [view.features(x[start:stop], shape).to(dtype) for x, shape, _ in self.calls]
-        gradients = [
-            view.gradients(g[:, start:stop].flatten(0, 1)).unflatten(0, (len(g), -1)).to(dtype) for _, _, g in self.calls
-        ]
+        flat = [(len(g), g[:, start:stop].flatten(0, 1)) for _, _, g in self.calls]
+        gradients = [view.gradients(g).unflatten(0, (columns, -1)).to(dtype) for columns, g in flat]
         if len(features) == 1:
             return features[0], gradients[0]
         return torch.cat(features, 1), torch.cat(gradients, 2)

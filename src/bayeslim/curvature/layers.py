@@ -104,7 +104,8 @@ class ConvolutionLayer(MatrixLayer):
     def gradients(self, g: Tensor) -> Tensor:
         """Channels last, positions flattened."""
         g = g if g.ndim == self.module.weight.ndim else g.unsqueeze(0)
-        return g.flatten(2).mT.unflatten(-1, (self.groups, self.rows))
+        positions = g.flatten(2).mT
+        return positions.view(*positions.shape[:2], self.groups, self.rows)
 
     @cached_property
     def order(self) -> Tensor | None:

@@ -232,10 +232,11 @@ class Laplace(Method):
         if not solved and how in ("auto", "glm", "joint"):
             draws = linearised.linearised_draws(bnn.model, posterior, batches, samples, generator)
             return bnn.likelihood.predict(draws)
+        outputs = linearised.output_gaussians(bnn.model, posterior, batches())
         return gaussian_outputs.concatenate(
             [
                 gaussian_outputs.summarise(bnn.likelihood, mean, covariance, samples, how, generator)
-                for mean, covariance in linearised.output_gaussians(bnn.model, posterior, batches())
+                for mean, covariance in gaussian_outputs.gathered(outputs)
             ]
         )
 

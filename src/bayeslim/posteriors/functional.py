@@ -98,7 +98,7 @@ def gradient_covariance(
             J = turn_inputs(J.movedim(1, -2)).movedim(-2, 1)
         if turn_outputs is not None:
             J = turn_outputs(J.permute(0, 3, 4, 1, 2)).permute(0, 3, 4, 1, 2)
-        covariance[part] = _gram((J * std).flatten(1, 2))
+        covariance[part] = _gram(J.mul_(std).flatten(1, 2))
     return covariance
 
 
