@@ -125,7 +125,8 @@ def main() -> None:
         for prior in PRIORS
     }
     content = {
-        "command": "python benchmarks/variational_pruning.py",
+        "command": f"python benchmarks/variational_pruning.py --device {options.device} --epochs {options.epochs} "
+        f"--seeds {options.seeds}",
         "settings": {k: v for k, v in vars(options).items() if k not in ("results", "runs")},
         "temperatures": chosen,
         "test_error": table,
