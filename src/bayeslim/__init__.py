@@ -10,6 +10,7 @@ from bayeslim import continual, data, errors, families, likelihoods, metrics, po
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.benchmark import Benchmark, benchmark
 from bayeslim.compress import Compressed, compress
+from bayeslim.distill import distill
 from bayeslim.evidence import log_evidence
 from bayeslim.export import export
 from bayeslim.methods import Laplace, Method, Subnetwork, Variational
@@ -42,6 +43,7 @@ __all__ = [
     "compress",
     "continual",
     "data",
+    "distill",
     "errors",
     "export",
     "families",

@@ -2,10 +2,11 @@
 
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.student import Student
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.methods.variational import Variational
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (Variational, Laplace)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (Variational, Laplace, Student)}
 """Methods by the name they are saved under; a new one is added here."""
 
-__all__ = ["METHODS", "Laplace", "Method", "Subnetwork", "Terms", "Variational"]
+__all__ = ["METHODS", "Laplace", "Method", "Student", "Subnetwork", "Terms", "Variational"]

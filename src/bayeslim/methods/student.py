@@ -1,0 +1,113 @@
+"""A student: one network that learns the predictive distribution of another; `bayeslim.distill` makes it.
+
+With `outputs="dirichlet"` its outputs are log α of a distribution over class probabilities (a prior network), so that
+one pass tells what is noise from what the teacher did not know:
+
+    p ~ Dir(α),   α = exp(f(x))         E[p] = softmax(f(x))
+    total = H(E[p])      aleatoric = E[H(p)] = Σ_c E[p_c] (ψ(α₀ + 1) − ψ(α_c + 1))      epistemic = their difference
+
+Malinin & Gales 2018, arXiv:1802.10501 · Malinin, Mlodozeniec & Gales 2020, arXiv:1905.00076
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Dirichlet
+
+from bayeslim import imitation
+from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.gaussian_outputs import _dirichlet_prediction
+from bayeslim.likelihoods import Categorical
+from bayeslim.methods.base import Method, Terms
+from bayeslim.posteriors import Particles
+from bayeslim.results import Prediction
+from bayeslim.types import Batch, Inputs, call, device_of, split_batch
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class Student(Method):
+    """One network that follows a teacher. Its targets are what `bayeslim.imitation` tells of the teacher's predictions.
+
+    Attributes:
+        outputs: what they are, "probs" (the likelihood's own parameters) or "dirichlet" (log α).
+        temperature: of the probabilities while learning.
+    """
+
+    outputs: Literal["probs", "dirichlet"] = "probs"
+    temperature: float = 1.0
+
+    name: ClassVar[str] = "student"
+
+    def __post_init__(self) -> None:
+        if self.outputs not in ("probs", "dirichlet"):
+            raise ValueError(f'outputs must be "probs" or "dirichlet". Got {self.outputs!r}.')
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive. Got {self.temperature}.")
+        if self.outputs == "dirichlet" and self.temperature != 1:
+            raise ValueError(f"temperature is for probabilities, not for a Dirichlet. Got {self.temperature}.")
+
+    def convert(self, bnn: Bayesian) -> None:
+        """Nothing is put in; a Dirichlet over anything but classes is refused."""
+        if self.outputs == "dirichlet" and not isinstance(bnn.likelihood, Categorical):
+            raise UnsupportedModel(
+                f"A Dirichlet is over classes, and the likelihood is {bnn.likelihood.name}. Use Student() instead."
+            )
+
+    def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
+        """The divergence from what the teacher says; a prior has no say, as the teacher has heard it."""
+        inputs, teacher = split_batch(batch)
+        if not teacher.is_floating_point():
+            raise ShapeMismatch(
+                "A student learns from a teacher's predictions, and was given labels. Use bl.distill(teacher, loader)."
+            )
+        outputs = call(bnn.model, inputs)
+        if self.outputs == "dirichlet":
+            assert isinstance(bnn.likelihood, Categorical)
+            distance = imitation.dirichlet_divergence(bnn.likelihood, outputs, teacher)
+        else:
+            distance = imitation.divergence(bnn.likelihood, outputs, teacher, self.temperature)
+        return Terms(distance.mean(), outputs.new_zeros(()), 0.0, 1)
+
+    def posterior(self, bnn: Bayesian) -> Particles:
+        """The one network."""
+        return Particles({name: bnn.model.get_parameter(name).detach().clone()[None] for name in bnn.sites.names})
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The one network's outputs."""
+        return call(bnn.model, inputs)
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Put zeros into the network."""
+        with torch.no_grad():
+            for name, mask in masks.items():
+                weight = bnn.model.get_parameter(name)
+                weight.masked_fill_(~mask.to(weight.device), 0)
+
+    def predictive(
+        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """Of a Dirichlet in closed form, with draws from it as samples; "sample" takes everything from the draws."""
+        from bayeslim.predict import _batches
+
+        if how not in ("auto", "sample", "mean", "map"):
+            return None
+        batches = _batches(inputs, 1024, device_of(bnn.model))
+        outputs = torch.cat([call(bnn.model, x) for x in batches()])
+        if self.outputs != "dirichlet" or how in ("mean", "map"):
+            return bnn.likelihood.predict(outputs.unsqueeze(0))
+        assert isinstance(bnn.likelihood, Categorical)
+        where = bnn.likelihood.class_dim
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        tiny = torch.finfo(outputs.dtype).tiny
+        alpha = outputs.movedim(where, -1).exp().clamp_min(tiny)
+        probs = Dirichlet(alpha).sample(torch.Size((samples,))).clamp_min(tiny)
+        sampled = bnn.likelihood.predict(probs.log().movedim(-1, where + 1 if where >= 0 else where))
+        return sampled if how == "sample" else _dirichlet_prediction(sampled, alpha)
