@@ -1,0 +1,185 @@
+"""Samplers as optimizers: plain ones at temperature zero, exactly resumed, quiet where nothing may move."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bayeslim.samplers import Langevin, PreconditionedLangevin, Sampler, StochasticHamiltonian, Thermostat
+from bayeslim.samplers.noise import noise_like
+
+KINDS = {
+    "sgld": (Langevin, {}),
+    "psgld": (PreconditionedLangevin, {"adapt_steps": 5}),
+    "sghmc": (StochasticHamiltonian, {}),
+    "sghmc-adapted": (StochasticHamiltonian, {"adapt_steps": 5}),
+    "sgnht": (Thermostat, {}),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def step(model: nn.Module, sampler: torch.optim.Optimizer) -> None:
+    sampler.zero_grad()
+    model(torch.ones(4, 3)).square().mean().backward()
+    sampler.step()
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for first, second in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_a_run_is_resumed_exactly(kind):
+    build, settings = kind
+    model = network()
+    sampler = build(model.parameters(), 0.1, num_data=10, **settings)
+    for _ in range(3):
+        step(model, sampler)
+    half, state, random = copy.deepcopy(model), copy.deepcopy(sampler.state_dict()), torch.get_rng_state()
+    for _ in range(4):  # the scales stop being measured in here
+        step(model, sampler)
+    again = build(half.parameters(), 0.1, num_data=10, **settings)
+    again.load_state_dict(state)
+    torch.set_rng_state(random)
+    for _ in range(4):
+        step(half, again)
+    assert_same(model, half)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_without_temperature_it_is_gradient_descent(momentum):
+    models = [network(), network()]
+    plain = torch.optim.SGD(models[0].parameters(), lr=0.1, momentum=momentum)
+    settings = {"num_data": 10, "temperature": 0.0}
+    params = models[1].parameters()
+    sampler = (
+        StochasticHamiltonian(params, 0.1, friction=1 - momentum, **settings)
+        if momentum
+        else Langevin(params, 0.1, **settings)
+    )
+    for _ in range(5):
+        for model, optimizer in zip(models, (plain, sampler), strict=True):
+            step(model, optimizer)
+    for first, second in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_what_is_masked_does_not_move(kind):
+    build, settings = kind
+    model, before = network(), network()
+    weight = model[0].weight
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+    mask[1, 2] = True
+    sampler = build(model.parameters(), 0.1, num_data=10, masks={weight: mask}, **settings)
+    for _ in range(8):
+        step(model, sampler)
+    assert torch.equal(weight[~mask], before[0].weight[~mask])
+    assert (weight[mask] != before[0].weight[mask]).all()
+    assert (model[2].weight != before[2].weight).all()
+
+
+def test_a_thermostat_counts_only_what_moves():
+    w = nn.Parameter(torch.zeros(4000, dtype=torch.float64))
+    mask = torch.arange(4000) < 2000
+    sampler = Thermostat([w], 0.1, num_data=10, masks={w: mask}, coupling=0.05)
+    for _ in range(300):
+        w.grad = w.detach().clone()
+        sampler.step()
+    assert w[mask].var().item() == pytest.approx(0.1, rel=5 * (2 / 2000) ** 0.5)
+    assert float(sampler.friction_of(sampler.param_groups[0])) == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_group_of_temperature_zero_gets_no_noise(kind):
+    build, settings = kind
+    ends = []
+    for seed in (0, 1):
+        model = network()
+        groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters()), "temperature": 0.0}]
+        sampler = build(groups, 0.1, num_data=10, **settings)
+        torch.manual_seed(seed)
+        step(model, sampler)
+        ends.append(model)
+    assert_same(ends[0][2], ends[1][2])
+    assert not torch.equal(ends[0][0].weight, ends[1][0].weight)
+
+
+def test_a_closure_and_parameters_without_gradients(kind):
+    build, settings = kind
+    model = network()
+    spare = nn.Parameter(torch.ones(2))
+    sampler = build([*model.parameters(), spare], 0.1, num_data=10, **settings)
+
+    def closure():
+        sampler.zero_grad()
+        loss = model(torch.ones(4, 3)).square().mean()
+        loss.backward()
+        return loss
+
+    assert sampler.step(closure) > 0
+    assert torch.equal(spare, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "message"),
+    [
+        (Langevin, {"lr": 0.0}, "lr must be positive"),
+        (Langevin, {"lr": 0.1, "num_data": 0}, "num_data"),
+        (Langevin, {"lr": 0.1, "temperature": -1.0}, "temperature"),
+        (PreconditionedLangevin, {"lr": 0.1, "decay": 1.0}, "decay"),
+        (StochasticHamiltonian, {"lr": 0.1, "friction": 0.0}, "friction"),
+        (Thermostat, {"lr": 0.1, "friction": 2.0}, "friction"),
+        (Thermostat, {"lr": 0.1, "coupling": 0.0}, "coupling"),
+    ],
+)
+def test_bad_settings_are_refused(build, settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(network().parameters(), **{"num_data": 10, **settings})
+
+
+def test_sparse_gradients_are_refused():
+    model = nn.Embedding(5, 2, sparse=True)
+    sampler: Sampler = Langevin(model.parameters(), 0.1, num_data=10)
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        sampler.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_is_standard_normal(dtype):
+    n = 400_000
+    noise = noise_like([torch.empty(n, dtype=dtype)])[0].double()
+    assert noise.mean().abs() < 5 / n**0.5
+    assert (noise.var() - 1).abs() < 5 * (2 / n) ** 0.5
+    assert (noise.pow(4).mean() - 3).abs() < 5 * (96 / n) ** 0.5
+    ordered = noise.sort().values
+    uniform = torch.special.ndtr(ordered)
+    distance = (uniform - (torch.arange(n) + 0.5) / n).abs().max()  # Kolmogorov-Smirnov
+    assert distance < 2.2 / n**0.5
+    neighbours = (noise[1:] * noise[:-1]).mean()
+    assert neighbours.abs() < 5 / n**0.5
+
+
+def test_noise_is_drawn_for_all_at_once_and_follows_the_seed():
+    like = [torch.empty(70, 80), torch.empty(3, dtype=torch.float64), torch.empty(5, dtype=torch.bfloat16)]
+    torch.manual_seed(5)
+    first = noise_like(like)
+    torch.manual_seed(5)
+    second = noise_like(like)
+    third = noise_like(like)
+    for one, two, other, tensor in zip(first, second, third, like, strict=True):
+        assert one.shape == tensor.shape
+        assert one.dtype == tensor.dtype
+        assert torch.equal(one, two)
+        assert not torch.equal(one, other)
