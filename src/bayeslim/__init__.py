@@ -13,7 +13,7 @@ from bayeslim.compress import Compressed, compress
 from bayeslim.distill import distill
 from bayeslim.evidence import log_evidence
 from bayeslim.export import export
-from bayeslim.methods import Laplace, Method, Subnetwork, Variational
+from bayeslim.methods import DeepEnsemble, Laplace, Method, Snapshot, Subnetwork, Variational
 from bayeslim.predict import predict
 from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.report import report
@@ -28,12 +28,14 @@ __all__ = [
     "Benchmark",
     "Budget",
     "Compressed",
+    "DeepEnsemble",
     "Evidence",
     "Fit",
     "Laplace",
     "Method",
     "Plan",
     "Prediction",
+    "Snapshot",
     "Subnetwork",
     "Variational",
     "bayesianize",

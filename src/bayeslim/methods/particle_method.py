@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 class ParticleMethod(Method):
     """A method whose posterior is `Particles`, kept in `bnn.state["posterior"]` once `keep` has put it there."""
 
+    stands_at: ClassVar[Literal["mean", "last"]] = "mean"
+    """Where the network itself is left: at the particles' mean, or, where that is no network worth having, at the last
+    of them."""
+
     def posterior(self, bnn: Bayesian) -> Particles:
         """The particles that `fit` gathered."""
         posterior = bnn.state.get("posterior")
@@ -37,8 +41,10 @@ class ParticleMethod(Method):
         self.place(bnn, posterior)
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
-        """Put the network at the particles' mean; a method whose mean is no network worth having puts it elsewhere."""
-        set_tensors(bnn, posterior.mean)
+        """Put the network to the particles' mean, or to the last of them with its buffers."""
+        last = posterior.count - 1
+        mean = self.stands_at == "mean"
+        set_tensors(bnn, posterior.mean if mean else posterior.particle(last) | posterior.buffers_of(last))
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """The outputs of one particle, drawn; of the network itself while there is none yet."""

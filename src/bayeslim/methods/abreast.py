@@ -1,0 +1,118 @@
+"""Networks trained abreast: S networks of one architecture as one, under one `vmap`.
+
+Where networks are so small that a training step is mostly the calling of it, S steps cost little more than one. Every
+parameter and buffer is stacked, (S, *shape), inputs and outputs are (S, B, ...), and nothing that one network computes
+depends on another: a step on the sum of their losses is a step of each on its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from bayeslim.errors import ShapeMismatch
+from bayeslim.posteriors.particles import stacked, tensors_of
+from bayeslim.types import Inputs, Params, call
+
+SKELETON = "skeleton."
+"""What comes before a parameter's own name in the stack."""
+
+_TOGETHER = (
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.Identity,
+    nn.Dropout, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU,
+    nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Softmax, nn.LogSoftmax,
+)  # fmt: skip
+_MOST_WEIGHTS = {"cpu": 100_000, "cuda": 10_000_000}
+
+
+def is_faster(model: nn.Module) -> bool:
+    """Whether training such networks abreast is known to work and to be faster: small ones made of linear layers.
+
+    Convolutions with weights of their own each are slower than one network after the other.
+    """
+    weights = list(model.parameters())
+    known = all(type(m) in _TOGETHER and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    return known and sum(p.numel() for p in weights) <= _MOST_WEIGHTS.get(weights[0].device.type, 0)
+
+
+class Abreast(nn.Module):
+    """S networks as one.
+
+    Args:
+        model: their architecture; it is copied.
+        networks: the parameters and buffers of each; those that one does not name are the model's.
+    """
+
+    def __init__(self, model: nn.Module, networks: list[Params]):
+        super().__init__()
+        self.members = len(networks)
+        self.skeleton = copy.deepcopy(model)
+        own = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        for name, values in stacked([own | network for network in networks]).items():
+            path, _, leaf = name.rpartition(".")
+            module = self.skeleton.get_submodule(path)
+            if leaf in module._parameters:
+                module._parameters[leaf] = nn.Parameter(values, requires_grad=name in trained)
+            else:
+                module._buffers[leaf] = values
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The outputs of every network on inputs of its own, (S, B, ...) to (S, B, ...)."""
+        inputs: Inputs = kwargs or args
+        outputs: Tensor = vmap(self._one, randomness="different")(tensors_of(self.skeleton), inputs)
+        return outputs
+
+    def _one(self, tensors: Params, inputs: Inputs) -> Tensor:
+        return call(self.skeleton, inputs, tensors)
+
+    def tensors(self) -> Params:
+        """The parameters and buffers of all networks under their own names, (S, *shape)."""
+        return {name: tensor.detach() for name, tensor in tensors_of(self.skeleton).items()}
+
+
+class AbreastLoader:
+    """S passes over a loader at once, each in an order of its own, their batches stacked.
+
+    Args:
+        loader: the batches; whatever else it has can be reached through this one.
+        members: S.
+    """
+
+    def __init__(self, loader: Any, members: int):
+        self.loader, self.members = loader, members
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        passes = [iter(self.loader) for _ in range(self.members)]
+        if len({id(one) for one in passes}) < self.members:
+            raise TypeError(
+                f"{type(self.loader).__name__} cannot be gone over {self.members} times at once (persistent_workers). "
+                "Use one that can, or DeepEnsemble(together=False)."
+            )
+        return (_side_by_side(batches) for batches in zip(*passes, strict=True))
+
+
+def _side_by_side(parts: tuple[Any, ...]) -> Any:
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {key: _side_by_side(tuple(part[key] for part in parts)) for key in first}
+    if type(first) in (tuple, list):
+        return tuple(_side_by_side(values) for values in zip(*parts, strict=True))
+    if not isinstance(first, Tensor) or any(part.shape != first.shape for part in parts):
+        given = ", ".join(str(tuple(getattr(part, "shape", ()))) for part in parts)
+        raise ShapeMismatch(
+            f"Training together stacks one batch of every network, which must be tensors of one shape. Got {given}. "
+            "Use DeepEnsemble(together=False)."
+        )
+    return torch.stack(parts)

@@ -1,0 +1,239 @@
+"""Deep ensembles: the same network, trained several times from random starts.
+
+    p(y|x, D) ≈ (1/M) Σ_m p(y|x, w_m)        w_m = argmax log p(D|w) + log p(w),  found from a start of its own
+
+Every member also sees the data in an order of its own. Adversarial training (`bayeslim.methods.adversarial`) smooths
+the prediction around the data.
+
+Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.methods.abreast import SKELETON, Abreast, AbreastLoader, is_faster
+from bayeslim.methods.adversarial import adversarial_loss
+from bayeslim.methods.base import Terms
+from bayeslim.methods.fresh import check_resettable, start_afresh_
+from bayeslim.methods.particle_method import ParticleMethod, gathered, set_tensors, snapshot
+from bayeslim.posteriors import Particles
+from bayeslim.results import Fit
+from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+_APART = ("validate", "patience", "callbacks", "clip")
+"""Options of training that look at one network, and so need the members one after the other."""
+
+_SEEDS_APART = 1_000_003
+"""Between the seeds of two members, so that the ranks of one (seed + rank) are not the ranks of the next."""
+
+
+@dataclass(frozen=True)
+class DeepEnsemble(ParticleMethod):
+    """An ensemble of networks; the network itself is left at the last member, since the mean of all is none.
+
+    Attributes:
+        members: how many networks.
+        adversarial: ε, how far inputs are moved in adversarial training, in their own units; None for none.
+        together: whether the members are trained abreast, under one `vmap`, or one after the other. "auto" does the
+            first where it is faster and nothing needs them apart.
+    """
+
+    members: int = 5
+    adversarial: float | None = None
+    together: Literal["auto"] | bool = "auto"
+
+    name: ClassVar[str] = "deep-ensemble"
+    stands_at: ClassVar[Literal["mean", "last"]] = "last"
+
+    def __post_init__(self) -> None:
+        if type(self.members) is not int or self.members < 1:
+            raise ValueError(f"members must be a whole number, at least 1. Got {self.members!r}.")
+        if self.adversarial is not None and not self.adversarial > 0:
+            raise ValueError(f"adversarial is a distance between inputs and must be positive. Got {self.adversarial}.")
+        if self.together not in ("auto", True, False):
+            raise ValueError(f'together must be True, False or "auto". Got {self.together!r}.')
+
+    def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
+        """The MAP loss of one network; of several abreast, the sum of theirs."""
+        inputs, targets = split_batch(batch)
+        abreast = isinstance(bnn.model, Abreast)
+        members = bnn.model.members if isinstance(bnn.model, Abreast) else 1
+
+        def nll(at: Inputs) -> Tensor:
+            pair = call(bnn.model, at), targets
+            outputs, wanted = (tensor.flatten(0, 1) for tensor in pair) if abreast else pair
+            return -bnn.likelihood.log_prob(outputs, wanted).mean()
+
+        value = nll(inputs) if self.adversarial is None else adversarial_loss(nll, inputs, self.adversarial)
+        return Terms(members * value, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
+
+    def fit(
+        self,
+        bnn: Bayesian,
+        loader: Any,
+        *,
+        start: Callable[[], nn.Module] | None = None,
+        optimizer: OptimizerOf | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        **training: Any,
+    ) -> Fit:
+        """Train every member from a random start; an ensemble that is fitted already, from where its members are.
+
+        Args:
+            bnn: the network; frozen parameters stay as they are in every member.
+            loader: batches of inputs and targets, gone over by each member.
+            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            optimizer: a function that makes an optimizer of the parameters; Adam if not given.
+            checkpoint: a folder to save to after every epoch; training goes on exactly from what it holds.
+            seed: makes the run repeat, and leaves the global random state as it was.
+            **training: options of `bayeslim.train.fit` for every member.
+
+        Returns:
+            the history of all members, each epoch's with the number of its member (from 1), or, of members trained
+            together, with their means.
+        """
+        if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
+            raise TypeError(
+                "Every member needs an optimizer of its own: pass a function that makes one, such as "
+                f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
+            )
+        if start is not None and not callable(start):
+            raise TypeError(f"start must be a function that makes a network. Got {start!r}.")
+        previous = bnn.state.get("posterior")
+        if previous is None and start is None:
+            check_resettable(bnn.model)
+        training = {**training, "seed": None}
+        job = _Job(self, bnn, loader, previous, start, optimizer, checkpoint, seed, training)
+        together = self._is_together(bnn, loader, optimizer, training)
+        bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
+        try:
+            result, particles = job.together() if together else job.one_by_one()
+        except BaseException:
+            if previous is not None:
+                bnn.state["posterior"] = previous
+            raise
+        self.keep(bnn, particles)
+        return result
+
+    def _is_together(self, bnn: Bayesian, loader: Any, optimizer: Any, training: Mapping[str, Any]) -> bool:
+        """Whether to train abreast; raises where that is asked for and cannot be."""
+        if self.together is False:
+            return False
+        obstacles = [f"{option}=..." for option in _APART if training.get(option)]
+        obstacles += ["a likelihood with parameters"] if any(True for _ in bnn.likelihood.parameters()) else []
+        obstacles += ["learning on from data before"] if bnn.anchor is not None else []
+        obstacles += ["several processes"] if torch.distributed.is_initialized() else []
+        obstacles += ["a loader with persistent_workers"] if getattr(loader, "persistent_workers", False) else []
+        if self.together == "auto":
+            return not obstacles and optimizer is None and is_faster(bnn.model)
+        if obstacles:
+            raise ValueError(
+                f"Members cannot be trained together with {' and '.join(obstacles)}: "
+                'use DeepEnsemble(together="auto"), or leave these out.'
+            )
+        return True
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One fit of an ensemble."""
+
+    method: DeepEnsemble
+    bnn: Bayesian
+    loader: Any
+    previous: Particles | None
+    start: Callable[[], nn.Module] | None
+    optimizer: OptimizerOf | None
+    folder: str | os.PathLike[str] | None
+    seed: int | None
+    training: dict[str, Any]
+
+    @property
+    def count(self) -> int:
+        return self.method.members if self.previous is None else self.previous.count
+
+    def one_by_one(self) -> tuple[Fit, Particles]:
+        from bayeslim.train import _rank_and_world, _seeded, fit
+
+        bnn, result, found = self.bnn, Fit(), []
+        step, noise = bnn.step, {name: value.clone() for name, value in bnn.likelihood.state_dict().items()}
+        noises: list[Params] = []
+        for member in range(self.count):
+            with _seeded(self._seed_of(member), _rank_and_world()[0]):
+                self._begin(member)
+                bnn.step = step
+                bnn.likelihood.load_state_dict(noise)
+                done = fit(bnn, self.loader, **self._options(bnn, f"member-{member + 1}"))
+            found.append(snapshot(bnn))
+            noises.append({name: value.clone() for name, value in bnn.likelihood.state_dict().items()})
+            result.history += [{"member": member + 1, **epoch} for epoch in done.history]
+            result.seconds += done.seconds
+            result.resumed_from += done.resumed_from
+            result.stopped = done.stopped if result.stopped == "epochs" else result.stopped
+        bnn.likelihood.load_state_dict({name: torch.stack([each[name] for each in noises]).mean(0) for name in noise})
+        return result, gathered(found)
+
+    def together(self) -> tuple[Fit, Particles]:
+        from bayeslim.bayesian import Bayesian
+        from bayeslim.train import _seeded, fit
+
+        bnn = self.bnn
+        with _seeded(self.seed, 0):
+            starts = []
+            for member in range(self.count):
+                self._begin(member)
+                starts.append(snapshot(bnn))
+            values, rest = starts[0]
+            exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in values}
+            abreast = Abreast(bnn.model, [own | others for own, others in starts])
+            num_data = bnn.num_data if bnn.num_data_given else None
+            all_of_them = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
+            all_of_them.train(bnn.training)
+            all_of_them.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
+            all_of_them.step = bnn.step
+            loader = AbreastLoader(self.loader, self.count)
+            result = fit(all_of_them, loader, **self._options(all_of_them, "together"))
+        bnn.to(device_of(abreast))
+        bnn.step, bnn.num_data, bnn.steps_per_epoch = (
+            all_of_them.step,
+            all_of_them.num_data,
+            all_of_them.steps_per_epoch,
+        )
+        for epoch in result.history:
+            epoch.update({key: epoch[key] / self.count for key in ("nll", "kl", "loss")})
+        tensors = abreast.tensors()
+        particles = Particles({name: tensors[name] for name in values}, buffers={name: tensors[name] for name in rest})
+        return result, particles
+
+    def _begin(self, member: int) -> None:
+        """Put the network to where a member starts."""
+        if self.previous is None:
+            start_afresh_(self.bnn.model, self.start)
+        else:
+            set_tensors(self.bnn, self.previous.particle(member) | self.previous.buffers_of(member))
+        self.bnn.keep_zeros()
+
+    def _options(self, bnn: Bayesian, name: str) -> dict[str, Any]:
+        optimizer = None
+        if self.optimizer is not None:
+            optimizer = self.optimizer([p for p in bnn.parameters() if p.requires_grad])
+        checkpoint = None if self.folder is None else Path(self.folder) / name
+        return {**self.training, "optimizer": optimizer, "checkpoint": checkpoint}
+
+    def _seed_of(self, member: int) -> int | None:
+        return None if self.seed is None else self.seed + member * _SEEDS_APART

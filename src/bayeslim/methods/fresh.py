@@ -1,0 +1,64 @@
+"""Fresh starts: a network as its class would have made it, with new random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from bayeslim.errors import ShapeMismatch, UnsupportedModel
+
+RESETS = ("reset_parameters", "_reset_parameters")
+"""What modules call the method that draws their weights; attention has the second."""
+
+
+def check_resettable(model: nn.Module) -> None:
+    """Raise unless every module with trainable parameters of its own can draw them anew."""
+    for path, module in model.named_modules():
+        own = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
+        if own and _reset_of(module) is None:
+            name = f"{path}.{own[0]}" if path else own[0]
+            raise UnsupportedModel(
+                f'{type(module).__name__}, which holds "{name}", has no reset_parameters(), so it has no fresh start. '
+                "Give it that method, or pass a function that makes a new network: "
+                f"bnn.fit(loader, start=lambda: {type(model).__name__}(...))."
+            )
+
+
+def start_afresh_(model: nn.Module, factory: Callable[[], nn.Module] | None = None) -> None:
+    """Give a model new random weights, in place; what is frozen stays.
+
+    Args:
+        model: the network.
+        factory: makes a new network of the same architecture, whose weights are taken; if not given, every module
+            draws its own anew.
+    """
+    if factory is not None:
+        made = factory()
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"start must be a function that makes a network. It made a {type(made).__name__}.")
+        try:
+            model.load_state_dict(made.state_dict())
+        except RuntimeError as error:
+            raise ShapeMismatch(f"start must make networks of the same architecture: {error}") from error
+        return
+    check_resettable(model)
+    frozen = [
+        (tensor, tensor.detach().clone())
+        for module in model.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if not any(p.requires_grad for p in module.parameters(recurse=False))
+        or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
+    ]
+    for module in reversed(list(model.modules())):  # a module may set what its parts have drawn
+        reset = _reset_of(module)
+        if reset is not None:
+            reset()
+    with torch.no_grad():
+        for tensor, value in frozen:
+            tensor.copy_(value)
+
+
+def _reset_of(module: nn.Module) -> Callable[[], object] | None:
+    return next((found for name in RESETS if callable(found := getattr(module, name, None))), None)
