@@ -16,4 +16,10 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "variational-renyi": lambda: bl.Variational(renyi=0.5, samples=2),
     "laplace-kron": lambda: bl.Laplace(),
     "laplace-diag": lambda: bl.Laplace("diag"),
+    "deep-ensemble": lambda: bl.DeepEnsemble(members=2),
+    "deep-ensemble-adversarial": lambda: bl.DeepEnsemble(members=2, adversarial=0.05),
+    "snapshot": lambda: bl.Snapshot(cycles=1),
 }
+
+NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial"}
+"""Methods whose loss takes a gradient inside, at which Dynamo breaks the graph unless it is told otherwise."""
