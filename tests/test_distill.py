@@ -404,7 +404,7 @@ def test_validation_measures_the_student_on_labels():
 
 def test_what_cannot_be_done_is_said():
     bnn = bl.bayesianize(mlp(), bl.Variational(), likelihood=likelihoods.Categorical(), num_data=60)
-    with pytest.raises(TypeError, match="fitted Bayesian network as teacher. Got Sequential"):
+    with pytest.raises(TypeError, match="fitted Bayesian network as teacher"):
         bl.distill(mlp(), data())
     with pytest.raises(TypeError, match="student must be a network"):
         bl.distill(bnn, data(), "small")
