@@ -6,14 +6,26 @@ prediction = bl.predict(bnn, x)
 bl.save(bnn, "network/")
 """
 
-from bayeslim import continual, data, errors, families, likelihoods, metrics, posteriors, priors, schedules, zoo
+from bayeslim import (
+    continual,
+    data,
+    errors,
+    families,
+    likelihoods,
+    metrics,
+    posteriors,
+    priors,
+    samplers,
+    schedules,
+    zoo,
+)
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.benchmark import Benchmark, benchmark
 from bayeslim.compress import Compressed, compress
 from bayeslim.distill import distill
 from bayeslim.evidence import log_evidence
 from bayeslim.export import export
-from bayeslim.methods import DeepEnsemble, Laplace, Method, Snapshot, Subnetwork, Variational
+from bayeslim.methods import PSGLD, SGHMC, SGLD, SGNHT, DeepEnsemble, Laplace, Method, Snapshot, Subnetwork, Variational
 from bayeslim.predict import predict
 from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.report import report
@@ -24,6 +36,10 @@ from bayeslim.select import sites
 __version__ = "0.1.0"
 
 __all__ = [
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
     "Bayesian",
     "Benchmark",
     "Budget",
@@ -59,6 +75,7 @@ __all__ = [
     "priors",
     "prune",
     "report",
+    "samplers",
     "save",
     "schedules",
     "sites",

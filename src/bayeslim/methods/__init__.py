@@ -3,12 +3,32 @@
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.deep_ensemble import DeepEnsemble
 from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.psgld import PSGLD
+from bayeslim.methods.sghmc import SGHMC
+from bayeslim.methods.sgld import SGLD
+from bayeslim.methods.sgnht import SGNHT
 from bayeslim.methods.snapshot import Snapshot
 from bayeslim.methods.student import Student
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.methods.variational import Variational
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (Variational, Laplace, Student, DeepEnsemble, Snapshot)}
+METHODS: dict[str, type[Method]] = {
+    m.name: m for m in (Variational, Laplace, Student, DeepEnsemble, Snapshot, PSGLD, SGHMC, SGLD, SGNHT)
+}
 """Methods by the name they are saved under; a new one is added here."""
 
-__all__ = ["METHODS", "DeepEnsemble", "Laplace", "Method", "Snapshot", "Student", "Subnetwork", "Terms", "Variational"]
+__all__ = [
+    "METHODS",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
+    "DeepEnsemble",
+    "Laplace",
+    "Method",
+    "Snapshot",
+    "Student",
+    "Subnetwork",
+    "Terms",
+    "Variational",
+]

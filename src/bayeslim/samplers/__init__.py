@@ -5,9 +5,10 @@ For chains with burn-in, thinning and several starts, kept as a posterior, use t
 """
 
 from bayeslim.samplers.base import Sampler
+from bayeslim.samplers.chain import read
 from bayeslim.samplers.hamiltonian import StochasticHamiltonian
 from bayeslim.samplers.langevin import Langevin
 from bayeslim.samplers.preconditioned import PreconditionedLangevin
 from bayeslim.samplers.thermostat import Thermostat
 
-__all__ = ["Langevin", "PreconditionedLangevin", "Sampler", "StochasticHamiltonian", "Thermostat"]
+__all__ = ["Langevin", "PreconditionedLangevin", "Sampler", "StochasticHamiltonian", "Thermostat", "read"]

@@ -1,0 +1,129 @@
+"""What is kept of a chain: networks at chosen steps, in memory or streamed to a folder.
+
+In memory they fill one tensor a parameter, made when the first is kept. In a folder every one is a folder of its own,
+complete or not there at all, named after its step; a chain that is resumed writes the same steps again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.posteriors.particles import Particles, stacked, tensors_of
+from bayeslim.storage import INDEX, check_fits, read_folder, write_folder
+from bayeslim.types import Params, device_of
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+class Chain:
+    """Networks at chosen steps of a run.
+
+    Args:
+        names: the parameters that are sampled.
+        others: parameters and buffers that also change, and go with each network.
+        steps: the steps of `bnn.step` to keep, ascending.
+        dtype: to keep parameters in; their own if not given.
+        folder: to write every one to as it comes, instead of holding it.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        others: Sequence[str],
+        steps: Sequence[int],
+        dtype: torch.dtype | None = None,
+        folder: Path | None = None,
+    ):
+        self.names, self.others, self.steps = tuple(names), tuple(others), tuple(steps)
+        self.dtype, self.folder = dtype, folder
+        self._place = {step: index for index, step in enumerate(steps)}
+        self._kept: set[int] = set()
+        self._values: Params = {}
+        self._buffers: Params = {}
+
+    def observe(self, bnn: Bayesian) -> None:
+        """Keep the network if its step is one of the chosen."""
+        index = self._place.get(bnn.step)
+        if index is None:
+            return
+        values, buffers = self._now(bnn)
+        if self.folder is not None:
+            tensors = {f"value:{n}": t for n, t in values.items()} | {f"buffer:{n}": t for n, t in buffers.items()}
+            write_folder(self.folder / f"{bnn.step:09d}", "sample", {"step": bnn.step}, tensors)
+            return
+        for kept, now in ((self._values, values), (self._buffers, buffers)):
+            for name, tensor in now.items():
+                if name not in kept:
+                    kept[name] = tensor.new_empty(len(self.steps), *tensor.shape)
+                kept[name][index].copy_(tensor)
+        self._kept.add(index)
+
+    def particles(self, bnn: Bayesian) -> Particles:
+        """What was kept until now."""
+        if self.folder is not None:
+            there = [self.folder / f"{step:09d}" for step in self.steps if step <= bnn.step]
+            found = [_read(folder) for folder in there]
+            here = _outline(*self._now(bnn))
+            for values, buffers in found:
+                check_fits(here, _outline(values, buffers), "the network")
+            device = device_of(bnn.model)
+            parts = [stacked([each[part] for each in found]) if found else {} for part in (0, 1)]
+            self._values, self._buffers = ({n: t.to(device) for n, t in part.items()} for part in parts)
+            count = len(found)
+        else:
+            count = len(self._kept)
+        if not count:
+            raise BayeslimError(
+                f"The run ended at step {bnn.step}, before the first network was kept, at step {self.steps[0]}. "
+                "Run it for longer, or use a shorter burn_in."
+            )
+        return Particles(
+            {name: tensor[:count] for name, tensor in self._values.items()},
+            buffers={name: tensor[:count] for name, tensor in self._buffers.items()},
+        )
+
+    def _now(self, bnn: Bayesian) -> tuple[Params, Params]:
+        own = tensors_of(bnn.model)
+        values = {name: own[name].detach() for name in self.names}
+        if self.dtype is not None:
+            values = {name: value.to(self.dtype) for name, value in values.items()}
+        return values, {name: own[name].detach() for name in self.others}
+
+
+def read(path: str | os.PathLike[str]) -> Particles:
+    """The networks that a run has streamed to its folder so far, of all chains, also of a run that was cut short.
+
+    Args:
+        path: the `checkpoint` of the run.
+    """
+    folders = sorted(index.parent for index in Path(path).glob(f"chain-*/samples/*/{INDEX}"))
+    if not folders:
+        raise FileNotFoundError(f"{path} holds no networks of a chain: no run with checkpoint={str(path)!r} kept any.")
+    found = [_read(folder) for folder in folders]
+    for values, buffers in found:
+        check_fits(_outline(*found[0]), _outline(values, buffers), "the other networks of the chain")
+    return Particles(stacked([values for values, _ in found]), buffers=stacked([rest for _, rest in found]))
+
+
+def _read(folder: Path) -> tuple[Params, Params]:
+    _, _, tensors = read_folder(folder, ("sample",))
+    parts: dict[str, Params] = {"value": {}, "buffer": {}}
+    for key, tensor in tensors.items():
+        part, _, name = key.partition(":")
+        if part not in parts:
+            raise CorruptFile(f'{folder} holds "{key}", which belongs to no network of a chain.')
+        parts[part][name] = tensor
+    return parts["value"], parts["buffer"]
+
+
+def _outline(values: Params, buffers: Params) -> dict[str, Tensor]:
+    """Shapes and dtypes alone."""
+    return {name: torch.empty_like(tensor, device="meta") for name, tensor in (values | buffers).items()}
