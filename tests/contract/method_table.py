@@ -19,6 +19,10 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "deep-ensemble": lambda: bl.DeepEnsemble(members=2),
     "deep-ensemble-adversarial": lambda: bl.DeepEnsemble(members=2, adversarial=0.05),
     "snapshot": lambda: bl.Snapshot(cycles=1),
+    "sgld": lambda: bl.SGLD(samples=2),
+    "psgld": lambda: bl.PSGLD(samples=2),
+    "sghmc": lambda: bl.SGHMC(samples=2, adapt=True),
+    "sgnht": lambda: bl.SGNHT(samples=2),
 }
 
 NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial"}
