@@ -3,7 +3,7 @@
     python benchmarks/moments.py                     trains both networks on MNIST first, about half an hour on 2 cores
     python benchmarks/moments.py --keep networks/    keeps what it trains, and does not train again
 
-The cost is that of `bl.predict(bnn, x, how="moments")` on 10,000 inputs, its 512 draws of the outputs and all of its
+The cost is that of `bl.predict(bnn, x, how="moments")` on 10,000 inputs, its 256 draws of the outputs and all of its
 uncertainties included, as a ratio to one pass of the plain network in evaluation mode on the same inputs. Both take
 turns, and a turn that other processes disturbed is taken again. The distance is the total variation between predicted
 class probabilities, averaged over test images; that of 32 samples is averaged over 16 such predictions.
@@ -108,7 +108,7 @@ def main() -> None:
             f"{away['mean network']:.4f}",
             flush=True,
         )
-    print(f"Saved {save('moments', {'samples': 512, 'results': results}, folder=options.results)}")
+    print(f"Saved {save('moments', {'samples': 256, 'results': results}, folder=options.results)}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def predict(
         bnn: a Bayesian network.
         x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored; it is
             read once, so that shuffling does no harm. Inputs go to the network's device.
-        samples: how many networks to average, S: 32 if not given, and 512 by moments, which only draw outputs. Of a
+        samples: how many networks to average, S: 32 if not given, and 256 by moments, which only draw outputs. Of a
             posterior made of particles every one is used once, or this many, evenly spread over them.
         how: "sample" draws S networks and averages what they say; "local" draws noise for every example at the
             pre-activations instead; "moments" carries means and variances through the network in one pass and draws S

@@ -96,7 +96,7 @@ def test_closer_to_many_samples_than_32_samples_are(network):
 def test_the_summary_is_that_of_the_draws():
     bnn = bayesian(perceptron(10, 20, 5), likelihood=likelihoods.Categorical())
     prediction = bl.predict(bnn, torch.randn(300, 10).double(), how="moments")
-    assert prediction.samples.shape == (512, 300, 5)
+    assert prediction.samples.shape == (256, 300, 5)
     again = bnn.likelihood.predict(prediction.samples)
     for field in ("mean", "probs", "variance", "entropy", "aleatoric", "epistemic"):
         assert torch.allclose(getattr(prediction, field), getattr(again, field), atol=1e-12)
@@ -181,7 +181,7 @@ def test_every_likelihood_agrees_with_sampling(name):
     bnn, x = bayesian(model, std=0.1, likelihood=likelihood), torch.randn(7, 6).double()
     moments = bl.predict(bnn, x, how="moments", generator=seeded())
     sampled = bl.predict(bnn, x, samples=2000, how="sample", generator=seeded())
-    assert moments.samples.shape == (512, *sampled.samples.shape[1:])
+    assert moments.samples.shape == (256, *sampled.samples.shape[1:])
     assert torch.allclose(moments.mean, sampled.mean, rtol=0.1, atol=0.02)
     assert torch.allclose(moments.entropy, sampled.entropy, rtol=0.1, atol=0.02)
 
@@ -208,7 +208,7 @@ def test_nothing_random_is_one_network():
     bnn.model.weight_log_std.data.fill_(-torch.inf)
     x = torch.randn(9, 6).double()
     prediction = bl.predict(bnn, x, how="moments")
-    assert torch.allclose(prediction.samples, bnn.model(x).expand(512, 9, 2))
+    assert torch.allclose(prediction.samples, bnn.model(x).expand(256, 9, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -303,5 +303,5 @@ def test_outputs_of_several_dimensions():
     outputs = Outputs.of(carried(bnn, x))
     assert outputs.std.shape == (3, 18)
     prediction = bl.predict(bnn, x, how="moments")
-    assert prediction.samples.shape == (512, 3, 2, 3, 3)
+    assert prediction.samples.shape == (256, 3, 2, 3, 3)
     assert torch.allclose(prediction.epistemic, carried(bnn, x).sigma2, rtol=0.1)

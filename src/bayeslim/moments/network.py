@@ -18,7 +18,7 @@ from bayeslim.types import Inputs, arguments, call
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
-SAMPLES = 512
+SAMPLES = 256
 """Draws of the outputs, where nobody says how many."""
 
 
