@@ -27,7 +27,7 @@ from bayeslim.evidence import log_evidence
 from bayeslim.export import export
 from bayeslim.methods import PSGLD, SGHMC, SGLD, SGNHT, DeepEnsemble, Laplace, Method, Snapshot, Subnetwork, Variational
 from bayeslim.predict import predict
-from bayeslim.prune import Budget, Plan, compact, plan, prune
+from bayeslim.prune import Budget, Plan, align, compact, plan, prune
 from bayeslim.report import report
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.saving import load, save
@@ -54,6 +54,7 @@ __all__ = [
     "Snapshot",
     "Subnetwork",
     "Variational",
+    "align",
     "bayesianize",
     "bayesianize_",
     "benchmark",

@@ -6,7 +6,8 @@ curvature: the gradients of what is left are the same functions in both. Where w
 P_KK = G_rr ⊗ A_cc + δ I is of Kronecker form again; a dense precision loses rows and columns, a low-rank one rows of U.
 
 Posteriors that are known by their covariance (independent weights, low-rank covariances, mixtures) keep that of what is
-left: the weights that go are averaged over. Where all that goes is known to be zero, the two are the same.
+left: the weights that go are averaged over. Where all that goes is known to be zero, the two are the same. Particles
+keep what is left of each.
 
 Where some of the kept weights are zeros (S), the result is N(m, P_KK⁻¹) given w_S = 0. It is centred so that every
 further cut gives what it would have given in the whole network: P_KK m = (P μ)_K − P_KD v_D, with v the mean given all
@@ -34,6 +35,7 @@ from bayeslim.posteriors import (
     LowRank,
     LowRankCovariance,
     Mixture,
+    Particles,
     Posterior,
 )
 from bayeslim.posteriors import prior_precision as priors
@@ -44,7 +46,7 @@ from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 Kept: TypeAlias = Mapping[str, Mapping[int, Tensor]]
-"""The places that stay along each dimension that shrinks, by parameter name."""
+"""The places that stay along each dimension that shrinks, by the name of a parameter or buffer."""
 
 
 class NotRestrictable(BayeslimError, ValueError):
@@ -138,6 +140,15 @@ def _(posterior: Mixture, kept: Kept, mean: Mapping[str, Tensor]) -> Mixture:
         means[name] = means[name] + (mean[name] - sliced(centre, kept.get(name, {})))
     stds = {name: behind(value, 1, kept.get(name, {})) for name, value in posterior.stds.items()}
     return Mixture(posterior.log_weights, means, stds)
+
+
+@restricted.register
+def _(posterior: Particles, kept: Kept, mean: Mapping[str, Tensor]) -> Particles:
+    values, rest = (
+        {name: behind(value, 1, kept.get(name, {})) for name, value in tensors.items()}
+        for tensors in (posterior.values, posterior.buffers)
+    )
+    return Particles(values, buffers=rest)
 
 
 @restricted.register

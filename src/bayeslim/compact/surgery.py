@@ -51,7 +51,7 @@ class Compaction:
         kind: "modules" if it consists of the user's own modules, "graph" if it is the traced graph.
         why: the reason for the kind.
         removed: places of the removed units in `units.units`.
-        kept: for each parameter that shrank, the places that stay along each dimension.
+        kept: for each parameter and buffer that shrank, the places that stay along each dimension.
         difference: the largest difference found between the two networks' outputs, relative to the largest output.
         units: all units of the original.
         parameters: how many parameters there were, and are.
@@ -132,7 +132,8 @@ def compaction(
     found = units if units is not None else find_units(masked, example)
     _check_units(found, masked)
     identity = found.structure.identity
-    everything = tensors_of(masked) | constants_of(identity.trace, masked)
+    own = tensors_of(masked)
+    everything = own | constants_of(identity.trace, masked)
     tensors = {name: tensor.detach().cpu() for name, tensor in everything.items()}
     live = Liveness(identity, tensors)
     shrinking = Shrinking(identity, _unneeded(found, live))
@@ -154,7 +155,7 @@ def compaction(
     return Compaction(
         network, kind, why,
         removed=tuple(shrinking.gone[roots].nonzero().flatten().tolist()),
-        kept={name: dims for name, dims in slices.items() if name in found.shapes},
+        kept={name: dims for name, dims in slices.items() if name in own},
         difference=gap, units=found, parameters=(_count(model), _count(network)),
     )  # fmt: skip
 

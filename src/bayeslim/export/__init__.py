@@ -18,6 +18,7 @@ from bayeslim.errors import BayeslimError
 from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
 from bayeslim.export.files import write_file
+from bayeslim.posteriors import Particles
 from bayeslim.types import Inputs, to_device
 
 __all__ = ["Ensemble", "ExportFailed", "Exported", "ensemble", "export"]
@@ -71,7 +72,7 @@ def export(
         path: ends in ".onnx" (needs the extra `bayeslim[onnx]`) or ".pt2" (whose readers must trust it, as PyTorch
             unpickles parts of it; folders of `bayeslim.save` are safe to read).
         example: inputs: a tensor, a tuple of arguments or a dict.
-        samples: how many draws of a Bayesian network.
+        samples: how many draws of a Bayesian network; of particles, all of them if not given.
         generator: where the draws come from; with the same one `predict(how="sample")` draws the same networks.
         sparse: store weights of an ONNX file sparsely where that is smaller.
         int8: quantise the weights of an ONNX file to 8 bits; `difference` says what that costs.
@@ -86,7 +87,6 @@ def export(
     _check(network, target, samples, sparse, int8)
     names: Sequence[str] | None = None
     if isinstance(network, Bayesian):
-        assert samples is not None
         plain: nn.Module = ensemble(network, samples, generator)
         names, example = OUTPUTS, (example,)
     else:
@@ -116,7 +116,8 @@ def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: 
         raise ValueError(f'sparse and int8 are for ".onnx" files. Got "{target}".')
     if sparse and int8:
         raise ValueError("sparse and int8 cannot be combined: onnxruntime reads sparse floats only. Choose one.")
-    if isinstance(network, Bayesian) and samples is None:
+    particles = isinstance(network, Bayesian) and isinstance(network.state.get("posterior"), Particles)
+    if isinstance(network, Bayesian) and samples is None and not particles:
         raise ValueError(
             "A Bayesian network is exported as an ensemble: pass samples=8 (or how many you want). "
             "For its mean alone, export bnn.mean_network()."

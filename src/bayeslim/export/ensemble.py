@@ -4,13 +4,14 @@
 
 The outputs are those of `predict`: for classes the mean probabilities and the total, aleatoric and epistemic entropy;
 for values the mean and the variance in its two parts. Nothing is random any more, so that it can be exported.
-Parameters that are not random are kept once.
+Parameters that are not random are kept once. Of a posterior made of particles the networks are these, each once.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ from bayeslim.errors import BayeslimWarning
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Laplace
 from bayeslim.noise import drawing_from
-from bayeslim.types import Inputs, call
+from bayeslim.posteriors.particles import Particles, tensors_of
+from bayeslim.types import Inputs, Params, call
 
 OUTPUTS = ("mean", "variance", "entropy", "aleatoric", "epistemic")
 """What an ensemble returns, in this order; see `bayeslim.Prediction`."""
@@ -46,16 +48,21 @@ class Ensemble(nn.Module):
         return tuple(getattr(prediction, name) for name in OUTPUTS)
 
 
-def ensemble(bnn: Bayesian, samples: int, generator: torch.Generator | None = None) -> Ensemble:
+def ensemble(bnn: Bayesian, samples: int | None = None, generator: torch.Generator | None = None) -> Ensemble:
     """Draw networks from a posterior, once and for all.
 
     With the same generator (or seed) these are the networks that `predict(bnn, x, samples, how="sample")` averages.
 
     Args:
         bnn: the Bayesian network.
-        samples: how many networks, S.
+        samples: how many networks, S. Of particles each is taken once, all of them if not given.
         generator: where the random numbers come from.
     """
+    posterior = bnn.posterior_
+    if samples is None:
+        if not isinstance(posterior, Particles):
+            raise ValueError(f"A {posterior.kind} posterior has no number of networks: pass samples=8, or how many.")
+        samples = posterior.count
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
     if isinstance(bnn.method, Laplace):
@@ -66,14 +73,22 @@ def ensemble(bnn: Bayesian, samples: int, generator: torch.Generator | None = No
             stacklevel=3,
         )
     first = bnn.mean_network().eval()
-    posterior = bnn.posterior_
-    random = {id(first.get_parameter(name)) for name in posterior.names}
+    draws: Iterable[Params]
+    if isinstance(posterior, Particles):
+        names = (*posterior.values, *posterior.buffers)
+        draws = (posterior.network(k, first) for k in posterior.spread(samples))
+    else:
+        names = posterior.names
+        draws = (posterior.sample(generator=generator) for _ in range(samples))
+    own = tensors_of(first)
+    random = {id(own[name]) for name in names}
     fixed = {id(t): t for t in (*first.parameters(), *first.buffers()) if id(t) not in random}
     members = []
     with torch.no_grad(), drawing_from(generator):
-        for _ in range(samples):
+        for draw in draws:
             member = copy.deepcopy(first, dict(fixed))
-            for name, value in posterior.sample(generator=generator).items():
-                member.get_parameter(name).copy_(value)
+            tensors = tensors_of(member)
+            for name, value in draw.items():
+                tensors[name].copy_(value)
             members.append(member)
     return Ensemble(members, copy.deepcopy(bnn.likelihood)).eval()

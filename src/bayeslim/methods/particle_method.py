@@ -55,9 +55,10 @@ class ParticleMethod(Method):
         return call(bnn.model, inputs, posterior.network(k, bnn.model))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Put zeros into every particle, and into what is not random."""
+        """Put zeros into every particle, also into what is a point but differs between them."""
         posterior = self.posterior(bnn)
-        own = {name: mask for name, mask in masks.items() if name in posterior.values or name in posterior.buffers}
+        every = {**bnn.masks, **masks}
+        own = {name: mask for name, mask in every.items() if name in posterior.values or name in posterior.buffers}
         self.keep(bnn, posterior.condition(own, **options))
         with torch.no_grad():
             for name, mask in masks.items():

@@ -54,10 +54,13 @@ class Particles(Posterior):
 
     @property
     def variance(self) -> Params:
-        """Σ_s (w_s − E w)² / (S − 1), by name; zero for a single particle."""
-        if self.count == 1:
-            return {name: torch.zeros_like(value[0]) for name, value in self.values.items()}
-        return {name: value.to(_precise(value)).var(0).to(value.dtype) for name, value in self.values.items()}
+        """Σ_s (w_s − E w)² / (S − 1), by name; exactly zero where all particles agree."""
+        return {name: spread_of(value).square().to(value.dtype) for name, value in self.values.items()}
+
+    @property
+    def std(self) -> Params:
+        """Standard deviations across particles, by name."""
+        return {name: spread_of(value).to(value.dtype) for name, value in self.values.items()}
 
     @property
     def mode(self) -> Params:
@@ -150,6 +153,14 @@ def tensors_of(model: nn.Module) -> Params:
 def stacked(networks: list[Params]) -> Params:
     """One tensor a name, (S, *shape), of S networks' tensors."""
     return {name: torch.stack([network[name] for network in networks]) for name in networks[0]}
+
+
+def spread_of(values: Tensor) -> Tensor:
+    """The standard deviation of values (S, ...), at least in single precision; zero, not nearly so, if all agree."""
+    agree = (values == values[:1]).all(0)
+    if len(values) == 1:
+        return torch.zeros_like(values[0], dtype=_precise(values))
+    return values.to(_precise(values)).std(0).masked_fill(agree, 0.0)
 
 
 def _averaged(value: Tensor) -> Tensor:

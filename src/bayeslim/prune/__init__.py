@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from bayeslim.prune.act import prune
+from bayeslim.prune.align import align
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import CRITERIA, Criterion, default_criterion
 from bayeslim.prune.decide import plan
@@ -20,6 +21,7 @@ __all__ = [
     "NothingToCut",
     "ParameterCut",
     "Plan",
+    "align",
     "compact",
     "default_criterion",
     "plan",

@@ -12,6 +12,7 @@ from typing import Any
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.methods import Method
+from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.posteriors.gaussian import How
 from bayeslim.progress import progress
 from bayeslim.prune.budget import Budget
@@ -77,7 +78,7 @@ def _refreshed(bnn: Bayesian, loader: Any, fine_tune: Mapping[str, Any] | None, 
     """Find the posterior again, in place, with the zeros kept."""
     if loader is None:
         return bnn
-    if type(bnn.method).fit is Method.fit:
+    if type(bnn.method).fit is Method.fit or isinstance(bnn.method, ParticleMethod):
         bnn.fit(loader, **(fine_tune or {}))
     else:
         if fine_tune is not None:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from bayeslim.errors import closest
-from bayeslim.posteriors import Diagonal, Gaussian, Mixture, Posterior
+from bayeslim.posteriors import Diagonal, Gaussian, Mixture, Particles, Posterior
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
 from bayeslim.prune import score, unit_score
@@ -53,6 +53,7 @@ CRITERIA: dict[str, Criterion] = {
         Criterion("mass", score.mass, unit_score.unit_mass),
         Criterion("log_alpha", score.log_alpha),
         Criterion("savage_dickey", score.savage_dickey, unit_score.unit_savage_dickey, additive=True),
+        Criterion("sign_stability", score.sign_stability, unit_score.unit_sign_stability),
     )
 }
 """Criteria by name; a new one is added here."""
@@ -77,6 +78,11 @@ def _(posterior: Gaussian, units: bool) -> str:
 @default_criterion.register
 def _(posterior: Mixture, units: bool) -> str:
     return "density"
+
+
+@default_criterion.register
+def _(posterior: Particles, units: bool) -> str:
+    return "snr"
 
 
 def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posterior, units: bool) -> Criterion:

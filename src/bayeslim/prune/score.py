@@ -9,6 +9,7 @@ With the marginal q(w) = N(μ, σ²), σ² = Σ_ii for a correlated posterior:
     mass            −log P(|w| < ε)
     log_alpha       −log α,  α = σ² / μ²                     Sparse VD cuts at log α > 3: a threshold of −3
     savage_dickey   log p(0) − log q(0)                      the evidence lost by fixing w = 0
+    sign_stability  |E sign w| = erf(|μ| / √2 σ)             how sure it is on which side of zero the weight is
 
 `curvature` is the optimal-brain-surgeon saliency (Hassibi & Stork 1993). `savage_dickey` is the log Bayes factor of the
 model with the weight against the one without it, by the Savage-Dickey ratio (Dickey 1971): Bayesian model reduction
@@ -18,8 +19,10 @@ goes. With q Gaussian and p = N(0, s²) it is μ²/2σ² + log σ/s.
 A mixture's density and mass at zero are those of its components, mixed. The other scores see its mean and variance
 only, and take a weight that is −1 or +1 for one that may well be zero.
 
-Snr, curvature and log_alpha rank weights alike; they differ in what a threshold means. A point mass at zero (a weight
-that was cut) scores lowest, one away from zero highest. All scores are float64.
+Particles have no density: `particle_score` says what density, mass and sign stability are across them.
+
+Snr, curvature, log_alpha and sign_stability rank weights alike; they differ in what a threshold means. A point mass at
+zero (a weight that was cut) scores lowest, one away from zero highest. All scores are float64.
 
 Blundell et al. 2015, arXiv:1505.05424 · Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369
 """
@@ -33,8 +36,9 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ImproperPrior, NoSiteMatched
-from bayeslim.posteriors import Mixture, Posterior
+from bayeslim.posteriors import Mixture, Particles, Posterior
 from bayeslim.priors import Prior
+from bayeslim.prune import particle_score
 from bayeslim.types import Params
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -64,6 +68,8 @@ def log_alpha(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
 
 def density(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
     """−log q(0)."""
+    if isinstance(posterior, Particles):
+        return {name: particle_score.kernel_density(values) for name, values in posterior.values.items()}
     if isinstance(posterior, Mixture):
         return mixed(posterior, [density(component, priors) for component in posterior.components])
     return {name: _minus_log_density_at_zero(mean, std) for name, (mean, std) in _marginals(posterior).items()}
@@ -79,6 +85,8 @@ def mass(posterior: Posterior, priors: Mapping[str, Prior], epsilon: float = 0.0
     """
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be a positive number. Got {epsilon}.")
+    if isinstance(posterior, Particles):
+        return {name: particle_score.near_zero(values, epsilon) for name, values in posterior.values.items()}
     if isinstance(posterior, Mixture):
         return mixed(posterior, [mass(component, priors, epsilon) for component in posterior.components])
     return {name: _minus_log_mass(mean, std, epsilon) for name, (mean, std) in _marginals(posterior).items()}
@@ -92,6 +100,20 @@ def savage_dickey(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
     """
     lost = density(posterior, priors)
     return {name: value + log_prior_at_zero(priors, name, value) for name, value in lost.items()}
+
+
+def sign_stability(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
+    """|E sign w|."""
+    if isinstance(posterior, Particles):
+        return {name: particle_score.sign_stability(values) for name, values in posterior.values.items()}
+    if isinstance(posterior, Mixture):
+        each = [_mean_signs(component) for component in posterior.components]
+        weights = posterior.weights.tolist()
+        return {
+            name: torch.stack([w * signs[name] for w, signs in zip(weights, each, strict=True)]).sum(0).abs()
+            for name in each[0]
+        }
+    return {name: sign.abs() for name, sign in _mean_signs(posterior).items()}
 
 
 def log_prior_at_zero(priors: Mapping[str, Prior], name: str, like: Tensor) -> Tensor:
@@ -122,6 +144,14 @@ def minus_log_mean(posterior: Mixture, costs: Tensor) -> Tensor:
 def _marginals(posterior: Posterior) -> dict[str, tuple[Tensor, Tensor]]:
     std = posterior.std
     return {name: (mean.double(), std[name].double()) for name, mean in posterior.mean.items()}
+
+
+def _mean_signs(posterior: Posterior) -> Params:
+    """E sign w of Gaussian marginals."""
+    return {
+        name: mean.sign() * torch.erf(_ratio(mean, std) / math.sqrt(2))
+        for name, (mean, std) in _marginals(posterior).items()
+    }
 
 
 def _ratio(mean: Tensor, std: Tensor) -> Tensor:

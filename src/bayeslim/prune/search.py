@@ -11,6 +11,7 @@ import torch
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.evidence import log_evidence
+from bayeslim.posteriors import Particles
 from bayeslim.predict import predict
 from bayeslim.progress import progress
 from bayeslim.prune.budget import Budget
@@ -75,11 +76,15 @@ def harm(bnn: Bayesian, budget: Budget, validate: Iterable[Any], share: float) -
 
 
 def validation_error(bnn: Bayesian, loader: Iterable[Any]) -> tuple[float, bool]:
-    """The error of the mean network: in per cent for classes (True), else the root mean squared error (False)."""
+    """The error of the mean network: in per cent for classes (True), else the root mean squared error (False).
+
+    Of particles it is the error of all of them together, since their mean may be no network worth having.
+    """
     wrong, count, percent = 0.0, 0, True
+    how = "sample" if isinstance(bnn.posterior_, Particles) else "mean"
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
-        prediction = predict(bnn, inputs, samples=1, how="mean", batch_size=None)
+        prediction = predict(bnn, inputs, how=how, batch_size=None)
         percent = prediction.probs is not None
         answer = prediction.classes if percent else prediction.mean
         if answer.numel() != targets.numel():

@@ -21,8 +21,9 @@ from bayeslim.compact.restricted import Kept, NotRestrictable, behind, restricte
 from bayeslim.compact.surgery import sliced
 from bayeslim.errors import UnsupportedModel
 from bayeslim.export.stored import EXAMPLE
+from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.noise import kept_random_state
-from bayeslim.posteriors import Posterior
+from bayeslim.posteriors import Particles, Posterior
 from bayeslim.priors import Learnable, Prior
 from bayeslim.types import Inputs, Params, to_device
 
@@ -121,12 +122,21 @@ def _slim_bayesian(bnn: Bayesian, plain: nn.Module, result: Compaction) -> Bayes
     found.num_data_given, found.step, found.steps_per_epoch = bnn.num_data_given, bnn.step, bnn.steps_per_epoch
     found.training = bnn.training
     _check_posterior(found, weights)
+    if isinstance(found.method, ParticleMethod):
+        found.method.place(found, found.method.posterior(found))
     if found.priors.has_closed_forms:
         found.priors.maximise_(found.posterior_, found.masks)
     return found
 
 
 def _left_of(posterior: Posterior, bnn: Bayesian, kept: Kept, weights: Params, moved: Params) -> Posterior:
+    if isinstance(posterior, Particles):
+        folded = next((n for n in (*posterior.values, *posterior.buffers) if n in moved and bool(moved[n].any())), None)
+        if folded is not None:
+            raise NotRestrictable(
+                f'The constant output of an idle unit has to be added to "{folded}", and it is another in every '
+                "particle. Cut by units, or compact the plain network: compact(network, example)."
+            )
     if posterior is bnn.posterior_:
         return restricted(posterior, kept, {name: weights[name] for name in posterior.names})
     # One that is remembered beside it (for learning on) was not conditioned on the zeros yet.

@@ -9,7 +9,7 @@ From the joint marginal q_S = N(μ_S, Σ_SS) of all weights that would go with t
     savage_dickey   log p_S(0) − log q_S(0)
 
 Weights of the group that are known to be zero (cut before) are left out. A mixture's density at zero, and mass around
-it, are those of its components for the whole group, mixed.
+it, are those of its components for the whole group, mixed. Scores across particles are in `particle_score`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from bayeslim.posteriors import Dense, Diagonal, Gaussian, Kronecker, Mixture, Posterior, group_saliency
+from bayeslim.posteriors import Dense, Diagonal, Gaussian, Kronecker, Mixture, Particles, Posterior, group_saliency
 from bayeslim.posteriors.kept import KeptBlock
 from bayeslim.posteriors.saliency import Group, UnitSaliency
 from bayeslim.priors import Prior
+from bayeslim.prune import particle_score
 from bayeslim.prune.reduced import reduced
 from bayeslim.prune.score import log_prior_at_zero, mass, minus_log_mean
 
@@ -37,16 +38,25 @@ def unit_magnitude(posterior: Posterior, priors: Mapping[str, Prior], groups: Se
 
 def unit_snr(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """√(μ_Sᵀ Σ_SS⁻¹ μ_S)."""
+    if isinstance(posterior, Particles):
+        return particle_score.unit_snr(posterior, groups)
     return (2 * unit_curvature(posterior, priors, groups)).sqrt()
 
 
 def unit_curvature(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """½ μ_Sᵀ Σ_SS⁻¹ μ_S."""
+    if isinstance(posterior, Particles):
+        raise TypeError(
+            f"{posterior.count} particles do not tell how all the weights of a unit vary together. "
+            'Use criterion="snr", "density", "mass", "sign_stability" or "magnitude".'
+        )
     return group_saliency(*reduced(posterior, groups))
 
 
 def unit_density(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """−log q_S(0)."""
+    if isinstance(posterior, Particles):
+        return particle_score.unit_density(posterior, groups)
     if isinstance(posterior, Mixture):
         return _mixed(posterior, [unit_density(component, priors, groups) for component in posterior.components])
     posterior, groups = reduced(posterior, groups)
@@ -58,6 +68,11 @@ def unit_density(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequ
 
 def unit_savage_dickey(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """Log p_S(0) − log q_S(0): the evidence lost when the priors of all the unit's weights collapse to zero."""
+    if isinstance(posterior, Particles):
+        raise TypeError(
+            f"{posterior.count} particles have no joint density of all the weights of a unit to compare with the "
+            'prior\'s. Use criterion="density".'
+        )
     at_zero = {name: log_prior_at_zero(priors, name, mean.double()) for name, mean in posterior.mean.items()}
     log_prior = [
         sum(float(at_zero[n].flatten()[i].sum()) for n, i in group.items()) for group in _random(posterior, groups)
@@ -67,6 +82,8 @@ def unit_savage_dickey(posterior: Posterior, priors: Mapping[str, Prior], groups
 
 def unit_mass(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """−log P(all |w| < ε): a sum, where weights are independent."""
+    if isinstance(posterior, Particles):
+        return particle_score.unit_mass(posterior, groups)
     if isinstance(posterior, Mixture):
         return _mixed(posterior, [unit_mass(component, priors, groups) for component in posterior.components])
     if not isinstance(posterior, Diagonal):
@@ -76,6 +93,16 @@ def unit_mass(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequenc
         )
     single = {name: value.flatten() for name, value in mass(posterior, priors).items()}
     return torch.tensor([sum(float(single[n][i].sum()) for n, i in group.items()) for group in groups])
+
+
+def unit_sign_stability(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
+    """‖E w_S / ‖w_S‖‖, across particles."""
+    if not isinstance(posterior, Particles):
+        raise TypeError(
+            "How stable the direction of a unit's weights is has a closed form for none but particles. "
+            f'Got a {type(posterior).__name__} posterior: use criterion="snr".'
+        )
+    return particle_score.unit_sign_stability(posterior, groups)
 
 
 def _mixed(posterior: Mixture, costs: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,142 @@
+"""Aligning particles: the same networks, with their hidden units in one order.
+
+A network computes the same when its hidden units change places, rows of what makes them and columns of what reads them
+together. Networks trained from different starts differ by such permutations at least, so that their weights can neither
+be averaged nor compared one by one. Here every particle's units are matched to those of the first:
+
+    max over permutations P of  ⟨w₁, P(w_k)⟩,   one layer at a time, the others held, until none changes.
+
+Each layer's problem is an assignment between its units. Which units can change places is read off the traced network
+(`bayeslim.compact.units`), and every aligned particle is checked to answer as before.
+
+Ainsworth, Hayase & Srinivasa 2023, arXiv:2209.04836
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim import stochastic
+from bayeslim.bayesian import Bayesian
+from bayeslim.compact import UnitGraph, units
+from bayeslim.compact.graph import sliced_axes
+from bayeslim.errors import UnsupportedModel
+from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.posteriors.particles import Particles, stacked
+from bayeslim.progress import progress
+from bayeslim.prune.assignment import best_assignment
+from bayeslim.types import Inputs, Params, call, device_of, to_device
+
+SWEEPS = 100
+"""The most rounds over all layers; a handful is usual."""
+
+
+def align(bnn: Bayesian, example: Inputs) -> Bayesian:
+    """A copy of `bnn` whose particles have their hidden units in the order of the first one's; each computes as before.
+
+    Their mean is then closer to a network, and scores across particles compare like with like: use it before pruning an
+    ensemble, or before taking its mean network.
+
+    Args:
+        bnn: a fitted network whose posterior is made of particles.
+        example: inputs of the network, to find its units and to check every particle on.
+
+    Raises:
+        UnsupportedModel: if the network cannot be traced, or units that look alike are not.
+    """
+    if not isinstance(bnn, Bayesian) or not isinstance(bnn.method, ParticleMethod):
+        what = bnn.method.name if isinstance(bnn, Bayesian) else type(bnn).__name__
+        raise TypeError(f"align is for posteriors made of particles, such as that of bl.DeepEnsemble(). Got {what}.")
+    posterior = bnn.method.posterior(bnn)
+    example = to_device(example, device_of(bnn.model))
+    layers = _layers(units(bnn.mean_network(), example), posterior)
+    first = posterior.particle(0) | posterior.buffers_of(0)
+    found = [first]
+    for k in progress(range(1, posterior.count), "aligning"):
+        own = {name: value.clone() for name, value in (posterior.particle(k) | posterior.buffers_of(k)).items()}
+        _match(first, own, layers)
+        _check_same(bnn, posterior.network(k, bnn.model), own, example)
+        found.append(own)
+    together = stacked(found)
+    aligned = copy.deepcopy(bnn)
+    bnn.method.keep(
+        aligned,
+        Particles(
+            {name: together[name] for name in posterior.values}, buffers={n: together[n] for n in posterior.buffers}
+        ),
+    )
+    return aligned
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Units that can change places: for each dimension that they run along, (units, places of one)."""
+
+    places: dict[tuple[str, int], Tensor]
+    weights: frozenset[str]
+
+    def rows(self, tensors: Params) -> Tensor:
+        """All weights of each unit, a row each."""
+        parts = []
+        for (name, dim), places in self.places.items():
+            if name in self.weights:
+                parts.append(tensors[name].movedim(dim, 0)[places].flatten(1).double())
+        return torch.cat(parts, 1)
+
+    def permute_(self, tensors: Params, order: list[int]) -> None:
+        for (name, dim), places in self.places.items():
+            view = tensors[name].movedim(dim, 0)
+            view[places.flatten()] = view[places[order].flatten()].clone()
+
+
+def _layers(graph: UnitGraph, posterior: Particles) -> list[_Layer]:
+    """The units of a network, those that have the same places in the same tensors together."""
+    identity = graph.structure.identity
+    carried = posterior.values.keys() | posterior.buffers.keys()
+    roots = set(graph.structure.roots.tolist())
+    places: dict[int, dict[tuple[str, int], list[int]]] = {root: {} for root in sorted(roots)}
+    for name, dim, labels, _ in sliced_axes(identity):
+        for place, root in enumerate(identity.labels.find(labels).tolist()):
+            if root in roots:
+                places[root].setdefault((name, dim), []).append(place)
+    alike: dict[tuple[tuple[tuple[str, int], int], ...], list[dict[tuple[str, int], list[int]]]] = {}
+    for own in places.values():
+        if all(name in carried for name, _ in own):
+            alike.setdefault(tuple((axis, len(along)) for axis, along in own.items()), []).append(own)
+    return [
+        _Layer({axis: torch.tensor([own[axis] for own in members]) for axis, _ in kind}, frozenset(graph.shapes))
+        for kind, members in alike.items()
+        if len(members) > 1
+    ]
+
+
+def _match(first: Params, own: Params, layers: list[_Layer]) -> None:
+    """Permute a particle's units in place, layer by layer, for as long as they come closer to the first one's."""
+    for _ in range(SWEEPS):
+        changed = False
+        for layer in layers:
+            gains = layer.rows(first) @ layer.rows(own).T
+            order = best_assignment(gains)
+            better = gains[torch.arange(len(order)), order].sum() - gains.trace()
+            if better > 1e-9 * gains.abs().sum():
+                layer.permute_(own, order)
+                changed = True
+        if not changed:
+            return
+
+
+def _check_same(bnn: Bayesian, before: Params, after: Params, example: Inputs) -> None:
+    model: nn.Module = bnn.model
+    with torch.no_grad(), stochastic.evaluating(model):
+        wanted = call(model, example, before)
+        given = call(model, example, {name: value.to(before[name]) for name, value in after.items()})
+    gap = float((wanted - given).abs().max() / wanted.abs().max().clamp_min(1e-12))
+    if not gap < 1e-3:
+        raise UnsupportedModel(
+            f"Units of {bnn.sites.model} that are alike in their weights are not in what becomes of them: with their "
+            f"places changed the network answers otherwise (by {gap:.2g} of its largest output). It cannot be aligned."
+        )
