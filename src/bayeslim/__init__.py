@@ -25,7 +25,20 @@ from bayeslim.compress import Compressed, compress
 from bayeslim.distill import distill
 from bayeslim.evidence import log_evidence
 from bayeslim.export import export
-from bayeslim.methods import PSGLD, SGHMC, SGLD, SGNHT, DeepEnsemble, Laplace, Method, Snapshot, Subnetwork, Variational
+from bayeslim.methods import (
+    HMC,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGNHT,
+    DeepEnsemble,
+    Laplace,
+    Method,
+    Snapshot,
+    Subnetwork,
+    Subspace,
+    Variational,
+)
 from bayeslim.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, plan, prune
 from bayeslim.report import report
@@ -36,6 +49,7 @@ from bayeslim.select import sites
 __version__ = "0.1.0"
 
 __all__ = [
+    "HMC",
     "PSGLD",
     "SGHMC",
     "SGLD",
@@ -53,6 +67,7 @@ __all__ = [
     "Prediction",
     "Snapshot",
     "Subnetwork",
+    "Subspace",
     "Variational",
     "align",
     "bayesianize",

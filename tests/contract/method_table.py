@@ -23,6 +23,8 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "psgld": lambda: bl.PSGLD(samples=2),
     "sghmc": lambda: bl.SGHMC(samples=2, adapt=True),
     "sgnht": lambda: bl.SGNHT(samples=2),
+    "hmc": lambda: bl.HMC(samples=2, warmup=1, leapfrog=2),
+    "subspace": lambda: bl.Subspace(rank=1, snapshots=2, samples=2, warmup=1, leapfrog=2),
 }
 
 NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial"}

@@ -2,6 +2,7 @@
 
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.deep_ensemble import DeepEnsemble
+from bayeslim.methods.hmc import HMC
 from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.psgld import PSGLD
 from bayeslim.methods.sghmc import SGHMC
@@ -10,14 +11,16 @@ from bayeslim.methods.sgnht import SGNHT
 from bayeslim.methods.snapshot import Snapshot
 from bayeslim.methods.student import Student
 from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.methods.subspace import Subspace
 from bayeslim.methods.variational import Variational
 
 METHODS: dict[str, type[Method]] = {
-    m.name: m for m in (Variational, Laplace, Student, DeepEnsemble, Snapshot, PSGLD, SGHMC, SGLD, SGNHT)
+    m.name: m for m in (Variational, Laplace, Student, DeepEnsemble, Snapshot, PSGLD, SGHMC, SGLD, SGNHT, HMC, Subspace)
 }
 """Methods by the name they are saved under; a new one is added here."""
 
 __all__ = [
+    "HMC",
     "METHODS",
     "PSGLD",
     "SGHMC",
@@ -29,6 +32,7 @@ __all__ = [
     "Snapshot",
     "Student",
     "Subnetwork",
+    "Subspace",
     "Terms",
     "Variational",
 ]

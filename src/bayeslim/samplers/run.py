@@ -102,11 +102,13 @@ def ordered_by(loader: Any, seed: int) -> Iterator[None]:
 
 
 def joined(particles: Sequence[Particles]) -> Particles:
-    """The networks of several chains, one chain after the other."""
+    """The networks of several chains, one chain after the other; one long one, if their lengths differ."""
     if len(particles) == 1:
         return particles[0]
     values, buffers = ([getattr(each, part) for each in particles] for part in ("values", "buffers"))
-    return Particles(_concatenated(values), buffers=_concatenated(buffers))
+    alike = len({each.count / each.chains for each in particles}) == 1
+    chains = sum(each.chains for each in particles) if alike else 1
+    return Particles(_concatenated(values), buffers=_concatenated(buffers), chains=chains)
 
 
 def between_ranks(particles: Particles) -> Particles:
@@ -120,6 +122,7 @@ def between_ranks(particles: Particles) -> Particles:
     return Particles(
         {name: _gathered(value[-last:], world) for name, value in particles.values.items()},
         buffers={name: _gathered(value[-last:], world) for name, value in particles.buffers.items()},
+        chains=world * particles.chains if last == particles.count else world,
     )
 
 

@@ -1,0 +1,161 @@
+"""Hamiltonian Monte Carlo with the gradient of all the data: the reference for small networks.
+
+    H(w, p) = −log p(D|w) − log p(w) + ½ pᵀ M⁻¹ p
+
+Its draws are from the posterior itself, without the errors of minibatches and finite steps
+(`bayeslim.samplers.leapfrog` says how). Every draw takes up to `leapfrog` passes over the data.
+
+Neal 1995, 2011, arXiv:1206.1901 · Izmailov et al. 2021, arXiv:2104.14421
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from bayeslim.methods.fresh import check_resettable, start_afresh_
+from bayeslim.methods.full_batch import FullBatch
+from bayeslim.methods.moving import moving_weights
+from bayeslim.methods.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.subnetwork import Subnetwork, settled
+from bayeslim.posteriors.particles import Particles, stacked
+from bayeslim.progress import progress as progress_bar
+from bayeslim.results import Fit
+from bayeslim.samplers.leapfrog import Trace, hamiltonian_monte_carlo
+from bayeslim.samplers.run import between_ranks, joined, ordered_by, rank_and_world, seed_of_chain
+from bayeslim.stochastic import evaluating
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class HMC(ParticleMethod):
+    """Hamiltonian Monte Carlo.
+
+    Attributes:
+        samples: how many networks each chain keeps.
+        warmup: iterations before the first of them, in which step size and masses are set.
+        leapfrog: the most steps of a trajectory.
+        target_acceptance: the part of proposals to take.
+        temperature: T of the target p(w|D)^(1/T).
+        chains: how many chains, on every rank; all but the first start from new random weights, if all are sampled.
+        subset: which of the sites are sampled, as in `Laplace`; the rest stays as it is.
+    """
+
+    samples: int = 100
+    warmup: int = 200
+    leapfrog: int = 20
+    target_acceptance: float = 0.8
+    temperature: float = 1.0
+    chains: int = 1
+    subset: str | tuple[str, ...] | Subnetwork = "all"
+
+    name: ClassVar[str] = "hmc"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "subset", settled(self.subset))
+        for setting, least in (("samples", 1), ("warmup", 0), ("leapfrog", 1), ("chains", 1)):
+            if getattr(self, setting) < least:
+                raise ValueError(f"{setting} must be at least {least}. Got {getattr(self, setting)}.")
+        if not 0 < self.target_acceptance < 1:
+            raise ValueError(f"target_acceptance must be in (0, 1). Got {self.target_acceptance}.")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive. Got {self.temperature}.")
+
+    def fit(
+        self,
+        bnn: Bayesian,
+        loader: Any,
+        *,
+        epochs: int | None = None,
+        start: Callable[[], nn.Module] | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        progress: bool = True,
+        **training: Any,
+    ) -> Fit:
+        """Run the chains; train the network first if `epochs` is given.
+
+        The network is in evaluation mode: dropout is off, and batch norms keep their statistics.
+
+        Args:
+            bnn: the network; the first chain starts from its weights.
+            loader: batches of inputs and targets, all of which are held.
+            epochs: train the MAP estimate this long first.
+            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            dtype: to keep the networks in; the network's own if not given.
+            seed: makes the run repeat; drawn if not given.
+            progress: show a progress bar.
+            **training: options of `bayeslim.train.fit`, with `epochs`.
+
+        Returns:
+            with `details`: acceptance, divergences, step size and energies of every chain.
+        """
+        from bayeslim import train
+
+        if epochs is None and training:
+            raise TypeError(f"{', '.join(training)} are options of training, which is only done with epochs=...")
+        rank, world = rank_and_world()
+        if self.chains * world > 1 and self.subset == "all" and start is None:
+            check_resettable(bnn.model)
+        previous = bnn.state.pop("posterior", None)
+        begun, found, traces = time.monotonic(), [], []
+        result = Fit()
+        try:
+            if epochs is not None:
+                result = train.fit(bnn, loader, epochs=epochs, seed=seed, progress=progress, **training)
+            bnn.num_data = train._num_data(bnn, loader)
+            base = int(torch.randint(2**62, ())) if seed is None else seed
+            moving = moving_weights(bnn, self, loader)
+            begin = {name: value.clone() for name, value in bnn.model.state_dict().items()}
+            with evaluating(bnn):
+                for index in range(rank * self.chains, (rank + 1) * self.chains):
+                    with ordered_by(loader, seed_of_chain(base, index)):
+                        bnn.model.load_state_dict(begin)
+                        if index and self.subset == "all":
+                            start_afresh_(bnn.model, start)
+                            bnn.keep_zeros()
+                        potential = FullBatch(bnn, moving, loader, self.temperature)
+                        traces.append(self._chain(potential, progress and rank == 0))
+                        draws = [potential.params(draw) for draw in traces[-1].draws]
+                    kept = stacked(draws)
+                    found.append(Particles({n: v.to(dtype or v.dtype) for n, v in kept.items()}))
+        except BaseException:
+            if previous is not None:
+                bnn.state["posterior"] = previous
+            raise
+        self.keep(bnn, between_ranks(joined(found)))
+        result.details.update(chains=self.chains * world, **_facts(traces))
+        result.seconds = time.monotonic() - begun
+        return result
+
+    def place(self, bnn: Bayesian, posterior: Particles) -> None:
+        """Put the network to the mean of one chain, or to the last network of several."""
+        several = self.chains * rank_and_world()[1] > 1
+        set_tensors(bnn, posterior.particle(posterior.count - 1) if several else posterior.mean)
+
+    def _chain(self, potential: FullBatch, shown: bool) -> Trace:
+        return hamiltonian_monte_carlo(
+            potential,
+            potential.vector(),
+            samples=self.samples,
+            warmup=self.warmup,
+            leapfrog=self.leapfrog,
+            target_acceptance=self.target_acceptance,
+            watch=lambda iterations: progress_bar(iterations, "hmc", enabled=shown),
+        )
+
+
+def _facts(traces: list[Trace]) -> dict[str, Any]:
+    return {
+        "acceptance": [trace.acceptance for trace in traces],
+        "divergences": [trace.divergences for trace in traces],
+        "step_size": [trace.step_size for trace in traces],
+        "energies": [trace.energies for trace in traces],
+    }

@@ -1,0 +1,213 @@
+"""Hamiltonian Monte Carlo on a vector: exact but for Monte-Carlo error, at the price of full gradients.
+
+    H(q, p) = U(q) + ½ pᵀ M⁻¹ p          U = −log density
+
+Each iteration draws p ~ N(0, M), follows the dynamics for a random number of leapfrog steps
+    p ← p − ½ε ∇U(q),   q ← q + ε M⁻¹ p,   p ← p − ½ε ∇U(q)
+and takes where it ends with probability min(1, e^(H − H')). In the warm-up the step size ε is set by dual averaging, so
+that a wanted part of proposals is taken, and the diagonal of M⁻¹ by the variances of the chain so far, over windows
+that double in length; then both are held.
+
+Neal 2011, arXiv:1206.1901 · Hoffman & Gelman 2014, arXiv:1111.4246 · Stan Development Team for the windows
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Potential = Callable[[Tensor], tuple[float, Tensor]]
+"""U(q) and its gradient, of a vector."""
+
+DIVERGED = 1000.0
+"""An error of the energy beyond which a trajectory has left the dynamics altogether."""
+
+
+@dataclass
+class Trace:
+    """What a chain did.
+
+    Attributes:
+        draws: (S, D), after the warm-up.
+        energies: U of every draw.
+        acceptance: the mean acceptance probability of the draws.
+        divergences: how many trajectories after the warm-up left the dynamics.
+        step_size: ε, as the warm-up set it.
+        inverse_mass: the diagonal of M⁻¹, likewise, (D,).
+    """
+
+    draws: Tensor
+    energies: list[float]
+    acceptance: float
+    divergences: int
+    step_size: float
+    inverse_mass: Tensor
+
+
+def hamiltonian_monte_carlo(
+    potential: Potential,
+    start: Tensor,
+    *,
+    samples: int,
+    warmup: int,
+    leapfrog: int = 20,
+    target_acceptance: float = 0.8,
+    watch: Callable[[Iterable[int]], Iterable[int]] = iter,
+) -> Trace:
+    """Draw from a density by Hamiltonian Monte Carlo, with torch's global random numbers.
+
+    Args:
+        potential: U and its gradient.
+        start: where to begin, (D,).
+        samples: how many draws to keep.
+        warmup: iterations before the first of them.
+        leapfrog: the most steps of a trajectory; every one takes a number between 1 and this.
+        target_acceptance: the part of proposals to take.
+        watch: goes through the iterations, such as a progress bar.
+    """
+    q = start.detach().clone()
+    energy, gradient = potential(q)
+    if not math.isfinite(energy):
+        raise ArithmeticError(f"The chain starts where the density is zero or not a number: U = {energy}.")
+    inverse_mass = torch.ones_like(q)
+    averaging = _DualAveraging(target_acceptance)
+    averaging.restart(_first_step_size(potential, q, energy, gradient, inverse_mass))
+    windows, spread = _windows(warmup), _Spread(q)
+    draws, energies, accepted, divergences = q.new_empty(samples, len(q)), [], 0.0, 0
+    for iteration in watch(range(warmup + samples)):
+        warming = iteration < warmup
+        step_size = averaging.now if warming else averaging.settled
+        momentum = torch.randn_like(q) / inverse_mass.sqrt()
+        before = energy + _kinetic(momentum, inverse_mass)
+        steps = int(torch.randint(1, leapfrog + 1, ()))
+        new_q, new_p, new_energy, new_gradient = _trajectory(
+            potential, q, momentum, gradient, step_size, steps, inverse_mass
+        )
+        error = new_energy + _kinetic(new_p, inverse_mass) - before
+        probability = math.exp(min(0.0, -error)) if math.isfinite(error) else 0.0
+        if float(torch.rand((), dtype=torch.float64)) < probability:
+            q, energy, gradient = new_q, new_energy, new_gradient
+        if not warming:
+            draws[iteration - warmup] = q
+            energies.append(energy)
+            accepted += probability
+            divergences += not error < DIVERGED
+            continue
+        averaging.update(probability)
+        if windows and windows[0][0] <= iteration < windows[0][1]:
+            spread.add(q)
+        if windows and iteration == windows[0][1] - 1:
+            inverse_mass = spread.regularised()
+            spread = _Spread(q)
+            windows = windows[1:]
+            averaging.restart(_first_step_size(potential, q, energy, gradient, inverse_mass))
+    return Trace(draws, energies, accepted / samples, divergences, averaging.settled, inverse_mass)
+
+
+def _trajectory(
+    potential: Potential, q: Tensor, p: Tensor, gradient: Tensor, step_size: float, steps: int, inverse_mass: Tensor
+) -> tuple[Tensor, Tensor, float, Tensor]:
+    """Where the leapfrog steps lead, with the energy and the gradient there."""
+    energy = math.nan
+    p = p - 0.5 * step_size * gradient
+    for step in range(steps):
+        q = q + step_size * inverse_mass * p
+        energy, gradient = potential(q)
+        if not math.isfinite(energy):
+            break
+        p = p - (step_size if step < steps - 1 else 0.5 * step_size) * gradient
+    return q, p, energy, gradient
+
+
+def _kinetic(p: Tensor, inverse_mass: Tensor) -> float:
+    return 0.5 * float((p.double().square() * inverse_mass.double()).sum())
+
+
+def _first_step_size(potential: Potential, q: Tensor, energy: float, gradient: Tensor, inverse_mass: Tensor) -> float:
+    """A step size whose single step is taken about half of the time, to begin with."""
+    p = torch.randn_like(q) / inverse_mass.sqrt()
+    before = energy + _kinetic(p, inverse_mass)
+
+    def is_accepted(step_size: float) -> bool:
+        _, end, value, _ = _trajectory(potential, q, p, gradient, step_size, 1, inverse_mass)
+        error = value + _kinetic(end, inverse_mass) - before
+        return math.isfinite(error) and error < math.log(2)
+
+    step_size = 0.1
+    grows = is_accepted(step_size)
+    for _ in range(50):
+        step_size *= 2.0 if grows else 0.5
+        if is_accepted(step_size) != grows:
+            break
+    return step_size / 2 if grows else step_size
+
+
+def _windows(warmup: int) -> list[tuple[int, int]]:
+    """Iterations over which variances are measured: each twice as long as the one before, the last to nine tenths."""
+    first, last = int(0.15 * warmup), int(0.9 * warmup)
+    found, start, length = [], first, max(10, warmup // 20)
+    while start + length <= last:
+        end = start + length if start + 3 * length <= last else last
+        found.append((start, end))
+        start, length = end, 2 * length
+    return found
+
+
+@dataclass
+class _DualAveraging:
+    """Steps towards the log step size at which the acceptance is as wanted, and their average."""
+
+    target: float
+    centre: float = 0.0
+    log: float = 0.0
+    average: float = 0.0
+    error: float = 0.0
+    count: int = 0
+
+    def restart(self, step_size: float) -> None:
+        self.log, self.centre = math.log(step_size), math.log(10 * step_size)
+        self.average, self.error, self.count = self.log, 0.0, 0
+
+    def update(self, acceptance: float) -> None:
+        self.count += 1
+        share = 1 / (self.count + 10)
+        self.error = (1 - share) * self.error + share * (self.target - acceptance)
+        self.log = self.centre - math.sqrt(self.count) / 0.05 * self.error
+        weight = self.count**-0.75
+        self.average = weight * self.log + (1 - weight) * self.average
+
+    @property
+    def now(self) -> float:
+        return math.exp(self.log)
+
+    @property
+    def settled(self) -> float:
+        return math.exp(self.average)
+
+
+@dataclass
+class _Spread:
+    """Variances of what is added, one by one."""
+
+    like: Tensor
+    count: int = 0
+    mean: Tensor = field(init=False)
+    total: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mean, self.total = torch.zeros_like(self.like), torch.zeros_like(self.like)
+
+    def add(self, q: Tensor) -> None:
+        self.count += 1
+        off = q - self.mean
+        self.mean = self.mean + off / self.count
+        self.total = self.total + off * (q - self.mean)
+
+    def regularised(self) -> Tensor:
+        """A little towards a small number, as few draws may lie close together."""
+        variance = self.total / max(1, self.count - 1)
+        return (self.count * variance + 5e-3) / (self.count + 5)

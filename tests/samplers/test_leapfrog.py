@@ -1,0 +1,99 @@
+"""Hamiltonian Monte Carlo against closed forms."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from targets import COVARIANCE, MEAN, PRECISION, worst
+from torch import Tensor
+
+from bayeslim.samplers.leapfrog import _trajectory, _windows, hamiltonian_monte_carlo
+
+
+def gaussian(scale: Tensor | float = 1.0):
+    """A correlated Gaussian with its coordinates stretched."""
+    precision = PRECISION / torch.outer(torch.as_tensor(scale).expand(3), torch.as_tensor(scale).expand(3)).double()
+
+    def potential(q: Tensor) -> tuple[float, Tensor]:
+        pull = precision @ (q - MEAN)
+        return float(0.5 * (q - MEAN) @ pull), pull
+
+    return potential
+
+
+def draws_of(potential, samples=1500, **settings):
+    options = {"samples": samples, "warmup": 400, "leapfrog": 12} | settings
+    return hamiltonian_monte_carlo(potential, torch.zeros(3, dtype=torch.float64), **options)
+
+
+def test_mean_and_covariance_of_a_gaussian():
+    trace = draws_of(gaussian())
+    assert worst(trace.draws[::2]) < 4.5  # every second draw is about independent
+    assert trace.divergences == 0
+    assert trace.energies[7] == pytest.approx(gaussian()(trace.draws[7])[0])
+
+
+def test_a_gradient_or_a_momentum_that_is_wrong_is_seen():
+    def steeper(q: Tensor) -> tuple[float, Tensor]:
+        energy, pull = gaussian()(q)
+        return energy / 2, pull / 2  # another temperature
+
+    assert worst(draws_of(steeper, samples=400).draws[::2]) > 8
+
+
+def test_the_step_size_is_set_for_the_wanted_acceptance():
+    start, found = torch.zeros(200, dtype=torch.float64), []
+    for target in (0.6, 0.9):
+        options = {"samples": 300, "warmup": 800, "leapfrog": 6, "target_acceptance": target}
+        found.append(hamiltonian_monte_carlo(lambda q: (float(q @ q / 2), q), start, **options))
+        assert found[-1].acceptance == pytest.approx(target, abs=0.12)
+    assert found[0].step_size > 1.1 * found[1].step_size
+
+
+def test_masses_follow_the_scales():
+    scale = torch.tensor([0.01, 1.0, 30.0], dtype=torch.float64)
+    trace = draws_of(gaussian(scale), samples=600, warmup=800)
+    ratio = trace.inverse_mass / (COVARIANCE.diagonal() * scale**2)
+    assert (ratio.log().abs() < math.log(2)).all()
+    assert worst(trace.draws[::2], MEAN, COVARIANCE * torch.outer(scale, scale)) < 5
+
+
+def test_the_dynamics_are_reversible_and_keep_the_energy():
+    q, p = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, 0.5, -0.2], dtype=torch.float64)
+    mass = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    potential = gaussian()
+    energy, gradient = potential(q)
+
+    def error(step: float) -> float:
+        _, end, after, _ = _trajectory(potential, q, p, gradient, step, round(1 / step), mass)
+        return after + 0.5 * float((end**2 * mass).sum()) - energy - 0.5 * float((p**2 * mass).sum())
+
+    new_q, new_p, _, new_gradient = _trajectory(potential, q, p, gradient, 0.05, 20, mass)
+    back, _, _, _ = _trajectory(potential, new_q, -new_p, new_gradient, 0.05, 20, mass)
+    torch.testing.assert_close(back, q)
+    assert abs(error(0.05)) < 0.05
+    assert error(0.02) / error(0.01) == pytest.approx(4, rel=0.2)  # second order
+
+
+def test_walls_are_not_crossed():
+    def half_normal(q: Tensor) -> tuple[float, Tensor]:
+        return (float(q @ q / 2) if bool((q > 0).all()) else math.inf), q
+
+    trace = hamiltonian_monte_carlo(
+        half_normal, torch.ones(1, dtype=torch.float64), samples=2000, warmup=100, leapfrog=4, target_acceptance=0.6
+    )
+    assert (trace.draws > 0).all()
+    assert trace.draws.mean().item() == pytest.approx((2 / math.pi) ** 0.5, abs=0.08)
+    with pytest.raises(ArithmeticError, match="starts where"):
+        hamiltonian_monte_carlo(half_normal, -torch.ones(1, dtype=torch.float64), samples=1, warmup=0)
+
+
+def test_windows_double_and_end_before_the_warm_up_does():
+    windows = _windows(400)
+    assert windows[0] == (60, 80)
+    assert windows[-1][1] == 360
+    assert all(before[1] == after[0] for before, after in pairwise(windows))
+    assert _windows(5) == []
