@@ -29,11 +29,12 @@ class Particles(Posterior):
             network's, or on another device: they are converted when they are used.
         buffers: what else differs between the networks, by name, (S, *shape): their buffers, and parameters that were
             trained as points. What is named nowhere is the model's own.
+        chains: how many Markov chains they come from, one after the other and equally long, in the order drawn.
     """
 
     kind: ClassVar[str] = "particles"
 
-    def __init__(self, values: Mapping[str, Tensor], *, buffers: Mapping[str, Tensor] | None = None):
+    def __init__(self, values: Mapping[str, Tensor], *, buffers: Mapping[str, Tensor] | None = None, chains: int = 1):
         self.values = dict(values)
         self.buffers = dict(buffers or {})
         if not self.values:
@@ -46,6 +47,9 @@ class Particles(Posterior):
                     f'"{name}" needs a value for each of {max(self.count, 1)} particles, in front of its own shape. '
                     f"Got {count}."
                 )
+        if chains < 1 or self.count % chains:
+            raise ShapeMismatch(f"{self.count} particles do not come from {chains} equally long chains.")
+        self.chains = chains
 
     @property
     def mean(self) -> Params:
@@ -114,6 +118,7 @@ class Particles(Posterior):
         return Particles(
             {name: cut.get(name, value) for name, value in self.values.items()},
             buffers={name: cut.get(name, value) for name, value in self.buffers.items()},
+            chains=self.chains,
         )
 
     def tensors(self) -> Params:
@@ -124,12 +129,16 @@ class Particles(Posterior):
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        """Build it again from `tensors()`."""
+        """Build it again from `config()` and `tensors()`."""
         parts: dict[str, Params] = {"value": {}, "buffer": {}}
         for key, tensor in tensors.items():
             part, _, name = key.partition(":")
             parts[part][name] = tensor
-        return cls(parts["value"], buffers=parts["buffer"])
+        return cls(parts["value"], buffers=parts["buffer"], chains=config.get("chains", 1))
+
+    def config(self) -> dict[str, Any]:
+        """How many chains."""
+        return {"chains": self.chains}
 
     @property
     def names(self) -> tuple[str, ...]:
