@@ -1,0 +1,70 @@
+"""Chains in ArviZ's own form, for its plots and tables."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.diagnostics import traces
+from bayeslim.errors import MissingExtra
+from bayeslim.posteriors import Particles
+from bayeslim.types import Inputs
+
+
+def to_arviz(
+    source: Bayesian | Particles,
+    x: Inputs = None,
+    *,
+    chains: int | None = None,
+    energy: Tensor | Sequence[Any] | None = None,
+) -> Any:
+    """Chains as ArviZ keeps them: weights in the group `posterior`, with the user's own parameter names.
+
+    Args:
+        source: a network whose posterior was sampled, or its particles.
+        x: inputs; what every network predicts for them goes to `posterior_predictive`, as "outputs".
+        chains: how many chains the particles come from; what the particles say if not given.
+        energy: the Hamiltonian at every draw, (chains, draws); goes to `sample_stats`.
+
+    Returns:
+        an `arviz.InferenceData`, or an `xarray.DataTree` from ArviZ 1.0 on.
+
+    Raises:
+        MissingExtra: if ArviZ is not installed.
+    """
+    particles = traces.particles_of(source)
+    chains = particles.chains if chains is None else chains
+    groups = {"posterior": {name: _array(trace) for name, trace in traces.weights(particles, chains).items()}}
+    if x is not None:
+        groups["posterior_predictive"] = {"outputs": _array(traces.outputs(source, x, chains))}
+    if energy is not None:
+        found = traces.energies(energy, chains, particles.count // chains)
+        groups["sample_stats"] = {"energy": _array(found)}
+    arviz = _arviz()
+    with warnings.catch_warnings():
+        # many short chains are meant; ArviZ asks whether the two were swapped
+        warnings.filterwarnings("ignore", message="More chains", category=UserWarning)
+        if int(arviz.__version__.partition(".")[0]) >= 1:
+            return arviz.from_dict(groups)
+        return arviz.from_dict(**groups)
+
+
+def _array(trace: Tensor) -> np.ndarray[Any, Any]:
+    trace = trace.detach().cpu()
+    return (trace.float() if trace.dtype in (torch.float16, torch.bfloat16) else trace).numpy()
+
+
+def _arviz() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # it announces its next version when it is imported
+            import arviz
+    except ImportError as error:
+        raise MissingExtra("ArviZ", "diagnostics", "to_arviz") from error
+    return arviz
