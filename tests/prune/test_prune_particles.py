@@ -9,6 +9,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.compact.restricted import NotRestrictable
+from bayeslim.export import ensemble as exported_ensemble
 
 X = torch.randn(240, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] * X[:, 1] > 0).long() + (X[:, 2] > 1).long()
@@ -144,11 +145,15 @@ def test_points_are_cut_with_their_unit():
 
 
 def test_an_ensemble_is_exported_with_every_member_once(ensemble, tmp_path):
-    prediction = bl.predict(ensemble, X)
-    for samples, expected in ((None, prediction), (2, bl.predict(ensemble, X, samples=2))):
-        path = tmp_path / f"ensemble-{samples}.onnx"
-        bl.export(ensemble, path, example=X[:4], samples=samples)
-        session = onnxruntime.InferenceSession(path)
-        outputs = session.run(None, {session.get_inputs()[0].name: X.numpy()})
-        for found, name in zip(outputs, ("mean", "variance", "entropy", "aleatoric", "epistemic"), strict=True):
-            torch.testing.assert_close(torch.from_numpy(found), getattr(expected, name), rtol=1e-3, atol=1e-5)
+    names = ("mean", "variance", "entropy", "aleatoric", "epistemic")
+    for samples, networks in ((None, 3), (2, 2), (9, 3)):
+        together = exported_ensemble(ensemble, samples)
+        assert len(together.members) == networks
+        expected = bl.predict(ensemble, X, samples=samples)
+        for found, name in zip(together(X), names, strict=True):
+            torch.testing.assert_close(found, getattr(expected, name), rtol=1e-4, atol=1e-6)
+    bl.export(ensemble, tmp_path / "ensemble.onnx", example=X[:4])
+    session = onnxruntime.InferenceSession(tmp_path / "ensemble.onnx")
+    expected = bl.predict(ensemble, X)
+    for found, name in zip(session.run(None, {session.get_inputs()[0].name: X.numpy()}), names, strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), getattr(expected, name), rtol=1e-3, atol=1e-5)

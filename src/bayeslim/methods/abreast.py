@@ -27,7 +27,7 @@ _TOGETHER = (
     nn.Dropout, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU,
     nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Softmax, nn.LogSoftmax,
 )  # fmt: skip
-_MOST_WEIGHTS = {"cpu": 100_000, "cuda": 10_000_000}
+_MOST_WEIGHTS = {"cpu": 100_000, "cuda": 1_000_000}
 
 
 def is_faster(model: nn.Module) -> bool:

@@ -132,12 +132,14 @@ class DeepEnsemble(ParticleMethod):
 
     def _is_together(self, bnn: Bayesian, loader: Any, optimizer: Any, training: Mapping[str, Any]) -> bool:
         """Whether to train abreast; raises where that is asked for and cannot be."""
+        from bayeslim.train import _rank_and_world
+
         if self.together is False:
             return False
         obstacles = [f"{option}=..." for option in _APART if training.get(option)]
         obstacles += ["a likelihood with parameters"] if any(True for _ in bnn.likelihood.parameters()) else []
         obstacles += ["learning on from data before"] if bnn.anchor is not None else []
-        obstacles += ["several processes"] if torch.distributed.is_initialized() else []
+        obstacles += ["several processes"] if _rank_and_world()[1] > 1 else []
         obstacles += ["a loader with persistent_workers"] if getattr(loader, "persistent_workers", False) else []
         if self.together == "auto":
             return not obstacles and optimizer is None and is_faster(bnn.model)

@@ -66,7 +66,9 @@ def align(bnn: Bayesian, example: Inputs) -> Bayesian:
     bnn.method.keep(
         aligned,
         Particles(
-            {name: together[name] for name in posterior.values}, buffers={n: together[n] for n in posterior.buffers}
+            {name: together[name] for name in posterior.values},
+            buffers={name: together[name] for name in posterior.buffers},
+            chains=posterior.chains,
         ),
     )
     return aligned
