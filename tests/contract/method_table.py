@@ -25,6 +25,10 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "sgnht": lambda: bl.SGNHT(samples=2),
     "hmc": lambda: bl.HMC(samples=2, warmup=1, leapfrog=2),
     "subspace": lambda: bl.Subspace(rank=1, snapshots=2, samples=2, warmup=1, leapfrog=2),
+    "swa": lambda: bl.SWA(),
+    "swag": lambda: bl.SWAG(start=0.0, every=1, samples=2),
+    "swag-diagonal": lambda: bl.SWAG(rank=0, start=0.0, every=1, samples=2),
+    "multi-swag": lambda: bl.MultiSWAG(members=2, samples=2, start=0.0, every=1),
 }
 
 NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial"}

@@ -4,6 +4,7 @@ from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.deep_ensemble import DeepEnsemble
 from bayeslim.methods.hmc import HMC
 from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.multi_swag import MultiSWAG
 from bayeslim.methods.psgld import PSGLD
 from bayeslim.methods.sghmc import SGHMC
 from bayeslim.methods.sgld import SGLD
@@ -12,10 +13,28 @@ from bayeslim.methods.snapshot import Snapshot
 from bayeslim.methods.student import Student
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.methods.subspace import Subspace
+from bayeslim.methods.swa import SWA
+from bayeslim.methods.swag import SWAG
 from bayeslim.methods.variational import Variational
 
 METHODS: dict[str, type[Method]] = {
-    m.name: m for m in (Variational, Laplace, Student, DeepEnsemble, Snapshot, PSGLD, SGHMC, SGLD, SGNHT, HMC, Subspace)
+    m.name: m
+    for m in (
+        Variational,
+        Laplace,
+        Student,
+        DeepEnsemble,
+        Snapshot,
+        PSGLD,
+        SGHMC,
+        SGLD,
+        SGNHT,
+        HMC,
+        Subspace,
+        SWA,
+        SWAG,
+        MultiSWAG,
+    )
 }
 """Methods by the name they are saved under; a new one is added here."""
 
@@ -26,9 +45,12 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SWA",
+    "SWAG",
     "DeepEnsemble",
     "Laplace",
     "Method",
+    "MultiSWAG",
     "Snapshot",
     "Student",
     "Subnetwork",

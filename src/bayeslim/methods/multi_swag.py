@@ -1,0 +1,123 @@
+"""MultiSWAG: a mixture of SWAG's Gaussians, each around a mode of its own.
+
+    q(θ) = (1/M) Σ_m N(θ_m, Σ_m),        θ_m, Σ_m the moments of training from the m-th random start (`SWAG`)
+
+A deep ensemble finds the modes, and SWAG how wide they are. The posterior is made of networks drawn from the mixture,
+equally many of each Gaussian, each with batch norms measured for its own weights.
+
+Wilson & Izmailov 2020, arXiv:2002.08791
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from bayeslim.methods.averaging import GaussianAveraging, averaged
+from bayeslim.methods.batch_statistics import drawn
+from bayeslim.methods.fresh import check_resettable, start_afresh_
+from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.results import Fit
+from bayeslim.samplers.run import joined, seed_of_chain
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiSWAG(GaussianAveraging, ParticleMethod):
+    """Networks drawn around several modes; further settings as in `GaussianAveraging`.
+
+    The network itself is left at the last one drawn, since the mean of all is none.
+
+    Attributes:
+        members: how many modes.
+        samples: how many networks are drawn around each.
+    """
+
+    members: int = 3
+    samples: int = 10
+
+    name: ClassVar[str] = "multi-swag"
+    stands_at: ClassVar[Literal["mean", "last"]] = "last"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.members) is not int or self.members < 1:
+            raise ValueError(f"members must be a whole number, at least 1. Got {self.members!r}.")
+
+    def fit(
+        self,
+        bnn: Bayesian,
+        loader: Any,
+        *,
+        epochs: int = 10,
+        start: Callable[[], nn.Module] | None = None,
+        optimizer: OptimizerOf | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        **training: Any,
+    ) -> Fit:
+        """Train every member from a random start of its own, and draw networks around each.
+
+        Args:
+            bnn: the network. One that was pruned goes on from where it is instead, or its zeros would lose their sense.
+            loader: batches of inputs and targets, gone over by each member.
+            epochs: passes over the loader, in all, of every member.
+            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            optimizer: a function that makes an optimizer of the parameters; Adam if not given.
+            checkpoint: a folder to save to after every epoch; training goes on exactly from what it holds.
+            seed: makes the run repeat, and leaves the global random state as it was.
+            **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`.
+
+        Returns:
+            the history of all members, each epoch's with the number of its member (from 1).
+        """
+        from bayeslim.train import _rank_and_world, _seeded
+
+        if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
+            raise TypeError(
+                "Every member needs an optimizer of its own: pass a function that makes one, such as "
+                f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
+            )
+        if start is None and not bnn.masks:
+            check_resettable(bnn.model)
+        step, result, found = bnn.step, Fit(), []
+        begin = {name: value.clone() for name, value in bnn.state_dict().items()}
+        previous = bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
+        try:
+            for member in range(self.members):
+                own = None if seed is None else seed_of_chain(seed, member)
+                folder = None if checkpoint is None else Path(checkpoint) / f"member-{member + 1}"
+                with _seeded(own, _rank_and_world()[0]):
+                    bnn.load_state_dict(begin)
+                    bnn.step = step
+                    if not bnn.masks:
+                        start_afresh_(bnn.model, start)
+                    done, trajectory = averaged(
+                        self, bnn, loader, self.rank, epochs=epochs, checkpoint=folder,
+                        optimizer=None if optimizer is None else optimizer(_trainable(bnn)), **training,
+                    )  # fmt: skip
+                    found.append(drawn(bnn, trajectory.gaussian(self.scale), loader, self.samples))
+                result.history += [{"member": member + 1, **epoch} for epoch in done.history]
+                result.seconds += done.seconds
+                result.resumed_from += done.resumed_from
+                result.stopped = done.stopped
+        except BaseException:
+            if previous is not None:
+                bnn.state["posterior"] = previous
+            raise
+        self.keep(bnn, joined(found))
+        return result
+
+
+def _trainable(bnn: Bayesian) -> list[nn.Parameter]:
+    return [p for p in bnn.parameters() if p.requires_grad]

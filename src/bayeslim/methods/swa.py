@@ -1,0 +1,54 @@
+"""Stochastic weight averaging: one network, the mean of those that training passed through.
+
+    θ_SWA = (1/T) Σ_i θ_i
+
+Training at a high rate wanders along the rim of a wide optimum; the mean lies inside and generalises better. It is a
+point, with no uncertainty of its own: `SWAG` also takes the spread. Batch norms are measured again for the mean.
+
+Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, arXiv:1803.05407
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from bayeslim.methods.averaging import Averaging, averaged
+from bayeslim.methods.batch_statistics import measure_again_
+from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
+from bayeslim.results import Fit
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWA(Averaging, ParticleMethod):
+    """The mean of the networks that training passed through; settings as in `Averaging`."""
+
+    name: ClassVar[str] = "swa"
+    stands_at: ClassVar[Literal["mean", "last"]] = "last"
+
+    def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
+        """Train, average, and measure the batch norms of the mean.
+
+        Args:
+            bnn: the network; training starts from where it is.
+            loader: batches of inputs and targets.
+            epochs: passes over the loader, in all.
+            seed: makes the run repeat, and leaves the global random state as it was.
+            **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`.
+        """
+        from bayeslim.train import _rank_and_world, _seeded
+
+        previous = bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
+        try:
+            result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)
+            with _seeded(seed, _rank_and_world()[0]):
+                measure_again_(bnn.model, loader)
+        except BaseException:
+            if previous is not None:
+                bnn.state["posterior"] = previous
+            raise
+        self.keep(bnn, gathered([snapshot(bnn)]))
+        return result

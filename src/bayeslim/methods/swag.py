@@ -1,0 +1,116 @@
+"""SWAG: a Gaussian around the mean of the networks that training passed through, with their spread.
+
+    θ = θ_SWA + √s Σ_diag^½ z₁ + √(s / (K − 1)) D z₂        z₁ ~ N(0, I),  z₂ ~ N(0, I_K),  s = ½
+
+with the moments of `bayeslim.methods.trajectory`: a covariance s (Σ_diag + D Dᵀ / (K − 1)), low-rank plus diagonal.
+
+Batch norms need statistics of the weights they stand among. Those of the mean network are measured when training ends.
+For a network with batch norms `samples` networks are then drawn as well and measured each, and these are what
+predictions are made of: to draw others would take the training data. After pruning, until `fit` is called again, all
+draws have the statistics of the mean network.
+
+Maddox, Garipov, Izmailov, Vetrov & Wilson 2019, arXiv:1902.02476
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bayeslim.errors import NotFitted
+from bayeslim.methods.averaging import GaussianAveraging, averaged
+from bayeslim.methods.base import Method
+from bayeslim.methods.batch_statistics import drawn, measure_again_, norms_of
+from bayeslim.posteriors import Posterior
+from bayeslim.results import Fit, Prediction
+from bayeslim.types import Inputs, call, device_of
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWAG(GaussianAveraging, Method):
+    """The Gaussian of training's own wandering; settings as in `GaussianAveraging`.
+
+    The posterior is a `LowRankCovariance`, or with `rank=0` a `Diagonal`. The network itself is left at the mean.
+    """
+
+    name: ClassVar[str] = "swag"
+
+    def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
+        """Train, and take the moments of the networks on the way.
+
+        Args:
+            bnn: the network; training starts from where it is.
+            loader: batches of inputs and targets.
+            epochs: passes over the loader, in all.
+            seed: makes the run repeat, and leaves the global random state as it was.
+            **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`. The paper's optimizer
+                is SGD with momentum; Adam if not given.
+        """
+        from bayeslim.train import _rank_and_world, _seeded
+
+        previous: dict[str, Posterior] = {
+            key: bnn.state.pop(key) for key in ("posterior", "networks") if key in bnn.state
+        }
+        try:
+            result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
+            posterior = trajectory.gaussian(self.scale)
+            found: dict[str, Posterior] = {"posterior": posterior}
+            with _seeded(seed, _rank_and_world()[0]):
+                measure_again_(bnn.model, loader)
+                if norms_of(bnn.model):
+                    found["networks"] = drawn(bnn, posterior, loader, self.samples)
+        except BaseException:
+            bnn.state.update(previous)  # an attempt that failed leaves the posterior that was there
+            raise
+        bnn.state.update(found)
+        return result
+
+    def posterior(self, bnn: Bayesian) -> Posterior:
+        """The Gaussian that `fit` found, on the network's device."""
+        posterior = bnn.state.get("posterior")
+        if posterior is None:
+            raise NotFitted("The posterior of swag is gathered in training: call bnn.fit(loader, ...) first.")
+        assert isinstance(posterior, Posterior)
+        device = device_of(bnn.model)
+        if next(iter(posterior.mean.values())).device != device:
+            moved = {name: tensor.to(device) for name, tensor in posterior.tensors().items()}
+            bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
+        return posterior
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The outputs of one network drawn from the posterior; of the network itself while there is none yet."""
+        return super().draw(bnn, inputs) if "posterior" in bnn.state else call(bnn.model, inputs)
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Condition the random parameters on zeros, and put zeros into the others."""
+        random = set(bnn.posterior_.names)
+        super().condition(bnn, {name: mask for name, mask in masks.items() if name in random}, **options)
+        bnn.state.pop("networks", None)  # drawn from what the posterior was, and measured with it
+        with torch.no_grad():
+            for name in masks.keys() - random:
+                weight = bnn.model.get_parameter(name)
+                weight.masked_fill_(~masks[name].to(weight.device), 0)
+
+    def predictive(
+        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """From the networks that were measured, where there are such; while training, of the one network."""
+        from bayeslim.predict import _batches, predictive
+
+        if how == "local":
+            raise ValueError('SWAG has no noise to draw for every example. Use how="sample".')
+        networks = bnn.state.get("networks")
+        if networks is not None and how in ("auto", "sample"):
+            batches = _batches(inputs, 1024, device_of(bnn.model))
+            return bnn.likelihood.predict(predictive(networks, bnn, batches, samples, how, generator))
+        if how not in ("mean", "map") or "posterior" in bnn.state:
+            return None
+        batches = _batches(inputs, 1024, device_of(bnn.model))
+        return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
