@@ -1,6 +1,6 @@
 """Things by name, as a person writes them: `laplace`, `mlp(hidden=100, inputs=64)`, `package.module:factory(depth=2)`.
 
-Arguments are literals (numbers, strings, lists, None, True and False), or calls of the few things that a setting may be
+Arguments are literals (numbers, inf, strings, lists, None, True and False), or calls of the few things that a setting may be
 made of, `variational(kl_schedule=warmup(end=5))`; nothing is evaluated.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -106,6 +107,8 @@ def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None =
 
     >>> parse("mlp(hidden=100)", "model").kwargs
     {'hidden': 100}
+    >>> parse("variational(renyi=-inf)", "method").kwargs
+    {'renyi': -inf}
     >>> parse("nets.small:build", "model").module
     'nets.small'
 
@@ -140,9 +143,17 @@ def _arguments(
         raise ValueError("arguments without a name")
 
     def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_infinity(node.operand):
+            return -math.inf
+        if _is_infinity(node):
+            return math.inf
         if not parts or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             return ast.literal_eval(node)
         inner = Call(text, "", node.func.id, *_arguments(node, text, what, parts))
         return inner.of(parts, what, "part")
 
     return tuple(map(value, call.args)), {str(keyword.arg): value(keyword.value) for keyword in call.keywords}
+
+
+def _is_infinity(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "inf"
