@@ -1,7 +1,7 @@
 """Things by name, as a person writes them: `laplace`, `mlp(hidden=100, inputs=64)`, `package.module:factory(depth=2)`.
 
-Arguments are literals (numbers, inf, strings, lists, None, True and False), or calls of the few things that a setting may be
-made of, `variational(kl_schedule=warmup(end=5))`; nothing is evaluated.
+Arguments are literals (numbers, inf, strings, lists, None, True and False), or calls of the few things that a setting
+may be made of, `variational(kl_schedule=warmup(end=5))`; nothing is evaluated.
 """
 
 from __future__ import annotations
