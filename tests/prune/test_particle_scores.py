@@ -151,4 +151,4 @@ def test_scores_that_need_a_joint_density_are_refused():
             units(q, {n: Normal(1.0) for n in q.names}, [group_of_everything()])
     with pytest.raises(TypeError, match='use criterion="snr"'):
         unit_score.unit_sign_stability(Diagonal(q.mean, q.std), {}, [group_of_everything()])
-    assert default_criterion(q, True) == default_criterion(q, False) == "snr"
+    assert default_criterion(q, True) == default_criterion(q, False) == "density"

@@ -75,14 +75,10 @@ def _(posterior: Gaussian, units: bool) -> str:
     return "curvature"
 
 
-@default_criterion.register
-def _(posterior: Mixture, units: bool) -> str:
+@default_criterion.register(Mixture)
+@default_criterion.register(Particles)
+def _(posterior: Posterior, units: bool) -> str:
     return "density"
-
-
-@default_criterion.register
-def _(posterior: Particles, units: bool) -> str:
-    return "snr"
 
 
 def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posterior, units: bool) -> Criterion:
