@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,10 +30,10 @@ class FullBatch:
         device = device_of(bnn.model)
         self.batches = [to_device(split_batch(batch), device) for batch in loader]
         self.parameters = moving.parameters(bnn)
-        whole = (torch.ones_like(p, dtype=torch.bool) for p in self.parameters)
-        masks = [moving.masks.get(name, mask) for name, mask in zip(moving.names, whole, strict=True)]
-        self.kept = [mask.to(device).flatten() for mask in masks]
-        self.sizes = [int(kept.sum()) for kept in self.kept]
+        masks = [moving.masks.get(name) for name in moving.names]
+        self.kept = [None if mask is None else mask.to(device).flatten() for mask in masks]
+        pairs = zip(self.parameters, self.kept, strict=True)
+        self.sizes = [p.numel() if kept is None else int(kept.sum()) for p, kept in pairs]
 
     def vector(self) -> Tensor:
         """The weights as they are now, (D,)."""
@@ -41,14 +41,13 @@ class FullBatch:
 
     def flat(self, params: Mapping[str, Tensor]) -> Tensor:
         """The weights that move of parameters by name, (D,)."""
-        parts = zip(self.moving.names, self.kept, strict=True)
-        return torch.cat([params[name].flatten()[kept] for name, kept in parts])
+        return self._joined([params[name] for name in self.moving.names])
 
     def put(self, vector: Tensor) -> None:
         """Write weights into the network."""
         with torch.no_grad():
             for p, kept, part in zip(self.parameters, self.kept, vector.split(self.sizes), strict=True):
-                p.copy_(p.flatten().masked_scatter(kept, part.to(p)).view_as(p))
+                p.copy_((part if kept is None else p.flatten().masked_scatter(kept, part.to(p))).view_as(p))
 
     def params(self, vector: Tensor) -> Params:
         """The parameters by name with these weights."""
@@ -58,21 +57,16 @@ class FullBatch:
     def __call__(self, vector: Tensor) -> tuple[float, Tensor]:
         """U and its gradient at a vector of weights."""
         self.put(vector)
-        likelihood = self.bnn.likelihood
-        with torch.enable_grad():
-            energy, totals = 0.0, [torch.zeros_like(p) for p in self.parameters]
-            for term in (*self._data_terms(likelihood), lambda: -self.bnn.log_prior()):
-                value = term()
-                energy += float(value.detach().double())
-                found = torch.autograd.grad(value, self.parameters, allow_unused=True)
-                for total, part in zip(totals, found, strict=True):
-                    if part is not None:
-                        total.add_(part)
-        gradient = torch.cat([t.flatten()[kept] for t, kept in zip(totals, self.kept, strict=True)])
-        return energy / self.temperature, gradient.to(vector) / self.temperature
+        energy, total = 0.0, torch.zeros_like(vector)
+        for index, (inputs, targets) in enumerate(self.batches):
+            with torch.enable_grad():
+                value = -self.bnn.likelihood.log_prob(call(self.bnn.model, inputs), targets).sum()
+                value = value - self.bnn.log_prior() if index == 0 else value
+                gradients = torch.autograd.grad(value, self.parameters, materialize_grads=True)
+            energy += float(value.detach().double())
+            total += self._joined(gradients)
+        return energy / self.temperature, total / self.temperature
 
-    def _data_terms(self, likelihood: Any) -> list[Any]:
-        return [
-            lambda inputs=inputs, targets=targets: -likelihood.log_prob(call(self.bnn.model, inputs), targets).sum()
-            for inputs, targets in self.batches
-        ]
+    def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        pairs = zip(tensors, self.kept, strict=True)
+        return torch.cat([t.flatten() if kept is None else t.flatten()[kept] for t, kept in pairs])

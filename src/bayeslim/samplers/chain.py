@@ -57,7 +57,8 @@ class Chain:
         values, buffers = self._now(bnn)
         if self.folder is not None:
             tensors = {f"value:{n}": t for n, t in values.items()} | {f"buffer:{n}": t for n, t in buffers.items()}
-            write_folder(self.folder / f"{bnn.step:09d}", "sample", {"step": bnn.step}, tensors)
+            # a tensor file keeps no order, and ranks exchange parameters one after the other
+            write_folder(self.folder / f"{bnn.step:09d}", "sample", {"step": bnn.step, "order": list(tensors)}, tensors)
             return
         for kept, now in ((self._values, values), (self._buffers, buffers)):
             for name, tensor in now.items():
@@ -114,13 +115,16 @@ def read(path: str | os.PathLike[str]) -> Particles:
 
 
 def _read(folder: Path) -> tuple[Params, Params]:
-    _, _, tensors = read_folder(folder, ("sample",))
+    _, config, tensors = read_folder(folder, ("sample",))
+    order = config.get("order")
+    if not isinstance(order, list) or sorted(map(str, order)) != sorted(tensors):
+        raise CorruptFile(f"{folder} does not hold the tensors that it names.")
     parts: dict[str, Params] = {"value": {}, "buffer": {}}
-    for key, tensor in tensors.items():
+    for key in order:
         part, _, name = key.partition(":")
         if part not in parts:
             raise CorruptFile(f'{folder} holds "{key}", which belongs to no network of a chain.')
-        parts[part][name] = tensor
+        parts[part][name] = tensors[key]
     return parts["value"], parts["buffer"]
 
 
