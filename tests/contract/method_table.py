@@ -29,7 +29,11 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "swag": lambda: bl.SWAG(start=0.0, every=1, samples=2),
     "swag-diagonal": lambda: bl.SWAG(rank=0, start=0.0, every=1, samples=2),
     "multi-swag": lambda: bl.MultiSWAG(members=2, samples=2, start=0.0, every=1),
+    "mc-dropout": lambda: bl.MCDropout(),
+    "mc-batch-norm": lambda: bl.MCBatchNorm(samples=2),
+    "mc-augmentation": lambda: bl.MCAugmentation(noise=0.1),
 }
 
-NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial"}
-"""Methods whose loss takes a gradient inside, at which Dynamo breaks the graph unless it is told otherwise."""
+NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial", "mc-dropout", "mc-batch-norm"}
+"""Methods whose loss takes a gradient inside, at which Dynamo breaks the graph unless it is told otherwise; and those
+that have the plain loss, but refuse a network without dropout or batch norms."""

@@ -4,6 +4,9 @@ from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.deep_ensemble import DeepEnsemble
 from bayeslim.methods.hmc import HMC
 from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.mc_augmentation import MCAugmentation
+from bayeslim.methods.mc_batch_norm import MCBatchNorm
+from bayeslim.methods.mc_dropout import MCDropout
 from bayeslim.methods.multi_swag import MultiSWAG
 from bayeslim.methods.psgld import PSGLD
 from bayeslim.methods.sghmc import SGHMC
@@ -34,6 +37,9 @@ METHODS: dict[str, type[Method]] = {
         SWA,
         SWAG,
         MultiSWAG,
+        MCDropout,
+        MCAugmentation,
+        MCBatchNorm,
     )
 }
 """Methods by the name they are saved under; a new one is added here."""
@@ -49,6 +55,9 @@ __all__ = [
     "SWAG",
     "DeepEnsemble",
     "Laplace",
+    "MCAugmentation",
+    "MCBatchNorm",
+    "MCDropout",
     "Method",
     "MultiSWAG",
     "Snapshot",

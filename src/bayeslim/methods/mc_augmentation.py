@@ -1,0 +1,84 @@
+"""Augmentation at test time: what a network says of an input that is shifted, mirrored or noisy.
+
+    p(y|x, D) ≈ (1/S) Σ_s p(y|T_s(x), w)
+
+How much the answer depends on what should not matter is an uncertainty of its own kind. Training is plain training:
+what the loader does to its inputs there is the loader's.
+
+Ayhan & Berens 2018 · Wang et al. 2019, arXiv:1807.07356
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayeslim.errors import ShapeMismatch
+from bayeslim.methods.noisy_network import NoisyNetwork
+from bayeslim.types import Inputs, call
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class MCAugmentation(NoisyNetwork):
+    """Random transformations of the inputs, one for a draw and all inputs alike; `how="local"` draws one for each.
+
+    Attributes:
+        noise: the standard deviation of Gaussian noise on every number of a floating-point input, in its own units.
+        shift: how many pixels an image (..., height, width) is moved at most, in both directions; zeros come in.
+        flip: whether every other image is mirrored from left to right.
+    """
+
+    noise: float = 0.0
+    shift: int = 0
+    flip: bool = False
+
+    name: ClassVar[str] = "mc-augmentation"
+
+    def __post_init__(self) -> None:
+        if self.noise < 0:
+            raise ValueError(f"noise is a standard deviation and must not be negative. Got {self.noise}.")
+        if type(self.shift) is not int or self.shift < 0:
+            raise ValueError(f"shift is a whole number of pixels and must not be negative. Got {self.shift!r}.")
+        if not (self.noise or self.shift or self.flip):
+            raise ValueError("Nothing is done to the inputs: pass noise=0.1, shift=2 or flip=True, or several of them.")
+
+    def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
+        """The outputs for inputs that are transformed alike, or each in its own way."""
+        move = None if local else self._drawn_move()
+        return torch.cat([call(bnn.model, self._transformed(inputs, move)) for inputs in batches])
+
+    def _transformed(self, inputs: Inputs, move: tuple[int, int, bool] | None) -> Inputs:
+        if isinstance(inputs, dict):
+            return {key: self._transformed(value, move) for key, value in inputs.items()}
+        if type(inputs) in (tuple, list):
+            return tuple(self._transformed(value, move) for value in inputs)
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+            return inputs
+        moved = inputs
+        if self.shift or self.flip:
+            if inputs.ndim < 3:
+                raise ShapeMismatch(
+                    f"shift and flip are for images, (examples, ..., height, width). Got {tuple(inputs.shape)}. "
+                    "Use noise for other inputs."
+                )
+            if move is None:
+                moved = torch.stack([_moved(image, *self._drawn_move()) for image in inputs])
+            else:
+                moved = _moved(inputs, *move)
+        return moved + self.noise * torch.randn_like(moved) if self.noise else moved
+
+    def _drawn_move(self) -> tuple[int, int, bool]:
+        right, down = torch.randint(-self.shift, self.shift + 1, (2,)).tolist()
+        return right, down, self.flip and bool(torch.rand(()) < 0.5)
+
+
+def _moved(images: Tensor, right: int, down: int, flipped: bool) -> Tensor:
+    shifted = F.pad(images, (right, -right, down, -down))
+    return shifted.flip(-1) if flipped else shifted

@@ -1,0 +1,116 @@
+"""Batch norm as a posterior: in training a network is normalised by the minibatch that an example happens to be in.
+
+    p(y|x, D) ≈ (1/S) Σ_s p(y|x, w, (μ_s, σ_s²))        μ_s, σ_s² the statistics of the s-th training minibatch
+
+at every norm, given those of the same minibatch before. The weights are one point; what differs between the particles
+are the buffers of the norms. Minibatches should be of the size that the network was trained with, since that decides
+how much the statistics vary.
+
+Teye, Azizpour & Smith 2018, arXiv:1802.06455
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from bayeslim.errors import BayeslimError, UnsupportedModel
+from bayeslim.methods.batch_statistics import measuring, norms_of
+from bayeslim.methods.particle_method import ParticleMethod, set_tensors
+from bayeslim.posteriors.particles import Particles, stacked
+from bayeslim.results import Fit
+from bayeslim.types import Params, call, device_of, split_batch, to_device
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class MCBatchNorm(ParticleMethod):
+    """One network with the batch statistics of several training minibatches.
+
+    Attributes:
+        samples: how many minibatches.
+    """
+
+    samples: int = 30
+
+    name: ClassVar[str] = "mc-batch-norm"
+
+    def __post_init__(self) -> None:
+        if type(self.samples) is not int or self.samples < 1:
+            raise ValueError(f"samples must be a whole number, at least 1. Got {self.samples!r}.")
+
+    def convert(self, bnn: Bayesian) -> None:
+        """Refuse a network without batch norms."""
+        if not norms_of(bnn.model):
+            raise UnsupportedModel(
+                f"{type(bnn.model).__name__} has no batch norm that keeps statistics, so minibatches make no "
+                "difference to it. Use another method, such as bl.Laplace(), which needs none."
+            )
+
+    def fit(
+        self, bnn: Bayesian, loader: Any, *, epochs: int | None = None, seed: int | None = None, **training: Any
+    ) -> Fit:
+        """Measure the statistics of training minibatches; train the network first if `epochs` is given.
+
+        Args:
+            bnn: the network.
+            loader: batches of inputs and targets, gone over until there are enough.
+            epochs: train this long first.
+            seed: makes the run repeat, and leaves the global random state as it was.
+            **training: options of `bayeslim.train.fit`, with `epochs`.
+        """
+        from bayeslim import train
+
+        if epochs is None and training:
+            raise TypeError(
+                f"{', '.join(training)} are options of training, and without epochs=... only statistics are measured."
+            )
+        previous = bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
+        try:
+            result = Fit() if epochs is None else train.fit(bnn, loader, epochs=epochs, seed=seed, **training)
+            with train._seeded(seed, train._rank_and_world()[0]):
+                statistics = self._measured(bnn, loader)
+        except BaseException:
+            if previous is not None:
+                bnn.state["posterior"] = previous
+            raise
+        if epochs is None and not bnn.num_data_given:
+            bnn.num_data = train._num_data(bnn, loader)
+        weights = {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names}
+        values = {name: value.expand(self.samples, *value.shape) for name, value in weights.items()}
+        bnn.state["posterior"] = Particles(values, buffers=stacked(statistics))
+        return result
+
+    def place(self, bnn: Bayesian, posterior: Particles) -> None:
+        """The network stays as it is: it is every particle's, with the statistics of all the data."""
+
+    def _measured(self, bnn: Bayesian, loader: Any) -> list[Params]:
+        norms, device = set(norms_of(bnn.model)), device_of(bnn.model)
+        names = [
+            f"{path}.{leaf}" if path else leaf
+            for path, module in bnn.model.named_modules()
+            if module in norms
+            for leaf in module._buffers
+        ]
+        buffers = dict(bnn.model.named_buffers())
+        own = {name: buffers[name].clone() for name in names}
+        found: list[Params] = []
+        try:
+            with measuring(bnn.model, momentum=1.0):
+                while len(found) < self.samples:
+                    before = len(found)
+                    for batch in loader:
+                        call(bnn.model, to_device(split_batch(batch)[0], device))
+                        found.append({name: buffers[name].clone() for name in names})
+                        if len(found) == self.samples:
+                            break
+                    if len(found) == before:
+                        raise BayeslimError("The loader gave no batches: there is nothing to measure.")
+        finally:
+            with torch.no_grad():
+                set_tensors(bnn, own)
+        return found

@@ -1,0 +1,66 @@
+"""What methods share whose draws are one network's, disturbed: by what it drops, or by what is done to its inputs.
+
+The weights are a point, trained as ever. What is random lies beside them, so there is no density over weights and no
+spread of theirs to prune by; `bl.predict` draws the noise.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bayeslim.methods.base import Method
+from bayeslim.posteriors import Particles
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs, call, device_of
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class NoisyNetwork(Method):
+    """The base of methods with one network and noise in its use; it is trained by plain gradient descent."""
+
+    @abstractmethod
+    def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
+        """The outputs for all inputs with one draw of the noise, or with `local` one for every example."""
+
+    def posterior(self, bnn: Bayesian) -> Particles:
+        """The one network."""
+        return Particles({name: bnn.model.get_parameter(name).detach().clone()[None] for name in bnn.sites.names})
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The network's outputs as in training, with its noise there."""
+        return call(bnn.model, inputs)
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Put zeros into the network."""
+        with torch.no_grad():
+            for name, mask in masks.items():
+                weight = bnn.model.get_parameter(name)
+                weight.masked_fill_(~mask.to(weight.device), 0)
+
+    def predictive(
+        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """From draws of the noise; by "mean" and "map" without any."""
+        from bayeslim.predict import _batches
+
+        if how not in ("auto", "sample", "local", "mean", "map"):
+            return None
+        batches = list(_batches(inputs, 1024, device_of(bnn.model))())
+        if how in ("mean", "map"):
+            return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches]).unsqueeze(0))
+        passes = [self.noisy_pass(bnn, batches, how == "local") for _ in range(samples)]
+        return bnn.likelihood.predict(torch.stack(passes))
+
+
+def random_seed() -> int:
+    """A seed from torch's own generator."""
+    return int(torch.randint(2**62, ()))

@@ -1,0 +1,143 @@
+"""Batch statistics and augmentation as noise at test time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayeslim as bl
+from bayeslim.errors import BayeslimError, NotFitted, ShapeMismatch, UnsupportedModel
+
+X = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(1) > 0).long()
+IMAGES = torch.rand(6, 1, 5, 5, generator=torch.Generator().manual_seed(2)) + 1
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def bayesian(method: bl.Method, model: nn.Module) -> bl.Bayesian:
+    return bl.bayesianize(model, method, likelihood=bl.likelihoods.Categorical())
+
+
+def batches() -> DataLoader:
+    return DataLoader(TensorDataset(X, Y), batch_size=20)
+
+
+def test_particles_are_one_network_with_the_statistics_of_a_minibatch_each():
+    bnn = bayesian(bl.MCBatchNorm(samples=5), network())
+    before = {name: value.clone() for name, value in bnn.state_dict().items()}
+    bnn.fit(batches())
+    assert all(torch.equal(before[name], value) for name, value in bnn.state_dict().items())
+    q = bnn.posterior_
+    assert q.count == 5
+    assert bnn.num_data == 60
+    for k in range(5):
+        hidden = nn.functional.linear(X[20 * (k % 3) :][:20], before["0.weight"], before["0.bias"])
+        torch.testing.assert_close(q.buffers_of(k)["1.running_mean"], hidden.mean(0))
+        torch.testing.assert_close(q.buffers_of(k)["1.running_var"], hidden.var(0))
+        assert all(torch.equal(q.particle(k)[name], before[name]) for name in q.names)
+    samples = bl.predict(bnn, X).samples
+    assert samples.shape[0] == 5
+    own = network().eval()
+    own.load_state_dict(before | q.buffers_of(1))
+    torch.testing.assert_close(samples[1], own(X))
+    assert not torch.allclose(samples[0], samples[1])
+    assert bnn.model[1].momentum == 0.1
+
+
+def test_it_trains_first_where_asked():
+    bnn = bayesian(bl.MCBatchNorm(samples=2), network())
+    result = bnn.fit(batches(), epochs=2, lr=0.01, seed=1, progress=False)
+    assert len(result.history) == 2
+    assert all(torch.equal(bnn.posterior_.particle(1)[name], p) for name, p in bnn.model.named_parameters())
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), criterion="magnitude")
+    assert all((pruned.posterior_.particle(1)[name][~mask] == 0).all() for name, mask in pruned.masks.items())
+
+
+def test_what_batch_norm_noise_needs():
+    with pytest.raises(UnsupportedModel, match="no batch norm"):
+        bayesian(bl.MCBatchNorm(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="samples must be"):
+        bl.MCBatchNorm(samples=0)
+    bnn = bayesian(bl.MCBatchNorm(), network())
+    with pytest.raises(NotFitted):
+        bnn.posterior_  # noqa: B018
+    with pytest.raises(TypeError, match="lr are options of training"):
+        bnn.fit(batches(), lr=0.1)
+    with pytest.raises(BayeslimError, match="no batches"):
+        bnn.fit([])
+
+
+class Pixels(nn.Module):
+    """Says what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x.flatten(1)
+
+
+def seen(method: bl.Method, x: torch.Tensor, n: int, how: str = "sample", **options) -> torch.Tensor:
+    bnn = bl.bayesianize(Pixels(), method, likelihood=bl.likelihoods.Gaussian(1.0), num_data=6)
+    return bl.predict(bnn, x, samples=n, how=how, generator=torch.Generator().manual_seed(0), **options).samples
+
+
+def test_noise_has_its_standard_deviation_in_every_input():
+    found = seen(bl.MCAugmentation(noise=0.2), X, 4000)
+    torch.testing.assert_close(found.mean(0), X, atol=0.02, rtol=0)
+    torch.testing.assert_close(found.std(0), torch.full_like(X, 0.2), atol=0.02, rtol=0)
+
+
+def shifted(image: torch.Tensor, right: int, down: int) -> torch.Tensor:
+    moved = torch.zeros_like(image)
+    for i in range(5):
+        for j in range(5):
+            if 0 <= i - down < 5 and 0 <= j - right < 5:
+                moved[..., i, j] = image[..., i - down, j - right]
+    return moved
+
+
+@pytest.mark.parametrize("how", ["sample", "local"])
+def test_images_are_shifted_and_mirrored_as_said(how):
+    found = seen(bl.MCAugmentation(shift=1, flip=True), IMAGES, 400, how).view(400, 6, 1, 5, 5)
+    allowed = torch.stack([shifted(IMAGES, right, down) for right in (-1, 0, 1) for down in (-1, 0, 1)])
+    allowed = torch.cat([allowed, allowed.flip(-1)])  # (18, 6, 1, 5, 5)
+    hits = (found[:, None] == allowed).flatten(3).all(-1)  # (400, 18, 6)
+    assert (hits.sum(1) == 1).all()
+    which = hits.int().argmax(1)
+    assert bool((which == which[:, :1]).all()) == (how == "sample")
+    shares = hits[..., 0].float().mean(0)
+    assert ((shares - 1 / 18).abs() < 0.04).all()
+
+
+def test_what_augmentation_needs():
+    with pytest.raises(ShapeMismatch, match="shift and flip are for images"):
+        seen(bl.MCAugmentation(flip=True), X, 1)
+    with pytest.raises(ValueError, match="Nothing is done"):
+        bl.MCAugmentation()
+    with pytest.raises(ValueError, match="noise is a standard deviation"):
+        bl.MCAugmentation(noise=-1.0)
+    with pytest.raises(ValueError, match="shift is a whole number"):
+        bl.MCAugmentation(shift=-1)
+
+
+def test_other_inputs_are_left_alone():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            assert index.dtype == torch.int64
+            return self.scale * (x + index)
+
+    bnn = bl.bayesianize(Two(), bl.MCAugmentation(noise=0.1), likelihood=bl.likelihoods.Gaussian(1.0), num_data=6)
+    inputs = {"x": X, "index": torch.arange(3).expand(60, 3)}
+    assert not torch.equal(bl.predict(bnn, inputs, samples=1).samples[0], X + inputs["index"])
+    assert torch.equal(bl.predict(bnn, inputs, how="mean").samples[0], X + inputs["index"])
