@@ -32,6 +32,8 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "mc-dropout": lambda: bl.MCDropout(),
     "mc-batch-norm": lambda: bl.MCBatchNorm(samples=2),
     "mc-augmentation": lambda: bl.MCAugmentation(noise=0.1),
+    "svgd": lambda: bl.SVGD(particles=2),
+    "svgd-functions": lambda: bl.SVGD(particles=2, function_space=True),
 }
 
 NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial", "mc-dropout", "mc-batch-norm"}

@@ -16,6 +16,7 @@ from bayeslim.methods.snapshot import Snapshot
 from bayeslim.methods.student import Student
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.methods.subspace import Subspace
+from bayeslim.methods.svgd import SVGD
 from bayeslim.methods.swa import SWA
 from bayeslim.methods.swag import SWAG
 from bayeslim.methods.variational import Variational
@@ -40,6 +41,7 @@ METHODS: dict[str, type[Method]] = {
         MCDropout,
         MCAugmentation,
         MCBatchNorm,
+        SVGD,
     )
 }
 """Methods by the name they are saved under; a new one is added here."""
@@ -51,6 +53,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "SVGD",
     "SWA",
     "SWAG",
     "DeepEnsemble",

@@ -1,0 +1,205 @@
+"""Stein variational gradient descent: particles that go down the loss together, and push each other apart.
+
+    w_i ← w_i + lr · φ(w_i)        φ of `bayeslim.methods.stein`, with ∇ log p(w|D) = −N ∇L(w)  from a minibatch
+
+One particle alone finds the most probable weights; the more there are, the closer they come to a sample of the
+posterior. The step is made by an optimizer on −φ / N, in the scale of the library's loss.
+
+Networks with very different weights may be the same function, and networks that lie apart may fit alike.
+With `function_space` the kernel is between their outputs f on the minibatch, and so is the direction,
+
+    φ(f_i) = (1/n) Σ_j [ k(f_j, f_i) ∇_f log p(y|f_j) + ∇_{f_j} k(f_j, f_i) ],        w_i ← w_i + lr · J_iᵀ φ(f_i)
+
+The prior stays one over weights: each particle's own ∇ log p(w_i), by (1/n) Σ_j k(f_j, f_i) as much as the data counts.
+
+Liu & Wang 2016, arXiv:1608.04471 · Wang, Ren, Zhu & Zhang 2019, arXiv:1902.09754
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.errors import BayeslimError
+from bayeslim.methods.base import Terms
+from bayeslim.methods.flock import Flock
+from bayeslim.methods.fresh import check_resettable, start_afresh_
+from bayeslim.methods.particle_method import ParticleMethod, set_tensors, snapshot
+from bayeslim.methods.stein import descent
+from bayeslim.posteriors import Particles
+from bayeslim.results import Fit
+from bayeslim.types import Batch, Params, call, device_of, split_batch
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class SVGD(ParticleMethod):
+    """Particles by Stein's method; the network itself is left at the last, since the mean of all is none.
+
+    Attributes:
+        particles: how many networks.
+        bandwidth: h of the kernel; by the median of distances if not given.
+        function_space: whether networks are compared by their outputs instead of their weights.
+    """
+
+    particles: int = 20
+    bandwidth: float | None = None
+    function_space: bool = False
+
+    name: ClassVar[str] = "svgd"
+    stands_at: ClassVar[Literal["mean", "last"]] = "last"
+
+    def __post_init__(self) -> None:
+        if type(self.particles) is not int or self.particles < 1:
+            raise ValueError(f"particles must be a whole number, at least 1. Got {self.particles!r}.")
+        if self.bandwidth is not None and not self.bandwidth > 0:
+            raise ValueError(f"bandwidth must be positive, or None for the median's. Got {self.bandwidth}.")
+
+    def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
+        """The MAP loss of one network; of a flock, the sum of theirs."""
+        flock = bnn.model
+        if not isinstance(flock, Flock):
+            return super().loss(bnn, batch, kl_weight)
+        inputs, targets = split_batch(batch)
+        outputs, weight = call(flock, inputs), 1.0 if kl_weight is None else kl_weight
+
+        def nll(of: Tensor) -> Tensor:
+            wanted = targets.expand(flock.members, *targets.shape).flatten(0, 1)
+            return -flock.members * bnn.likelihood.log_prob(of.flatten(0, 1), wanted).mean()
+
+        if not self.function_space:
+            return Terms(nll(outputs), -bnn.log_prior(), weight, bnn.data_size())
+        with torch.enable_grad():
+            own = outputs.detach().requires_grad_()
+            value = nll(own)
+            (gradients,) = torch.autograd.grad(value, own, retain_graph=True)
+        points = _rows(own.detach())
+        direction, closeness = descent(points, _rows(gradients), bnn.data_size(), self.bandwidth)
+        steered = (outputs.flatten(1) * direction.to(outputs.dtype)).sum()
+        prior = torch.zeros((), device=outputs.device)
+        for name, each in bnn.priors.items():
+            log_prob = each.log_prob(flock.get_parameter(name)).flatten(1).sum(1)
+            prior = prior - (log_prob * closeness.to(log_prob)).sum()
+        # `value` has the gradients of the likelihood's own parameters, `steered` those of the weights
+        return Terms(
+            value + _only_gradient(steered), -bnn.log_prior().detach() + _only_gradient(prior), weight, bnn.data_size()
+        )
+
+    def fit(
+        self,
+        bnn: Bayesian,
+        loader: Any,
+        *,
+        lr: float = 1e-3,
+        start: Callable[[], nn.Module] | None = None,
+        optimizer: OptimizerOf | None = None,
+        seed: int | None = None,
+        **training: Any,
+    ) -> Fit:
+        """Move all particles together from random starts; of a network that is fitted already, from where they are.
+
+        Args:
+            bnn: the network; frozen parameters stay as they are in every particle.
+            loader: batches of inputs and targets, which all particles see alike.
+            lr: the learning rate.
+            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            optimizer: a function that makes an optimizer of the parameters; Adam if not given.
+            seed: makes the run repeat, and leaves the global random state as it was.
+            **training: options of `bayeslim.train.fit`, but for `validate` and `patience`, which look at one network.
+                Callbacks see all particles stacked in one network.
+
+        Returns:
+            the history, with the means over the particles.
+        """
+        from bayeslim.bayesian import Bayesian
+        from bayeslim.train import _num_data, _rank_and_world, _seeded, fit
+
+        self._check(bnn, start, optimizer, training)
+        num_data = _num_data(bnn, loader)
+        with _seeded(seed, _rank_and_world()[0]):
+            flock = Flock(bnn.model, self._starts(bnn, start))
+            exact = {re.compile(re.escape(flock.path_of(name))): bnn.priors.given[name] for name in bnn.sites.names}
+            together = Bayesian(flock, self, bnn.likelihood, exact, list(exact), num_data)
+            together.train(bnn.training)
+            together.masks = {flock.path_of(name): mask for name, mask in bnn.masks.items()}
+            together.step = bnn.step
+            made = None
+            if optimizer is not None:
+                made = self._steered(optimizer([p for p in together.parameters() if p.requires_grad]), together)
+            result = fit(together, loader, lr=lr, optimizer=made, **training)
+        bnn.to(device_of(flock))
+        bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, num_data, together.steps_per_epoch
+        for epoch in result.history:
+            epoch.update({key: epoch[key] / flock.members for key in ("nll", "kl", "loss")})
+        found = flock.tensors()
+        own = {name: found.pop(name) for name in bnn.sites.names}
+        self.keep(bnn, Particles(own, buffers=found))
+        return result
+
+    def _starts(self, bnn: Bayesian, start: Callable[[], nn.Module] | None) -> list[Params]:
+        """Where the particles begin; the network is as it was afterwards."""
+        previous: Particles | None = bnn.state.get("posterior")
+        if previous is not None:
+            return [previous.network(k, bnn.model) for k in range(previous.count)]
+        (values, rest), found = snapshot(bnn), []
+        try:
+            for _ in range(self.particles):
+                start_afresh_(bnn.model, start)
+                bnn.keep_zeros()
+                own, others = snapshot(bnn)
+                found.append(own | others)
+        finally:
+            set_tensors(bnn, values | rest)
+        return found
+
+    def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
+        """Adam; for a flock, on Stein's direction."""
+        return self._steered(super().optimizer(bnn, lr), bnn)
+
+    def _steered(self, optimizer: torch.optim.Optimizer, bnn: Bayesian) -> torch.optim.Optimizer:
+        if isinstance(bnn.model, Flock) and not self.function_space:
+            optimizer.register_step_pre_hook(lambda *_: self._steer(bnn))
+        return optimizer
+
+    def _steer(self, bnn: Bayesian) -> None:
+        """Put Stein's direction in the place of every particle's own gradient."""
+        weights = [p for p in map(bnn.model.get_parameter, bnn.sites.names) if p.grad is not None]
+        points = torch.cat([_rows(p.detach()) for p in weights], 1)
+        gradients = torch.cat([_rows(p.grad) for p in weights if p.grad is not None], 1)
+        direction, _ = descent(points, gradients, bnn.data_size(), self.bandwidth)
+        parts = direction.split([p[0].numel() for p in weights], 1)
+        for p, part in zip(weights, parts, strict=True):
+            p.grad = part.reshape(p.shape).to(p.dtype)
+
+    def _check(self, bnn: Bayesian, start: Any, optimizer: Any, training: dict[str, Any]) -> None:
+        if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
+            raise TypeError(
+                "The particles are stacked in parameters of their own: pass a function that makes an optimizer, such "
+                f"as optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
+            )
+        for option in ("validate", "patience"):
+            if training.get(option) is not None:
+                raise ValueError(f"SVGD takes no {option}, which looks at one network: use bl.predict after training.")
+        if bnn.anchor is not None:
+            raise BayeslimError("SVGD does not learn on from a posterior of data before. Use bl.Laplace() for that.")
+        if bnn.state.get("posterior") is None and start is None:
+            check_resettable(bnn.model)
+
+
+def _rows(values: Tensor) -> Tensor:
+    """One row a particle, at least in single precision."""
+    return values.flatten(1).to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _only_gradient(value: Tensor) -> Tensor:
+    """Zero, with a gradient."""
+    return value - value.detach()
