@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from bayeslim.methods.base import Terms
 from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.moving import Moving, moving_weights
 from bayeslim.methods.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.quick_prior import log_prior
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
@@ -38,7 +40,7 @@ from bayeslim.samplers.run import (
 )
 from bayeslim.samplers.schedule import Kind, Schedule
 from bayeslim.stochastic import evaluating
-from bayeslim.types import Batch
+from bayeslim.types import Batch, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -111,10 +113,10 @@ class ChainMethod(ParticleMethod):
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
         """The negative log posterior; of a subset, of the network as it is in use."""
-        if self.subset == "all":
-            return super().loss(bnn, batch, kl_weight)
-        with evaluating(bnn.model):
-            return super().loss(bnn, batch, kl_weight)
+        inputs, targets = split_batch(batch)
+        with nullcontext() if self.subset == "all" else evaluating(bnn.model):
+            nll = -bnn.likelihood.log_prob(call(bnn.model, inputs), targets).mean()
+        return Terms(nll, -log_prior(bnn), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
         """Keep the network, if it is time, and set the temperature of the next step."""

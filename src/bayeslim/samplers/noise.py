@@ -1,30 +1,36 @@
-"""Gaussian noise for samplers, which need it at every step for every weight and would spend most of a step on it.
+"""Noise for samplers, which need it at every step for every weight and would spend much of a step on it.
 
-On a CPU each value is one of 65,536 equally likely levels, the quantiles of N(0, 1) scaled to a variance of exactly
-one: sixteen random bits and a look-up, a third of the cost of an exact draw. The levels end at ±4.3 and have a kurtosis
-of 2.99. A step of size h needs the first moments alone to be right to first order in h, as the step itself is; what the
-chain makes of many such draws is Gaussian far beyond that.
+What the noise of a step of size h does to a chain is seen through its first moments: with those up to the fifth as of
+N(0, 1) the error is of second order in h, where the step's own is of first. On a CPU seven random bits make an odd k in
+±1, ±3, ..., ±127, and
 
-Talay & Tubaro 1990 for which moments count
+    ε = k/128 (a + b (k/128)²)
+
+has, with two coefficients, exactly the mean, variance, skewness and kurtosis of N(0, 1): a few vectorised operations, a
+quarter of the cost of Gaussian draws. It ends at ±2.3, where many steps together do not. On other devices, and of few
+values, draws are Gaussian.
+
+Talay & Tubaro 1990 · Kloeden & Platen 1992, section 14.2, for which moments count
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-LEVELS = 1 << 16
+LINEAR, CUBIC = 0.606723910670348, 1.77061981659534
+"""a and b: the mean of ε² is 1, and that of ε⁴ is 3."""
+
 SMALL = 1 << 12
 """Below this many values torch's own generator is quicker than starting a stream."""
 
 
 def noise_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """ε ~ N(0, 1) of the shapes, dtypes and devices of tensors: one draw for all of a kind, from torch's own seed."""
+    """ε of the shapes, dtypes and devices of tensors: one draw for all of a kind, from torch's own seed."""
     together: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
         together[tensor.dtype, tensor.device].append(index)
@@ -41,11 +47,12 @@ def _drawn(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu" or dtype not in (torch.float32, torch.float64) or size < SMALL:
         return torch.randn(size, dtype=dtype, device=device)
     seed = int(torch.empty((), dtype=torch.int64).random_())
-    bits = np.random.SFC64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
-    return torch.index_select(_levels(dtype), 0, torch.from_numpy(bits.astype(np.int32)))
+    bits = np.random.SFC64(seed).random_raw(-(-size // 8))
+    bits |= np.uint64(0x0101010101010101)  # odd bytes lie evenly around zero
+    return _shaped(torch.from_numpy(bits.view(np.int8)[:size]).to(dtype))
 
 
-@cache
-def _levels(dtype: torch.dtype) -> Tensor:
-    quantiles: Tensor = torch.special.ndtri((torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS)
-    return (quantiles / quantiles.square().mean().sqrt()).to(dtype)
+def _shaped(odd: Tensor) -> Tensor:
+    """ε of odd numbers between −127 and 127, in place."""
+    linear = torch.tensor(LINEAR / 128, dtype=odd.dtype)
+    return odd.mul_(torch.addcmul(linear, odd, odd, value=CUBIC / 128**3))

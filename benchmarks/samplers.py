@@ -1,0 +1,117 @@
+"""What a step of a sampler costs, as a ratio to a step of SGD with momentum in the same run.
+
+    python benchmarks/samplers.py                    on the CPU
+    python benchmarks/samplers.py --device cuda      on a GPU
+
+A step is forward, backward and optimizer on a batch of 128. SGD (torch's own, momentum 0.9) is timed twice: on the
+plain network by cross-entropy, and on the loss that samplers need, which has the prior in it. Contenders take turns:
+every round times each of them, in a new order, and a ratio is taken within its round. A turn that other processes
+disturbed is taken again. Printed is the median over rounds with the quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from environment import RESULTS, save
+from steps import take_turns
+
+import bayeslim as bl
+
+BATCH = 128
+NUM_DATA = 60_000
+NETWORKS = {"mlp": "MLP 784-400-400-10", "lenet5": "LeNet-5"}
+CALLS = {"mlp": 10, "lenet5": 4}
+"""Timed steps in one turn."""
+LIMIT = 1.1
+PLAIN, SGD = "SGD, plain network", "SGD, with the prior"
+METHODS: dict[str, bl.Method] = {
+    "sgld": bl.SGLD(),
+    "sghmc": bl.SGHMC(),
+    "sgnht": bl.SGNHT(),
+    "psgld": bl.PSGLD(),
+    "sghmc, adapted": bl.SGHMC(adapt=True),
+}
+PROMISED = ("sgld", "sghmc")
+
+
+def build(network: str, device: str) -> dict[str, Callable[[], None]]:
+    """A training step of every contender, on the same initial network and batch."""
+    torch.manual_seed(0)
+    model = bl.zoo.create(network).to(device)
+    x, y = torch.rand(BATCH, 1, 28, 28, device=device), torch.randint(10, (BATCH,), device=device)
+
+    def step_of(loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        def step() -> None:
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+            if device != "cpu":
+                torch.cuda.synchronize()
+
+        return step
+
+    own = copy.deepcopy(model)
+    plain = torch.optim.SGD(own.parameters(), lr=1e-3, momentum=0.9)
+    steps = {PLAIN: step_of(lambda: F.cross_entropy(own(x), y), plain)}
+    for name, method in {SGD: bl.SGLD(), **METHODS}.items():
+        bnn = bl.bayesianize(model, method, likelihood=bl.likelihoods.Categorical(), num_data=NUM_DATA)
+        sgd = torch.optim.SGD(bnn.parameters(), lr=1e-3, momentum=0.9) if name == SGD else None
+        steps[name] = step_of(lambda bnn=bnn: bnn.loss((x, y)), sgd or bnn.optimizer(lr=1e-4))
+    return steps
+
+
+def summary(times: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
+    """Median milliseconds, and the ratios to both kinds of SGD: medians, with quartiles of the first."""
+    rows = {}
+    for name, turns in times.items():
+        row: dict[str, float] = {"ms": 1e3 * statistics.median(seconds for seconds, _ in turns)}
+        for key, base in (("ratio", SGD), ("to_plain", PLAIN)):
+            ratios = [mine / other for (mine, _), (other, _) in zip(turns, times[base], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+            row |= {key: middle, f"{key}_low": low, f"{key}_high": high}
+        row["others"] = max(cores for _, cores in turns)
+        rows[name] = {key: float(f"{value:.4g}") for key, value in row.items()} | {"rounds": len(turns)}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="which networks")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--seconds", type=float, default=30, help="time for each network (one round at least)")
+    parser.add_argument("--patience", type=float, default=120, help="more seconds, for what others disturbed")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results file")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    for network in options.networks:
+        steps = build(network, options.device)
+        for step in steps.values():
+            step()
+        times = take_turns(steps, options.seconds, CALLS[network], options.patience)
+        results[network] = summary(times)
+        print(f"\n{NETWORKS[network]} on {options.device} (ratio to SGD with the prior; to the plain network's step)")
+        for name, row in results[network].items():
+            spread = f"({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+            print(f"  {name:<22}{row['ms']:>9.2f} ms {row['ratio']:>7.2f} {spread:<16} {row['to_plain']:>6.2f}")
+    goals = [
+        {"goal": f"{NETWORKS[n]}: {m} step / SGD step", "limit": LIMIT, "measured": rows[m]["ratio"],
+         "met": rows[m]["ratio"] <= LIMIT}
+        for n, rows in results.items() for m in PROMISED
+    ]  # fmt: skip
+    for goal in goals:
+        print(f"{'met   ' if goal['met'] else 'MISSED'} {goal['goal']}: {goal['measured']:.2f} (limit {goal['limit']})")
+    name = "samplers" if options.device == "cpu" else f"samplers_{options.device}"
+    report = {"batch": BATCH, "device": options.device, "results": results, "goals": goals}
+    print(f"\nSaved {save(name, report, folder=options.results)}")
+
+
+if __name__ == "__main__":
+    main()
