@@ -8,19 +8,21 @@ new posteriors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, arguments, batch_size, call, device_of, split_batch, to_device
+from bayeslim.types import Inputs, Params, arguments, batch_size, call, device_of, split_batch, to_device
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -102,11 +104,35 @@ def _(
 ) -> Tensor:
     """One plain pass for every particle, with its own buffers; at the mean with the model's."""
     if how == "mean":
-        networks = iter([{n: value.to(bnn.model.get_parameter(n)) for n, value in posterior.mean.items()}])
+        networks: Iterable[Params] = [posterior.mean]
     else:
         chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-        networks = (posterior.network(k, bnn.model) for k in chosen)
-    return torch.stack([torch.cat([call(bnn.model, x, network) for x in batches()]) for network in networks])
+        networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
+    outputs = []
+    with lent(bnn.model) as own:
+        for network in networks:
+            for name, value in network.items():
+                own[name].data = value.to(own[name])
+            each = [call(bnn.model, x) for x in batches()]
+            outputs.append(each[0] if len(each) == 1 else torch.cat(each))
+    return torch.stack(outputs)
+
+
+@contextmanager
+def lent(model: nn.Module) -> Iterator[Params]:
+    """The parameters and buffers of `model`, whose `data` may be exchanged; its own are put back afterwards.
+
+    For plain passes at their plain price: of a small network a functional call takes longer than the network itself.
+    Parameters stay the objects that they are, so that tied weights and recurrent layers need no care, and what autograd
+    has saved of them stays valid.
+    """
+    own = tensors_of(model)
+    before = {name: tensor.data for name, tensor in own.items()}
+    try:
+        yield own
+    finally:
+        for name, value in before.items():
+            own[name].data = value
 
 
 def _all_samples(bnn: Bayesian, how: str) -> int:

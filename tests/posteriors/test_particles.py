@@ -228,3 +228,53 @@ def test_parameters_that_are_points_go_along():
     bnn.method.condition(bnn, {"0.weight": mask})
     assert torch.equal(bnn.posterior_.buffers["0.weight"][0], model[0].weight.detach() * mask)
     assert torch.equal(bnn.model[0].weight.detach(), model[0].weight.detach() * mask)
+
+
+def test_prediction_puts_the_networks_own_weights_back_whatever_happens():
+    bnn, _ = ensemble()
+    x = torch.randn(6, 3)
+    before = {name: tensor.clone() for name, tensor in bnn.model.state_dict().items()}
+    loss = bnn.eval()(x).sum()  # waits for its backward pass
+    bl.predict(bnn, x)
+    loss.backward()
+    assert bnn.model[0].weight.grad is not None
+    calls = []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyError
+
+    handle = bnn.model[3].register_forward_hook(fail)
+    with pytest.raises(KeyError) as kept:  # which holds on to the frames
+        bl.predict(bnn, x)
+    handle.remove()
+    assert all(torch.equal(before[name], tensor) for name, tensor in bnn.model.state_dict().items()), kept
+    with torch.inference_mode():
+        inside = bl.predict(bnn, x).samples
+    assert torch.equal(inside, bl.predict(bnn, x).samples)
+    assert all(torch.equal(before[name], tensor) for name, tensor in bnn.model.state_dict().items())
+
+
+def test_recurrent_and_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(7, 4)
+            self.recur = nn.LSTM(4, 4, batch_first=True)
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens):
+            return self.head(self.recur(self.embed(tokens))[0][:, -1])
+
+    members = [Tied() for _ in range(3)]
+    bnn = bl.bayesianize(Tied(), Given(), likelihood=bl.likelihoods.Categorical(), num_data=10)
+    snapshots = []
+    for member in members:
+        bnn.model.load_state_dict(member.state_dict())
+        snapshots.append(snapshot(bnn))
+    bnn.method.keep(bnn, gathered(snapshots))
+    tokens = torch.randint(7, (5, 6))
+    expected = torch.stack([member(tokens) for member in members]).detach()
+    torch.testing.assert_close(bl.predict(bnn, tokens).samples, expected)
