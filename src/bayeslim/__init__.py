@@ -28,6 +28,7 @@ from bayeslim.evidence import log_evidence
 from bayeslim.export import export
 from bayeslim.methods import (
     HMC,
+    IVON,
     PSGLD,
     SGHMC,
     SGLD,
@@ -58,6 +59,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "HMC",
+    "IVON",
     "PSGLD",
     "SGHMC",
     "SGLD",

@@ -34,6 +34,7 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "mc-augmentation": lambda: bl.MCAugmentation(noise=0.1),
     "svgd": lambda: bl.SVGD(particles=2),
     "svgd-functions": lambda: bl.SVGD(particles=2, function_space=True),
+    "ivon": lambda: bl.IVON(),
 }
 
 NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial", "mc-dropout", "mc-batch-norm"}

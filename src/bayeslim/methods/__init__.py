@@ -3,6 +3,7 @@
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.deep_ensemble import DeepEnsemble
 from bayeslim.methods.hmc import HMC
+from bayeslim.methods.ivon import IVON
 from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.mc_augmentation import MCAugmentation
 from bayeslim.methods.mc_batch_norm import MCBatchNorm
@@ -42,12 +43,14 @@ METHODS: dict[str, type[Method]] = {
         MCAugmentation,
         MCBatchNorm,
         SVGD,
+        IVON,
     )
 }
 """Methods by the name they are saved under; a new one is added here."""
 
 __all__ = [
     "HMC",
+    "IVON",
     "METHODS",
     "PSGLD",
     "SGHMC",
