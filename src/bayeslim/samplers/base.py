@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bayeslim.samplers.noise import noise_like
 
-Tensors = list[Tensor]
+Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 class Sampler(torch.optim.Optimizer):
@@ -80,9 +80,21 @@ class Sampler(torch.optim.Optimizer):
                 self.update(group, params, [self._masked(p, p.grad) for p in params])
         return loss
 
-    def noise(self, params: Tensors) -> Tensors:
-        """Standard normals for all entries that move, zeros for the others."""
-        return [self._masked(p, noise) for p, noise in zip(params, noise_like(params), strict=True)]
+    def add_noise_(self, tensors: Tensors, params: Tensors, std: float, scales: Tensors | None = None) -> None:
+        """Add noise to tensors that belong to parameters, in all entries that move.
+
+        Args:
+            tensors: what to add to.
+            params: the parameters they belong to.
+            std: the standard deviation of the noise.
+            scales: factors on it, entry by entry.
+        """
+        noise, unit = noise_like(params)
+        noise = [self._masked(p, each) for p, each in zip(params, noise, strict=True)]
+        if scales is None:
+            torch._foreach_add_(tensors, noise, alpha=std / unit)
+        else:
+            torch._foreach_addcmul_(tensors, noise, scales, value=std / unit)
 
     def buffers(self, params: Tensors, name: str) -> Tensors:
         """A tensor beside every parameter, zeros at first; part of the state."""

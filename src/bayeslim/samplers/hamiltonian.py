@@ -65,7 +65,7 @@ class StochasticHamiltonian(Sampler):
         else:
             torch._foreach_add_(velocity, grads, alpha=-group["lr"])
             if heat:
-                torch._foreach_add_(velocity, self.noise(params), alpha=math.sqrt(heat))
+                self.add_noise_(velocity, params, math.sqrt(heat))
         torch._foreach_add_(params, velocity)
 
     def _adapted(self, group: dict[str, Any], params: Tensors, grads: Tensors, velocity: Tensors, heat: float) -> None:
@@ -79,7 +79,7 @@ class StochasticHamiltonian(Sampler):
             torch._foreach_addcmul_(variance, spread, spread, value=-(group["lr"] ** 2))
             torch._foreach_clamp_min_(variance, 0.0)
             torch._foreach_sqrt_(variance)
-            torch._foreach_addcmul_(velocity, self.noise(params), variance)
+            self.add_noise_(velocity, params, 1.0, variance)
 
     def _measure(self, params: Tensors, grads: Tensors, scale: Tensors, spread: Tensors, floor: float) -> None:
         """P, and the standard deviation P √B of a scaled gradient."""

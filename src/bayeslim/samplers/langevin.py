@@ -33,4 +33,4 @@ class Langevin(Sampler):
         torch._foreach_add_(params, grads, alpha=-group["lr"])
         if group["temperature"]:
             std = math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
-            torch._foreach_add_(params, self.noise(params), alpha=std)
+            self.add_noise_(params, params, std)
