@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 from bayeslim.errors import UnsupportedModel
+from bayeslim.methods.dropout_masks import Shared
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
 SEQUENCES = torch.randn(7, 5, 8, generator=torch.Generator().manual_seed(2))
@@ -167,3 +168,14 @@ def test_a_pruned_network_still_drops_out():
     draws = outputs(pruned, X, 10)
     assert draws.std(0).max() > 0.01
     assert int((pruned.model[0].weight == 0).sum() + (pruned.model[3].weight == 0).sum()) >= 24
+
+
+def test_the_fused_kernel_of_gpus_shares_its_masks_too():
+    x = torch.ones(6, 5)
+    with Shared(3, examples=6), torch.no_grad():
+        fused, mask = torch.native_dropout(x, P, True)
+    with Shared(3, examples=6), torch.no_grad():
+        plain = F.dropout(x, P)
+    torch.testing.assert_close(fused, plain)
+    assert torch.equal(fused, fused[:1].expand_as(fused))
+    assert torch.equal(mask, fused > 0)

@@ -76,7 +76,7 @@ def drawn(bnn: Bayesian, posterior: Posterior, loader: Any, samples: int) -> Par
     found = []
     try:
         for _ in range(samples):
-            set_tensors(bnn, _of_the_first_rank(posterior.sample()))
+            set_tensors(bnn, of_the_first_rank(posterior.sample()))
             measure_again_(bnn.model, loader)
             found.append(snapshot(bnn))
     finally:
@@ -88,8 +88,8 @@ def _several_ranks() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _of_the_first_rank(params: Params) -> Params:
-    """The same draw on all ranks, which measure it together."""
+def of_the_first_rank(params: Params) -> Params:
+    """The first rank's tensors, on all of them."""
     if _several_ranks():
         params = {name: value.contiguous() for name, value in params.items()}
         for value in params.values():

@@ -4,8 +4,8 @@ Modules that drop out (`nn.Dropout` and its kin, recurrent layers and attention 
 training mode, and functional dropout that is told not to (`F.dropout(x, p, self.training)`) is told to.
 
 A mask that is drawn for all inputs at once makes the outputs those of one network: it is the same for every example,
-and drawn again from the same seed for every batch. All of torch's dropout draws its masks by `bernoulli_`, except
-inside cuDNN's recurrent layers: there, every example has a mask of its own.
+and drawn again from the same seed for every batch. All of torch's dropout draws its masks by `bernoulli_` or is one
+kernel, `native_dropout`, except inside cuDNN's recurrent layers: there, every example has a mask of its own.
 """
 
 from __future__ import annotations
@@ -79,14 +79,22 @@ class Shared(TorchDispatchMode):
     ) -> Any:
         """Called for every operation."""
         kwargs = kwargs or {}
-        if func is not torch.ops.aten.bernoulli_.float or kwargs.get("generator") is not None:
-            return func(*args, **kwargs)
-        mask: Tensor = args[0]
-        generator = torch.Generator(mask.device).manual_seed(seed_of_chain(self.seed, self.drawn))
+        if func is torch.ops.aten.bernoulli_.float and kwargs.get("generator") is None:
+            mask: Tensor = args[0]
+            return mask.copy_(self._mask(mask, args[1] if len(args) > 1 else 0.5))
+        if func is torch.ops.aten.native_dropout.default:
+            values, p = args[:2]
+            kept = self._mask(values, 1 - p)
+            return values * kept / (1 - p), kept.bool()
+        return func(*args, **kwargs)
+
+    def _mask(self, like: Tensor, p: float) -> Tensor:
+        """Ones with probability p, else zeros, the same for all examples."""
+        generator = torch.Generator(like.device).manual_seed(seed_of_chain(self.seed, self.drawn))
         self.drawn += 1
-        apart, together = shapes_of(tuple(mask.shape), self.examples)
-        one = torch.empty(together, dtype=mask.dtype, device=mask.device)
-        return mask.copy_(func(one, *args[1:], generator=generator).expand(apart).reshape(mask.shape))
+        apart, together = shapes_of(tuple(like.shape), self.examples)
+        one = torch.empty(together, dtype=like.dtype, device=like.device).bernoulli_(p, generator=generator)
+        return one.expand(apart).reshape(like.shape)
 
 
 def shapes_of(shape: tuple[int, ...], examples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from bayeslim.errors import BayeslimError, UnsupportedModel
-from bayeslim.methods.batch_statistics import measuring, norms_of
+from bayeslim.methods.batch_statistics import measuring, norms_of, of_the_first_rank
 from bayeslim.methods.particle_method import ParticleMethod, set_tensors
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.results import Fit
@@ -82,7 +82,7 @@ class MCBatchNorm(ParticleMethod):
             bnn.num_data = train._num_data(bnn, loader)
         weights = {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names}
         values = {name: value.expand(self.samples, *value.shape) for name, value in weights.items()}
-        bnn.state["posterior"] = Particles(values, buffers=stacked(statistics))
+        bnn.state["posterior"] = Particles(values, buffers=of_the_first_rank(stacked(statistics)))
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
