@@ -102,6 +102,30 @@ def test_function_space_has_the_posterior_of_a_linear_network():
     assert 0.7 < ratio < 1.3
 
 
+def test_particles_that_do_not_see_each_other_are_trained_as_one_alone():
+    """A kernel of no width leaves every particle its own gradient, over n, which Adam does not mind."""
+
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+
+    starts = [network() for _ in range(2)]
+    made = iter(starts)
+    likelihood = bl.likelihoods.Gaussian(0.5)
+    bnn = bl.bayesianize(network(), bl.SVGD(particles=2, bandwidth=1e-12), likelihood=likelihood)
+    loader = bl.data.Loader(X.double(), Y.double(), batch_size=N)
+    bnn.fit(loader, epochs=20, lr=0.01, start=lambda: next(made), progress=False)
+    for k, model in enumerate(starts):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(20):
+            optimizer.zero_grad()
+            decay = sum(p.square().sum() for p in model.parameters()) / 2
+            nll = (model(X.double()) - Y.double()).square().mean() / (2 * 0.5**2)
+            (nll + decay / N).backward()
+            optimizer.step()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(bnn.posterior_.particle(k)[name], p.detach(), rtol=1e-5, atol=1e-6)
+
+
 class Convolutional(nn.Module):
     def __init__(self):
         super().__init__()

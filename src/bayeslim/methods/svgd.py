@@ -178,7 +178,7 @@ class SVGD(ParticleMethod):
         direction, _ = descent(points, gradients, bnn.data_size(), self.bandwidth)
         parts = direction.split([p[0].numel() for p in weights], 1)
         for p, part in zip(weights, parts, strict=True):
-            p.grad = part.reshape(p.shape).to(p.dtype)
+            p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers take it for dense
 
     def _check(self, bnn: Bayesian, start: Any, optimizer: Any, training: dict[str, Any]) -> None:
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
