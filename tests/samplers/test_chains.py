@@ -263,6 +263,19 @@ def test_a_failed_run_leaves_the_posterior_there_was():
     assert "course" not in bnn.state
 
 
+def test_validation_and_options_of_training():
+    bnn = bayesian(bl.SGLD(samples=2))
+    data = bl.data.Loader(X, Y, batch_size=8)
+    result = bnn.fit(data, epochs=2, validate=data, accumulate=2, clip=1.0, seed=1)
+    assert all(epoch["val_nll"] > 0 for epoch in result.history)
+    assert bnn.step == 4
+    for option in ({"lr_schedule": "cosine"}, {"patience": 2}):
+        with pytest.raises(TypeError, match="takes no"):
+            bnn.fit(data, epochs=1, **option)
+    with pytest.raises(TypeError, match="only done with epochs"):
+        bayesian(bl.HMC(samples=1, warmup=1)).fit(data, lr=0.1)
+
+
 def test_a_run_stopped_before_anything_was_kept_says_so():
     def stop(epoch):
         epoch.stop = "enough"

@@ -22,7 +22,7 @@ from bayeslim.errors import NoSiteMatched
 from bayeslim.methods.base import Terms
 from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.moving import Moving, moving_weights
-from bayeslim.methods.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.methods.quick_prior import log_prior
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
@@ -158,6 +158,12 @@ class ChainMethod(ParticleMethod):
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1. Got {epochs}.")
+        unknown = training.keys() - {"validate", "callbacks", "clip", "autocast", "progress"}
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} takes no {', '.join(sorted(unknown))}. The step size follows the method's own "
+                "schedule, and the optimizer is the sampler."
+            )
         rank, world = rank_and_world()
         if self.chains * world > 1 and self.subset == "all" and start is None:
             check_resettable(bnn.model)
@@ -206,8 +212,7 @@ class ChainMethod(ParticleMethod):
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
         """Put the network to the mean of one chain, or to the last network of several chains or cycles."""
         several = self.chains * rank_and_world()[1] * self.time.windows > 1
-        last = posterior.count - 1
-        set_tensors(bnn, posterior.particle(last) | posterior.buffers_of(last) if several else posterior.mean)
+        self.stand(bnn, posterior, at_mean=not several)
 
     def _sampler(self, bnn: Bayesian, lr: float, moving: Moving, burn_in_steps: int | None) -> Sampler:
         groups: list[dict[str, Any]] = [{"params": moving.parameters(bnn), "temperature": self.temperature}]

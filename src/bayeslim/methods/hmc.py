@@ -21,13 +21,13 @@ from torch import nn
 from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.full_batch import FullBatch
 from bayeslim.methods.moving import moving_weights
-from bayeslim.methods.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
 from bayeslim.samplers.leapfrog import Trace, hamiltonian_monte_carlo
-from bayeslim.samplers.run import between_ranks, joined, ordered_by, rank_and_world, seed_of_chain
+from bayeslim.samplers.run import between_ranks, check_whole, joined, ordered_by, rank_and_world, seed_of_chain
 from bayeslim.stochastic import evaluating
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class HMC(ParticleMethod):
 
         if epochs is None and training:
             raise TypeError(f"{', '.join(training)} are options of training, which is only done with epochs=...")
+        check_whole(loader)
         rank, world = rank_and_world()
         if self.chains * world > 1 and self.subset == "all" and start is None:
             check_resettable(bnn.model)
@@ -138,7 +139,7 @@ class HMC(ParticleMethod):
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
         """Put the network to the mean of one chain, or to the last network of several."""
         several = self.chains * rank_and_world()[1] > 1
-        set_tensors(bnn, posterior.particle(posterior.count - 1) if several else posterior.mean)
+        self.stand(bnn, posterior, at_mean=not several)
 
     def _chain(self, potential: FullBatch, shown: bool) -> Trace:
         return hamiltonian_monte_carlo(

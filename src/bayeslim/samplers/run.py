@@ -40,16 +40,21 @@ def prepare(bnn: Bayesian, loader: Any, accumulate: int, device: torch.device | 
     """Tell the network of its data; returns the optimizer steps of an epoch."""
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1. Got {accumulate}.")
-    _, world = rank_and_world()
-    if world > 1 and (hasattr(getattr(loader, "sampler", None), "set_epoch") or getattr(loader, "world_size", 1) > 1):
-        raise BayeslimError(
-            "Every rank runs chains of its own, on all the data. Pass a loader that is not shared out between ranks."
-        )
+    check_whole(loader)
     batches, num_data = train._length(loader), train._num_data(bnn, loader)
     if device is not None:
         bnn.to("cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device)
     bnn.num_data, bnn.steps_per_epoch = num_data, math.ceil(batches / accumulate)
     return bnn.steps_per_epoch
+
+
+def check_whole(loader: Any) -> None:
+    """Refuse a loader that gives every rank a part of the data."""
+    shared_out = hasattr(getattr(loader, "sampler", None), "set_epoch") or getattr(loader, "world_size", 1) > 1
+    if shared_out and rank_and_world()[1] > 1:
+        raise BayeslimError(
+            "Every rank runs chains of its own, on all the data. Pass a loader that is not shared out between ranks."
+        )
 
 
 def run_alone(

@@ -73,5 +73,7 @@ class Thermostat(Sampler):
         if heat:
             self.add_noise_(velocity, params, math.sqrt(2 * group["friction"] * heat))
             energy = torch.stack([norm.to(friction) for norm in torch._foreach_norm(velocity)]).square().sum()
-            friction.add_((1 - friction / 2) * energy / (self.count(params) * heat) - 1, alpha=group["coupling"])
+            excess = (1 - friction / 2) * energy / (self.count(params) * heat) - 1
+            # beyond one the velocity would turn round at every step
+            friction.add_(excess, alpha=group["coupling"]).clamp_(-1, 1)
         torch._foreach_add_(params, velocity)
