@@ -56,7 +56,7 @@ def test_the_optimum_is_the_mean_field_posterior(estimator, batch_size):
     precision = torch.linalg.inv(covariance)
     bnn = linear(bl.IVON(memory=0.99, estimator=estimator, samples=4))
     loader = bl.data.Loader(X, Y, batch_size=batch_size)
-    epochs = 900 * batch_size // N
+    epochs = 480 * batch_size // N
     bnn.fit(loader, epochs=epochs, lr=0.2, lr_schedule="linear", seed=0, progress=False)
     q = bnn.posterior_
     torch.testing.assert_close(q.mean["weight"][0], mean, atol=0.02, rtol=0)

@@ -24,7 +24,7 @@ def linear(method: bl.Method) -> bl.Bayesian:
     return bl.bayesianize(nn.Linear(2, 1, bias=False), method, likelihood=likelihood)
 
 
-def fitted(method: bl.Method, epochs: int = 400, batch_size: int = N, **options) -> torch.Tensor:
+def fitted(method: bl.Method, epochs: int = 250, batch_size: int = N, **options) -> torch.Tensor:
     bnn = linear(method)
     loader = bl.data.Loader(X, Y, batch_size=batch_size)
     bnn.fit(loader, epochs=epochs, lr=0.05, lr_schedule="cosine", seed=3, progress=False, **options)
@@ -87,7 +87,7 @@ def test_moments_come_closer_with_more_particles():
 
 def test_minibatches_count_as_the_whole_data():
     mean, covariance = exact()
-    found = fitted(bl.SVGD(particles=40), epochs=150, batch_size=10)
+    found = fitted(bl.SVGD(particles=40), epochs=75, batch_size=10)
     torch.testing.assert_close(found.mean(0), mean, atol=0.05, rtol=0)
     torch.testing.assert_close(found.var(0), covariance.diag(), rtol=0.4, atol=0)
 

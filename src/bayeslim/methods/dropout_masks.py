@@ -1,7 +1,8 @@
 """Dropout at test time, in a network that is otherwise in evaluation mode, with masks for all inputs or for each.
 
 Modules that drop out (`nn.Dropout` and its kin, recurrent layers and attention with a dropout of their own) are put in
-training mode, and functional dropout that is told not to (`F.dropout(x, p, self.training)`) is told to.
+training mode, and functional dropout that is told not to (`F.dropout(x, p, self.training)`) is told to. What a module
+hides from it stays off, such as a `dropout_p` that it sets to zero outside of training.
 
 A mask that is drawn for all inputs at once makes the outputs those of one network: it is the same for every example,
 and drawn again from the same seed for every batch. All of torch's dropout draws its masks by `bernoulli_` or is one
