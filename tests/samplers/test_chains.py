@@ -74,6 +74,7 @@ def test_a_run_that_was_cut_short_goes_on_exactly(kind, tmp_path):
     assert result.resumed_from > 0
     assert_same(whole.posterior_, resumed.posterior_)
     assert_same(whole.posterior_, read(tmp_path))
+    assert whole.posterior_.chains == resumed.posterior_.chains == read(tmp_path).chains == method.chains
 
 
 def test_another_run_does_not_go_on_from_it(tmp_path):
@@ -89,7 +90,7 @@ def test_networks_are_there_as_soon_as_they_are_kept(tmp_path):
     whole = fitted(bl.SGLD(samples=12, burn_in=0.0))
     assert found.count == 6
     assert torch.equal(found.values["0.weight"], whole.posterior_.values["0.weight"][:6])
-    file = next(tmp_path.glob("chain-1/samples/000000003/*.safetensors"))
+    file = next(tmp_path.glob("chain-001/samples/000000003/*.safetensors"))
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(CorruptFile):
         read(tmp_path)

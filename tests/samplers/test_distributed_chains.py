@@ -47,6 +47,7 @@ def worker(rank: int, folder: str) -> None:
     for kind in METHODS:
         bnn = fitted(kind, 1)
         found |= {f"{kind}/{name}": tensor for name, tensor in bnn.posterior_.tensors().items()}
+        assert bnn.posterior_.chains == WORLD
     streamed = fitted("sgld", 1, Path(folder) / "run")
     found |= {f"streamed/{name}": tensor for name, tensor in streamed.posterior_.tensors().items()}
     data = TensorDataset(X, Y)
@@ -68,7 +69,9 @@ def ranks(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_two_ranks_are_two_chains(ranks, kind):
-    whole = fitted(kind, WORLD).posterior_.tensors()
+    posterior = fitted(kind, WORLD).posterior_
+    assert posterior.chains == WORLD
+    whole = posterior.tensors()
     for found in ranks:
         for name, tensor in whole.items():
             assert torch.equal(found[f"{kind}/{name}"], tensor), name

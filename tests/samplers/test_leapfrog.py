@@ -33,7 +33,10 @@ def test_mean_and_covariance_of_a_gaussian():
     trace = draws_of(gaussian())
     assert worst(trace.draws[::2]) < 4.5  # every second draw is about independent
     assert trace.divergences == 0
-    assert trace.energies[7] == pytest.approx(gaussian()(trace.draws[7])[0])
+    assert trace.potentials[7] == pytest.approx(gaussian()(trace.draws[7])[0])
+    kinetic = torch.tensor(trace.energies) - torch.tensor(trace.potentials)
+    assert (kinetic >= 0).all()
+    assert kinetic.mean().item() == pytest.approx(1.5, abs=0.15)  # half a unit for each of three momenta
 
 
 def test_a_gradient_or_a_momentum_that_is_wrong_is_seen():

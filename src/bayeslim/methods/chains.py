@@ -176,7 +176,7 @@ class ChainMethod(ParticleMethod):
         result, found = Fit(), []
         try:
             for index in range(rank * self.chains, (rank + 1) * self.chains):
-                folder = None if checkpoint is None else Path(checkpoint) / f"chain-{index + 1}"
+                folder = None if checkpoint is None else Path(checkpoint) / f"chain-{index + 1:03d}"
                 with moving.alone(bnn), ordered_by(loader, seed_of_chain(base, index)):
                     bnn.step = 0
                     bnn.model.load_state_dict(begin)

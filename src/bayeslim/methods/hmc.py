@@ -95,7 +95,7 @@ class HMC(ParticleMethod):
             **training: options of `bayeslim.train.fit`, with `epochs`.
 
         Returns:
-            with `details`: acceptance, divergences, step size and energies of every chain.
+            with `details`, of every chain on this rank: acceptance, divergences, step size, and energies of the draws.
         """
         from bayeslim import train
 

@@ -7,6 +7,7 @@ complete or not there at all, named after its step; a chain that is resumed writ
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,7 +112,10 @@ def read(path: str | os.PathLike[str]) -> Particles:
     found = [_read(folder) for folder in folders]
     for values, buffers in found:
         check_fits(_outline(*found[0]), _outline(values, buffers), "the other networks of the chain")
-    return Particles(stacked([values for values, _ in found]), buffers=stacked([rest for _, rest in found]))
+    lengths = Counter(folder.parent for folder in folders)
+    chains = len(lengths) if len(set(lengths.values())) == 1 else 1  # unequal, after a run that was cut short
+    values, buffers = (stacked([each[part] for each in found]) for part in (0, 1))
+    return Particles(values, buffers=buffers, chains=chains)
 
 
 def _read(folder: Path) -> tuple[Params, Params]:

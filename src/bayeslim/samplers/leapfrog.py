@@ -33,7 +33,8 @@ class Trace:
 
     Attributes:
         draws: (S, D), after the warm-up.
-        energies: U of every draw.
+        potentials: U of every draw.
+        energies: H of every draw: where its trajectory ended, or where one that was not taken began.
         acceptance: the mean acceptance probability of the draws.
         divergences: how many trajectories after the warm-up left the dynamics.
         step_size: ε, as the warm-up set it.
@@ -41,6 +42,7 @@ class Trace:
     """
 
     draws: Tensor
+    potentials: list[float]
     energies: list[float]
     acceptance: float
     divergences: int
@@ -77,7 +79,7 @@ def hamiltonian_monte_carlo(
     averaging = _DualAveraging(target_acceptance)
     averaging.restart(_first_step_size(potential, q, energy, gradient, inverse_mass))
     windows, spread = _windows(warmup), _Spread(q)
-    draws, energies, accepted, divergences = q.new_empty(samples, len(q)), [], 0.0, 0
+    draws, potentials, energies, accepted, divergences = q.new_empty(samples, len(q)), [], [], 0.0, 0
     for iteration in watch(range(warmup + samples)):
         warming = iteration < warmup
         step_size = averaging.now if warming else averaging.settled
@@ -91,9 +93,11 @@ def hamiltonian_monte_carlo(
         probability = math.exp(min(0.0, -error)) if math.isfinite(error) else 0.0
         if float(torch.rand((), dtype=torch.float64)) < probability:
             q, energy, gradient = new_q, new_energy, new_gradient
+            before += error
         if not warming:
             draws[iteration - warmup] = q
-            energies.append(energy)
+            potentials.append(energy)
+            energies.append(before)
             accepted += probability
             divergences += not error < DIVERGED
             continue
@@ -105,7 +109,7 @@ def hamiltonian_monte_carlo(
             spread = _Spread(q)
             windows = windows[1:]
             averaging.restart(_first_step_size(potential, q, energy, gradient, inverse_mass))
-    return Trace(draws, energies, accepted / samples, divergences, averaging.settled, inverse_mass)
+    return Trace(draws, potentials, energies, accepted / samples, divergences, averaging.settled, inverse_mass)
 
 
 def _trajectory(

@@ -17,7 +17,6 @@ from bayeslim.checkpoints import Checkpoint
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
-from bayeslim.types import Params
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -107,27 +106,34 @@ def ordered_by(loader: Any, seed: int) -> Iterator[None]:
 
 
 def joined(particles: Sequence[Particles]) -> Particles:
-    """The networks of several chains, one chain after the other; one long one, if their lengths differ."""
+    """The networks of several chains, one chain after the other; the last of each, where some have fewer."""
     if len(particles) == 1:
         return particles[0]
-    values, buffers = ([getattr(each, part) for each in particles] for part in ("values", "buffers"))
-    alike = len({each.count / each.chains for each in particles}) == 1
-    chains = sum(each.chains for each in particles) if alike else 1
-    return Particles(_concatenated(values), buffers=_concatenated(buffers), chains=chains)
+    count = min(each.count for each in particles)
+    values, buffers = (
+        {name: torch.cat([getattr(each, part)[name][-count:] for each in particles]) for name in first}
+        for part, first in (("values", particles[0].values), ("buffers", particles[0].buffers))
+    )
+    return Particles(values, buffers=buffers, chains=len(particles))
 
 
 def between_ranks(particles: Particles) -> Particles:
-    """The networks of all ranks, on every one of them; equally many of each."""
+    """The networks of all ranks, on every one of them; equally many of each chain."""
     _, world = rank_and_world()
     if world == 1:
         return particles
-    count = torch.tensor(particles.count, device=next(iter(particles.values.values())).device)
-    torch.distributed.all_reduce(count, torch.distributed.ReduceOp.MIN)
-    last = int(count)
+    each = torch.tensor(particles.count // particles.chains, device=next(iter(particles.values.values())).device)
+    torch.distributed.all_reduce(each, torch.distributed.ReduceOp.MIN)
+    last = int(each)
+
+    def shared(tensor: Tensor) -> Tensor:
+        by_chain = tensor.unflatten(0, (particles.chains, -1))[:, -last:]
+        return _gathered(by_chain.flatten(0, 1), world)
+
     return Particles(
-        {name: _gathered(value[-last:], world) for name, value in particles.values.items()},
-        buffers={name: _gathered(value[-last:], world) for name, value in particles.buffers.items()},
-        chains=world * particles.chains if last == particles.count else world,
+        {name: shared(value) for name, value in particles.values.items()},
+        buffers={name: shared(value) for name, value in particles.buffers.items()},
+        chains=particles.chains * world,
     )
 
 
@@ -135,7 +141,3 @@ def _gathered(value: Tensor, world: int) -> Tensor:
     parts = [torch.empty_like(value) for _ in range(world)]
     torch.distributed.all_gather(parts, value.contiguous())
     return torch.cat(parts)
-
-
-def _concatenated(parts: Sequence[Params]) -> Params:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
