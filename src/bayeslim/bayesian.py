@@ -239,13 +239,17 @@ class Bayesian(nn.Module):
         return self.method.fit(self, loader, **options)
 
     def mean_network(self) -> nn.Module:
-        """A plain copy of the user's model with the posterior's mean as weights; bayeslim is not needed to run it."""
+        """A plain copy of the user's model with the posterior's mean as weights; bayeslim is not needed to run it.
+
+        Of networks that lie apart from each other, such as those of an ensemble, the mean is no network worth having:
+        there it is one of them, unless `bayeslim.align` has put their units into one order.
+        """
         plain = copy.deepcopy(self.model)
         for module in plain.modules():
             stochastic.make_plain(module)
         self.method.strip(self, plain)
         with torch.no_grad():
-            for name, value in self.posterior_.mean.items():
+            for name, value in self.method.one_network(self).items():
                 plain.get_parameter(name).copy_(value)
         return plain
 

@@ -102,9 +102,9 @@ def _(
     how: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One plain pass for every particle, with its own buffers; at the mean with the model's."""
+    """One plain pass for every particle, with its own buffers; "mean" is the network as it stands for them."""
     if how == "mean":
-        networks: Iterable[Params] = [posterior.mean]
+        networks: Iterable[Params] = [bnn.method.one_network(bnn)]
     else:
         chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
         networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)

@@ -9,6 +9,7 @@ Its hooks, in the order of their life; all have defaults but `posterior`:
     observe      called after every optimizer step
     fit          train, or compute what there is to compute
     posterior    the posterior, as data
+    one_network  the weights that stand for it as one network
     draw         one random network's outputs on inputs, for `bnn(x)` in training mode
     condition    make the posterior the one given zeros (on a copy, for pruning)
     predictive   predictions, when the method knows better than the posterior's type
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.types import Batch, Inputs, call, split_batch
+from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -102,6 +103,10 @@ class Method:
     def posterior(self, bnn: Bayesian) -> Posterior:
         """The posterior, as data."""
         raise NotImplementedError
+
+    def one_network(self, bnn: Bayesian) -> Params:
+        """What stands for the posterior as one network, by name: its mean. What is not named stays the model's own."""
+        return bnn.posterior_.mean
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """The outputs of one network drawn from the posterior."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeslim.methods.moving import Moving
-from bayeslim.types import Params, call, device_of, split_batch, to_device
+from bayeslim.posteriors.particles import Particles, stacked
+from bayeslim.types import call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -37,7 +38,7 @@ class FullBatch:
 
     def vector(self) -> Tensor:
         """The weights as they are now, (D,)."""
-        return self.flat({n: p.detach() for n, p in zip(self.moving.names, self.parameters, strict=True)})
+        return self.flat({n: p.detach() for n, p in self._named()})
 
     def flat(self, params: Mapping[str, Tensor]) -> Tensor:
         """The weights that move of parameters by name, (D,)."""
@@ -49,10 +50,18 @@ class FullBatch:
             for p, kept, part in zip(self.parameters, self.kept, vector.split(self.sizes), strict=True):
                 p.copy_((part if kept is None else p.flatten().masked_scatter(kept, part.to(p))).view_as(p))
 
-    def params(self, vector: Tensor) -> Params:
-        """The parameters by name with these weights."""
-        self.put(vector)
-        return {n: p.detach().clone() for n, p in zip(self.moving.names, self.parameters, strict=True)}
+    def particles(self, vectors: Tensor, dtype: torch.dtype | None) -> Particles:
+        """Networks with these weights (S, D), kept in a dtype, and with the buffers of the network as it is now."""
+        networks = []
+        for vector in vectors:
+            self.put(vector)
+            networks.append({n: p.detach().to(dtype or p.dtype, copy=True) for n, p in self._named()})
+        buffers = dict(self.bnn.model.named_buffers()) if self.moving.everything else {}
+        alike = {name: buffer.detach().clone().expand(len(vectors), *buffer.shape) for name, buffer in buffers.items()}
+        return Particles(stacked(networks), buffers=alike)
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return list(zip(self.moving.names, self.parameters, strict=True))
 
     def __call__(self, vector: Tensor) -> tuple[float, Tensor]:
         """U and its gradient at a vector of weights."""

@@ -42,9 +42,20 @@ class ParticleMethod(Method):
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
         """Put the network to the particles' mean, or to the last of them with its buffers."""
+        self.stand(bnn, posterior, at_mean=self.stands_at == "mean")
+
+    def stand(self, bnn: Bayesian, posterior: Particles, at_mean: bool) -> None:
+        """Put the network to the mean, of aligned particles with that of their buffers; or to the last."""
         last = posterior.count - 1
-        mean = self.stands_at == "mean"
-        set_tensors(bnn, posterior.mean if mean else posterior.particle(last) | posterior.buffers_of(last))
+        if posterior.aligned:
+            set_tensors(bnn, posterior.mean | posterior.mean_buffers)
+        else:
+            set_tensors(bnn, posterior.mean if at_mean else posterior.particle(last) | posterior.buffers_of(last))
+
+    def one_network(self, bnn: Bayesian) -> Params:
+        """Nothing to put in: the network itself is where it stands for the particles."""
+        self.posterior(bnn)
+        return {}
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """The outputs of one particle, drawn; of the network itself while there is none yet."""

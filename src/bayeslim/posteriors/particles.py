@@ -30,11 +30,19 @@ class Particles(Posterior):
         buffers: what else differs between the networks, by name, (S, *shape): their buffers, and parameters that were
             trained as points. What is named nowhere is the model's own.
         chains: how many Markov chains they come from, one after the other and equally long, in the order drawn.
+        aligned: whether their hidden units are in one order (`bayeslim.align`), so that their mean is a network.
     """
 
     kind: ClassVar[str] = "particles"
 
-    def __init__(self, values: Mapping[str, Tensor], *, buffers: Mapping[str, Tensor] | None = None, chains: int = 1):
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        *,
+        buffers: Mapping[str, Tensor] | None = None,
+        chains: int = 1,
+        aligned: bool = False,
+    ):
         self.values = dict(values)
         self.buffers = dict(buffers or {})
         if not self.values:
@@ -50,11 +58,17 @@ class Particles(Posterior):
         if chains < 1 or self.count % chains:
             raise ShapeMismatch(f"{self.count} particles do not come from {chains} equally long chains.")
         self.chains = chains
+        self.aligned = aligned
 
     @property
     def mean(self) -> Params:
         """(1/S) Σ_s w_s, which lies between the networks and may be far from all of them."""
         return {name: _averaged(value) for name, value in self.values.items()}
+
+    @property
+    def mean_buffers(self) -> Params:
+        """The mean of the buffers; of whole numbers, such as counts of batches, the last."""
+        return {n: _averaged(v) if v.is_floating_point() else v[-1] for n, v in self.buffers.items()}
 
     @property
     def variance(self) -> Params:
@@ -119,6 +133,7 @@ class Particles(Posterior):
             {name: cut.get(name, value) for name, value in self.values.items()},
             buffers={name: cut.get(name, value) for name, value in self.buffers.items()},
             chains=self.chains,
+            aligned=self.aligned,
         )
 
     def tensors(self) -> Params:
@@ -134,11 +149,11 @@ class Particles(Posterior):
         for key, tensor in tensors.items():
             part, _, name = key.partition(":")
             parts[part][name] = tensor
-        return cls(parts["value"], buffers=parts["buffer"], chains=config.get("chains", 1))
+        return cls(parts["value"], buffers=parts["buffer"], **config)
 
     def config(self) -> dict[str, Any]:
-        """How many chains."""
-        return {"chains": self.chains}
+        """How many chains, and whether aligned."""
+        return {"chains": self.chains, "aligned": self.aligned}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ def align(bnn: Bayesian, example: Inputs) -> Bayesian:
             {name: together[name] for name in posterior.values},
             buffers={name: together[name] for name in posterior.buffers},
             chains=posterior.chains,
+            aligned=True,
         ),
     )
     return aligned

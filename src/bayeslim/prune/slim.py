@@ -122,8 +122,6 @@ def _slim_bayesian(bnn: Bayesian, plain: nn.Module, result: Compaction) -> Bayes
     found.num_data_given, found.step, found.steps_per_epoch = bnn.num_data_given, bnn.step, bnn.steps_per_epoch
     found.training = bnn.training
     _check_posterior(found, weights)
-    if isinstance(found.method, ParticleMethod):
-        found.method.place(found, found.method.posterior(found))
     if found.priors.has_closed_forms:
         found.priors.maximise_(found.posterior_, found.masks)
     return found
@@ -216,8 +214,13 @@ def _check_folded(moved: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> N
 def _check_posterior(found: Bayesian, weights: Params) -> None:
     """The posterior that the method now gives is the one of this network."""
     try:
-        mean = found.posterior_.mean
-        same = all(torch.allclose(v, weights[name].to(v), rtol=1e-3, atol=1e-5) for name, v in mean.items())
+        if isinstance(found.method, ParticleMethod):
+            found.method.place(found, found.method.posterior(found))
+        stands = found.mean_network()
+        same = all(
+            torch.allclose(stands.get_parameter(name), weight.to(stands.get_parameter(name)), rtol=1e-3, atol=1e-5)
+            for name, weight in weights.items()
+        )
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise NotRestrictable(_METHOD.format(found.method.name, f": {error}")) from error
     if not same:
