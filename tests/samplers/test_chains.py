@@ -213,6 +213,17 @@ def _hmc(method: bl.Method) -> bl.Bayesian:
     return bnn
 
 
+def test_chains_of_hmc_have_norms_of_their_own():
+    model = network()
+    model.train()(X)  # statistics that a fresh start does not have
+    bnn = bayesian(bl.HMC(samples=2, warmup=2, leapfrog=2, chains=2), model)
+    bnn.fit(loader(), seed=1)
+    means = bnn.posterior_.buffers["1.running_mean"]
+    assert torch.equal(means[0], model[1].running_mean)
+    assert torch.equal(means[2], torch.zeros(5))
+    torch.testing.assert_close(bl.predict(bnn, X).samples[-1], bnn.eval()(X))
+
+
 def test_a_subnetwork_by_variance_needs_a_normal_prior():
     bnn = bayesian(bl.SGLD(subset=bl.Subnetwork(3)), prior=bl.priors.StudentT(3.0))
     with pytest.raises(UnsupportedModel, match="Normal prior"):

@@ -23,7 +23,7 @@ from bayeslim.methods.full_batch import FullBatch
 from bayeslim.methods.moving import moving_weights
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.methods.subnetwork import Subnetwork, settled
-from bayeslim.posteriors.particles import Particles, stacked
+from bayeslim.posteriors.particles import Particles
 from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
 from bayeslim.samplers.leapfrog import Trace, hamiltonian_monte_carlo
@@ -124,9 +124,7 @@ class HMC(ParticleMethod):
                             bnn.keep_zeros()
                         potential = FullBatch(bnn, moving, loader, self.temperature)
                         traces.append(self._chain(potential, progress and rank == 0))
-                        draws = [potential.params(draw) for draw in traces[-1].draws]
-                    kept = stacked(draws)
-                    found.append(Particles({n: v.to(dtype or v.dtype) for n, v in kept.items()}))
+                        found.append(potential.particles(traces[-1].draws, dtype))
         except BaseException:
             if previous is not None:
                 bnn.state["posterior"] = previous

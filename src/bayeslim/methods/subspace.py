@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayeslim.errors import BayeslimError
+from bayeslim.methods.batch_statistics import measuring, norms_of
 from bayeslim.methods.full_batch import FullBatch
 from bayeslim.methods.moving import Moving
 from bayeslim.methods.particle_method import ParticleMethod
-from bayeslim.posteriors.particles import Particles, stacked
+from bayeslim.posteriors.particles import Particles
 from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
 from bayeslim.samplers.chain import Chain
@@ -139,7 +140,7 @@ class Subspace(ParticleMethod):
                 with evaluating(bnn):
                     within = _Within(potential, centre, directions)
                     traces = [self._chain(within, progress and rank == 0) for _ in range(self.chains)]
-                    found = [within.particles(trace.draws, dtype) for trace in traces]
+                    found = [potential.particles(centre + trace.draws @ directions.T, dtype) for trace in traces]
         except BaseException:
             if previous is not None:
                 bnn.state["posterior"] = previous
@@ -195,22 +196,12 @@ class _Within:
         energy, gradient = self.potential(self.centre + self.directions @ z)
         return energy, self.directions.T @ gradient
 
-    def particles(self, draws: Tensor, dtype: torch.dtype | None) -> Particles:
-        kept = stacked([self.potential.params(self.centre + self.directions @ z) for z in draws])
-        return Particles({name: value.to(dtype or value.dtype) for name, value in kept.items()})
-
 
 def _settle_norms(bnn: Bayesian, loader: Any) -> None:
-    """The statistics of batch norms belong to the weights: measure them again, over all the data."""
-    norms = [m for m in bnn.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    with evaluating(bnn.model), torch.no_grad():
+    """The statistics of batch norms belong to the weights: measure them again, over all the data of this rank."""
+    norms = norms_of(bnn.model)
+    with measuring(bnn.model, momentum=None):
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum, norm.training = None, True  # a plain mean over batches
-        for batch in loader:
+        for batch in loader if norms else ():
             call(bnn.model, to_device(split_batch(batch), device_of(bnn.model))[0])
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum, norm.training = momentum, False
