@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.methods import Method
-from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.methods import Laplace
 from bayeslim.posteriors.gaussian import How
 from bayeslim.progress import progress
 from bayeslim.prune.budget import Budget
@@ -78,12 +77,12 @@ def _refreshed(bnn: Bayesian, loader: Any, fine_tune: Mapping[str, Any] | None, 
     """Find the posterior again, in place, with the zeros kept."""
     if loader is None:
         return bnn
-    if type(bnn.method).fit is Method.fit or isinstance(bnn.method, ParticleMethod):
-        bnn.fit(loader, **(fine_tune or {}))
-    else:
+    if isinstance(bnn.method, Laplace):  # whose own fit measures the curvature of the network as it is
         if fine_tune is not None:
             fit(bnn, loader, **fine_tune)
         bnn.fit(loader)
+    else:
+        bnn.fit(loader, **(fine_tune or {}))
     condition(bnn, bnn.masks, how)
     return bnn
 
