@@ -191,7 +191,7 @@ def passes(methods: Sequence[str], device: str) -> dict[str, float]:
     That does not depend on what was learned, so a few images are enough to learn from.
     """
     data = bl.data.load("mnist")
-    few, x = replace(data, train_x=data.train_x[:512], train_y=data.train_y[:512]), data.test_x.to(device)
+    few, x = replace(data, train_x=data.train_x[:2_560], train_y=data.train_y[:2_560]), data.test_x.to(device)
 
     def seconds(action: Callable[[], Any]) -> float:
         started = time.perf_counter()
@@ -225,7 +225,8 @@ def summary(runs: list[Job]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for run in runs:
         rows = table.setdefault(run["data"], {}).setdefault(run["method"], {})
-        base = next((r for r in runs if r["method"] == "map" and all(r[k] == run[k] for k in ("data", "seed"))), None)
+        same = ("data", "seed", "device")
+        base = next((r for r in runs if r["method"] == "map" and all(r[k] == run[k] for k in same)), None)
         values = {k: v for k, v in run.items() if isinstance(v, float) and k != "train_seconds"}
         values |= {f"student {k}": v for k, v in run.get("student", {}).items()}
         if base is not None:
