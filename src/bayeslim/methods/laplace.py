@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from bayeslim import gaussian_outputs, linearised, marginal_likelihood, prior_search
-from bayeslim.errors import NotFitted, UnsupportedModel
-from bayeslim.methods.base import Method
+from bayeslim.errors import UnsupportedModel
 from bayeslim.methods.curvature_posterior import Curvature, Structure, current, examples_in, measured
+from bayeslim.methods.found_posterior import FoundPosterior
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Gaussian
@@ -50,7 +49,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Laplace(Method):
+class Laplace(FoundPosterior):
     """The posterior of a network that is already trained.
 
     Attributes:
@@ -78,6 +77,10 @@ class Laplace(Method):
     rank: int = 100
 
     name: ClassVar[str] = "laplace"
+    missing: ClassVar[str] = (
+        "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
+        "network, or bnn.fit(loader, epochs=...) to train it first."
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "subset", settled(self.subset))
@@ -181,34 +184,6 @@ class Laplace(Method):
         result.details["points"] = points
         result.seconds += time.monotonic() - started
         return result
-
-    def posterior(self, bnn: Bayesian) -> Gaussian:
-        """The Gaussian that `fit` found, on the network's device."""
-        posterior = bnn.state.get("posterior")
-        if posterior is None:
-            raise NotFitted(
-                "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
-                "network, or bnn.fit(loader, epochs=...) to train it first."
-            )
-        assert isinstance(posterior, Gaussian)
-        device = device_of(bnn.model)
-        if next(iter(posterior.mean.values())).device != device:
-            moved = {name: tensor.to(device) for name, tensor in posterior.tensors().items()}
-            bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
-        return posterior
-
-    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The outputs of one network drawn from the posterior; of the network itself while there is none yet."""
-        return super().draw(bnn, inputs) if "posterior" in bnn.state else call(bnn.model, inputs)
-
-    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Condition the random parameters on zeros, and put zeros into the others."""
-        random = set(bnn.posterior_.names)
-        super().condition(bnn, {name: mask for name, mask in masks.items() if name in random}, **options)
-        with torch.no_grad():
-            for name in masks.keys() - random:
-                weight = bnn.model.get_parameter(name)
-                weight.masked_fill_(~masks[name].to(weight.device), 0)
 
     def predictive(
         self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None

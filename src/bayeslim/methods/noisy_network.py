@@ -7,15 +7,13 @@ spread of theirs to prune by; `bl.predict` draws the noise.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bayeslim.methods.base import Method
-from bayeslim.posteriors import Particles
+from bayeslim.methods.point_network import PointNetwork
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs, call, device_of
 
@@ -24,27 +22,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NoisyNetwork(Method):
+class NoisyNetwork(PointNetwork):
     """The base of methods with one network and noise in its use; it is trained by plain gradient descent."""
 
     @abstractmethod
     def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
         """The outputs for all inputs with one draw of the noise, or with `local` one for every example."""
-
-    def posterior(self, bnn: Bayesian) -> Particles:
-        """The one network."""
-        return Particles({name: bnn.model.get_parameter(name).detach().clone()[None] for name in bnn.sites.names})
-
-    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The network's outputs as in training, with its noise there."""
-        return call(bnn.model, inputs)
-
-    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Put zeros into the network."""
-        with torch.no_grad():
-            for name, mask in masks.items():
-                weight = bnn.model.get_parameter(name)
-                weight.masked_fill_(~mask.to(weight.device), 0)
 
     def predictive(
         self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None

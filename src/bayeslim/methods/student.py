@@ -11,20 +11,18 @@ Malinin & Gales 2018, arXiv:1802.10501 · Malinin, Mlodozeniec & Gales 2020, arX
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.distributions import Dirichlet
 
 from bayeslim import imitation
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.gaussian_outputs import _dirichlet_prediction
 from bayeslim.likelihoods import Categorical
-from bayeslim.methods.base import Method, Terms
-from bayeslim.posteriors import Particles
+from bayeslim.methods.base import Terms
+from bayeslim.methods.point_network import PointNetwork
 from bayeslim.results import Prediction
 from bayeslim.types import Batch, Inputs, call, device_of, split_batch
 
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Student(Method):
+class Student(PointNetwork):
     """One network that follows a teacher. Its targets are what `bayeslim.imitation` tells of the teacher's predictions.
 
     Attributes:
@@ -75,21 +73,6 @@ class Student(Method):
         else:
             distance = imitation.divergence(bnn.likelihood, outputs, teacher, self.temperature)
         return Terms(distance.mean(), outputs.new_zeros(()), 0.0, 1)
-
-    def posterior(self, bnn: Bayesian) -> Particles:
-        """The one network."""
-        return Particles({name: bnn.model.get_parameter(name).detach().clone()[None] for name in bnn.sites.names})
-
-    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The one network's outputs."""
-        return call(bnn.model, inputs)
-
-    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Put zeros into the network."""
-        with torch.no_grad():
-            for name, mask in masks.items():
-                weight = bnn.model.get_parameter(name)
-                weight.masked_fill_(~mask.to(weight.device), 0)
 
     def predictive(
         self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayeslim.errors import NotFitted
 from bayeslim.methods.averaging import GaussianAveraging, averaged
-from bayeslim.methods.base import Method
 from bayeslim.methods.batch_statistics import drawn, measure_again_, norms_of
+from bayeslim.methods.found_posterior import FoundPosterior
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Fit, Prediction
 from bayeslim.types import Inputs, call, device_of
@@ -34,13 +33,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWAG(GaussianAveraging, Method):
+class SWAG(GaussianAveraging, FoundPosterior):
     """The Gaussian of training's own wandering; settings as in `GaussianAveraging`.
 
     The posterior is a `LowRankCovariance`, or with `rank=0` a `Diagonal`. The network itself is left at the mean.
     """
 
     name: ClassVar[str] = "swag"
+    missing: ClassVar[str] = "The posterior of swag is gathered in training: call bnn.fit(loader, ...) first."
 
     def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
         """Train, and take the moments of the networks on the way.
@@ -72,31 +72,10 @@ class SWAG(GaussianAveraging, Method):
         bnn.state.update(found)
         return result
 
-    def posterior(self, bnn: Bayesian) -> Posterior:
-        """The Gaussian that `fit` found, on the network's device."""
-        posterior = bnn.state.get("posterior")
-        if posterior is None:
-            raise NotFitted("The posterior of swag is gathered in training: call bnn.fit(loader, ...) first.")
-        assert isinstance(posterior, Posterior)
-        device = device_of(bnn.model)
-        if next(iter(posterior.mean.values())).device != device:
-            moved = {name: tensor.to(device) for name, tensor in posterior.tensors().items()}
-            bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
-        return posterior
-
-    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The outputs of one network drawn from the posterior; of the network itself while there is none yet."""
-        return super().draw(bnn, inputs) if "posterior" in bnn.state else call(bnn.model, inputs)
-
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Condition the random parameters on zeros, and put zeros into the others."""
-        random = set(bnn.posterior_.names)
-        super().condition(bnn, {name: mask for name, mask in masks.items() if name in random}, **options)
+        """Condition the Gaussian on zeros."""
+        super().condition(bnn, masks, **options)
         bnn.state.pop("networks", None)  # drawn from what the posterior was, and measured with it
-        with torch.no_grad():
-            for name in masks.keys() - random:
-                weight = bnn.model.get_parameter(name)
-                weight.masked_fill_(~masks[name].to(weight.device), 0)
 
     def predictive(
         self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None

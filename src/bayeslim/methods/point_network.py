@@ -1,0 +1,42 @@
+"""What methods have in common whose weights are a point: one network, with what is random, if anything, beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bayeslim.methods.base import Method
+from bayeslim.posteriors import Particles
+from bayeslim.types import Inputs, call
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class PointNetwork(Method):
+    """A method with one network."""
+
+    def posterior(self, bnn: Bayesian) -> Particles:
+        """The one network."""
+        return Particles({name: bnn.model.get_parameter(name).detach().clone()[None] for name in bnn.sites.names})
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The network's outputs, with the noise that it has in training."""
+        return call(bnn.model, inputs)
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Put zeros into the network."""
+        put_zeros(bnn, masks)
+
+
+def put_zeros(bnn: Bayesian, masks: Mapping[str, Tensor]) -> None:
+    """Zeros in the network's own parameters, wherever a mask is False."""
+    with torch.no_grad():
+        for name, mask in masks.items():
+            weight = bnn.model.get_parameter(name)
+            weight.masked_fill_(~mask.to(weight.device), 0)
