@@ -187,14 +187,20 @@ class Bayesian(nn.Module):
         self.terms = Terms(terms.nll.detach(), terms.kl.detach(), terms.kl_weight, terms.num_data)
         return terms.loss
 
-    def log_prior(self) -> Tensor:
-        """The log p(w) of the network's own weights; while learning on, under the posterior of the data before."""
+    def log_prior(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The log p(w) of the network's own weights, or of others; while learning on, under the posterior before.
+
+        Args:
+            weights: by name, to take instead of the network's own.
+        """
+        names = self.priors if self.anchor is None else self.anchor[0].mean
+        weights = {name: self.model.get_parameter(name) for name in names} if weights is None else weights
         if self.anchor is not None:
             posterior, strength = self.anchor
-            off = {name: self.model.get_parameter(name) - mean for name, mean in posterior.mean.items()}
+            off = {name: weights[name] - mean for name, mean in posterior.mean.items()}
             pull = posterior.precision_product(off)
             return -0.5 * strength * torch.stack([(off[name] * pull[name]).sum() for name in off]).sum()
-        values = [prior.log_prob(self.model.get_parameter(name)).sum() for name, prior in self.priors.items()]
+        values = [prior.log_prob(weights[name]).sum() for name, prior in self.priors.items()]
         return torch.stack(values).sum()
 
     @property

@@ -1,35 +1,37 @@
-"""Subspace inference: Hamiltonian Monte Carlo in the few directions that gradient descent itself moves in.
+"""Subspace inference: a sampler, or Laplace, in the few directions that gradient descent itself moves in.
 
     w = ŵ + P z          p(z|D) ∝ p(D|ŵ + P z) p(ŵ + P z)          z of a few dimensions
 
 ŵ is the mean of networks along a run of stochastic gradient descent with momentum and a constant learning rate, and the
 columns of P are the principal directions of these networks around ŵ, each as long as their standard deviation along it.
-The prior of z is the prior of the weights on the subspace. A few directions cannot have the posterior's whole spread;
-`temperature` widens it (Izmailov et al. take the number of weights over that of directions as an upper end).
+The prior of z is the prior of the weights on the subspace (`methods.coordinates`). How z is inferred is another
+method's to say, `inner`, which takes the network as a function of z for a network of its own. A few directions cannot
+have the posterior's whole spread; a sampler's `temperature` widens it (Izmailov et al. take the number of weights over
+that of directions as an upper end).
 
 Izmailov et al. 2019, arXiv:1907.07504
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bayeslim.errors import BayeslimError
+from bayeslim.methods.base import Method
 from bayeslim.methods.batch_statistics import measuring, norms_of
-from bayeslim.methods.full_batch import FullBatch
+from bayeslim.methods.coordinates import Coordinates, OnSubspace, flat, to_mode_, with_normal_prior
 from bayeslim.methods.moving import Moving
-from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.methods.particle_method import ParticleMethod, set_tensors
 from bayeslim.posteriors.particles import Particles
-from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
 from bayeslim.samplers.chain import Chain
-from bayeslim.samplers.leapfrog import Trace, hamiltonian_monte_carlo
-from bayeslim.samplers.run import between_ranks, joined, ordered_by, prepare, rank_and_world, run_alone, seed_of_chain
+from bayeslim.samplers.run import between_ranks, ordered_by, prepare, rank_and_world, run_alone, seed_of_chain
 from bayeslim.samplers.schedule import Schedule
 from bayeslim.stochastic import evaluating
 from bayeslim.types import call, device_of, split_batch, to_device
@@ -37,44 +39,63 @@ from bayeslim.types import call, device_of, split_batch, to_device
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
+STOCHASTIC = ("sgld", "psgld", "sghmc", "sgnht")
+"""Methods that sample by the gradients of minibatches, and need to know for how long and with which learning rate."""
+INNER = ("hmc", *STOCHASTIC, "laplace")
+
+
+def _by_default() -> Method:
+    from bayeslim.methods import METHODS
+
+    return METHODS["hmc"]()
+
 
 @dataclass(frozen=True)
 class Subspace(ParticleMethod):
-    """Hamiltonian Monte Carlo in a subspace; the network is left at the mean of the draws.
+    """Inference in a subspace; the network is left at the mean of the draws.
 
     Attributes:
         rank: how many directions.
         snapshots: how many networks along the run they are the directions of.
         burn_in: the part of the run before the first of these.
         momentum: of gradient descent.
-        samples: how many networks each chain keeps.
-        warmup: iterations of a chain before the first of them.
-        leapfrog: the most steps of a trajectory.
-        temperature: T of the target p(z|D)^(1/T).
-        chains: how many chains, on every rank; each rank has a subspace of its own.
+        inner: how the coordinates are inferred: `HMC()`, `SGLD()`, `PSGLD()`, `SGHMC()`, `SGNHT()` or `Laplace()`, with
+            its own settings, such as how many networks are kept. `Laplace` has the full covariance around the mode in
+            the subspace, from the exact Gauss-Newton matrix unless its `curvature` says otherwise. Every rank has a
+            subspace of its own.
+        draws: how many networks are drawn from the Gaussian of `Laplace`.
     """
 
     rank: int = 5
     snapshots: int = 20
     burn_in: float = 0.0
     momentum: float = 0.9
-    samples: int = 100
-    warmup: int = 200
-    leapfrog: int = 20
-    temperature: float = 1.0
-    chains: int = 1
+    inner: Method = field(default_factory=_by_default)
+    draws: int = 100
 
     name: ClassVar[str] = "subspace"
 
     def __post_init__(self) -> None:
-        for setting, least in (("rank", 1), ("snapshots", 2), ("samples", 1), ("leapfrog", 1), ("chains", 1)):
+        for setting, least in (("rank", 1), ("snapshots", 2), ("draws", 1)):
             if getattr(self, setting) < least:
                 raise ValueError(f"{setting} must be at least {least}. Got {getattr(self, setting)}.")
         if self.rank >= self.snapshots:
             raise ValueError(f"{self.rank} directions need more snapshots than that. Got {self.snapshots}.")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive. Got {self.temperature}.")
         Schedule(burn_in=self.burn_in).check()
+        if not isinstance(self.inner, Method) or self.inner.name not in INNER:
+            raise ValueError(
+                "inner must be HMC(), SGLD(), PSGLD(), SGHMC(), SGNHT() or Laplace(), with settings of its own. "
+                f"Got {self.inner!r}."
+            )
+        asked: Any = self.inner
+        if asked.subset != "all":
+            raise ValueError(f'The coordinates of a subspace have no parts: use subset="all". Got {asked.subset!r}.')
+        if asked.name == "laplace" and asked.structure not in ("auto", "full"):
+            raise ValueError(f'A subspace has a full covariance: use structure="full". Got {asked.structure!r}.')
+
+    def convert(self, bnn: Bayesian) -> None:
+        """Nothing is put in; what the inner method cannot do is refused here, before any work."""
+        self.inner.convert(bnn)
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
         """Stochastic gradient descent, whose path spans the subspace."""
@@ -94,6 +115,8 @@ class Subspace(ParticleMethod):
         *,
         epochs: int = 10,
         lr: float = 0.01,
+        inner_epochs: int | None = None,
+        inner_lr: float | None = None,
         dtype: torch.dtype | None = None,
         accumulate: int = 1,
         device: torch.device | str | None = None,
@@ -101,13 +124,15 @@ class Subspace(ParticleMethod):
         progress: bool = True,
         **training: Any,
     ) -> Fit:
-        """Follow gradient descent, and sample in the subspace it spans.
+        """Follow gradient descent, and infer the coordinates of the subspace it spans.
 
         Args:
             bnn: the network, which should be trained already.
-            loader: batches of inputs and targets; the chains hold all of them.
+            loader: batches of inputs and targets; HMC and Laplace hold all of them.
             epochs: of gradient descent.
             lr: its learning rate, constant, so large that it wanders.
+            inner_epochs: the length of a chain, for an inner method by stochastic gradients, which needs it.
+            inner_lr: its learning rate, likewise, for coordinates whose unit is the path's standard deviation.
             dtype: to keep the networks in; the network's own if not given.
             accumulate: batches whose gradients are averaged for one step.
             device: where to run, "auto" for a GPU if there is one; None for where the network is.
@@ -116,85 +141,101 @@ class Subspace(ParticleMethod):
             **training: `validate`, `callbacks`, `clip` and `autocast`, as in `bayeslim.train.fit`.
 
         Returns:
-            with `details`: acceptance and divergences of every chain, the spread along each direction, and the part of
-            the path's variance that they have.
+            with `details`: those of the inner method, the spread along each direction, and the part of the path's
+            variance that they have.
         """
+        options = self._inner_options(inner_epochs, inner_lr)
         begun, (rank, world) = time.monotonic(), rank_and_world()
         total = epochs * prepare(bnn, loader, accumulate, device)
-        base = seed_of_chain(int(torch.randint(2**62, ())) if seed is None else seed, rank)
+        base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = Moving.all_of(bnn)
         previous = bnn.state.pop("posterior", None)
         path = Chain(moving.names, (), Schedule(burn_in=self.burn_in).kept(total, self.snapshots))
         bnn.step, bnn.state["path"] = 0, path
         try:
-            with ordered_by(loader, base):
+            with ordered_by(loader, seed_of_chain(base, rank)):
                 optimizer = self.optimizer(bnn, lr)
                 result = run_alone(
                     bnn, loader, optimizer, lambda done: 1.0, epochs=epochs, accumulate=accumulate,
                     progress=progress, **training,
                 )  # fmt: skip
-                potential = FullBatch(bnn, moving, loader, self.temperature)
-                centre, directions, share = self._span(path.particles(bnn), potential)
-                potential.put(centre)
+                centre, directions, share = self._span(flat(moving, path.particles(bnn).values))
+                space = Coordinates(bnn, moving, centre, directions)
+                set_tensors(bnn, space.weights(space.z))
                 _settle_norms(bnn, loader)
                 with evaluating(bnn):
-                    within = _Within(potential, centre, directions)
-                    traces = [self._chain(within, progress and rank == 0) for _ in range(self.chains)]
-                    found = [potential.particles(centre + trace.draws @ directions.T, dtype) for trace in traces]
+                    # one more, so that the noise of a chain is not that of its path
+                    found, details = self._infer(space, loader, dtype, seed=base + 1, progress=progress, **options)
         except BaseException:
             if previous is not None:
                 bnn.state["posterior"] = previous
             raise
         finally:
             bnn.state.pop("path", None)
-        self.keep(bnn, between_ranks(joined(found)))
-        result.details.update(
-            chains=self.chains * world,
-            acceptance=[trace.acceptance for trace in traces],
-            divergences=[trace.divergences for trace in traces],
-            spread=directions.norm(dim=0).tolist(),
-            explained=share,
-        )
+        self.keep(bnn, between_ranks(found))
+        spread = directions.norm(dim=0).tolist()
+        result.details.update(details, chains=found.chains * world, spread=spread, explained=share)
         result.seconds = time.monotonic() - begun
         return result
 
-    def _span(self, path: Particles, potential: FullBatch) -> tuple[Tensor, Tensor, float]:
-        """The mean of a path (D,), its directions (D, rank), and the part of its variance that they have."""
-        networks = torch.stack([potential.flat(path.particle(k)) for k in range(path.count)])
-        rank = min(self.rank, path.count - 1)
+    def _inner_options(self, epochs: int | None, lr: float | None) -> dict[str, Any]:
+        given = {key: value for key, value in (("epochs", epochs), ("lr", lr)) if value is not None}
+        name = type(self.inner).__name__
+        if self.inner.name not in STOCHASTIC:
+            if given:
+                raise TypeError(f"inner_epochs and inner_lr are for samplers by stochastic gradients, not for {name}.")
+        elif len(given) < 2:
+            raise TypeError(
+                f"{name} makes steps of its own in the subspace: pass inner_epochs=..., and inner_lr=..., for "
+                "coordinates whose unit is the standard deviation of gradient descent's path."
+            )
+        if self.inner.name == "laplace" and rank_and_world()[1] > 1:
+            raise BayeslimError(
+                "Every rank has a subspace of its own, and Laplace sums its curvature over ranks. Use one process, or "
+                "a sampler."
+            )
+        return given
+
+    def _span(self, networks: Tensor) -> tuple[Tensor, Tensor, float]:
+        """The mean of a path (S, D), its directions (D, rank), and the part of its variance that they have."""
+        rank = min(self.rank, len(networks) - 1)
         if rank < 1:
             raise BayeslimError("One network spans no direction. Follow gradient descent for more steps.")
         centre = networks.mean(0)
-        _, sizes, vectors = torch.linalg.svd((networks - centre) / (path.count - 1) ** 0.5, full_matrices=False)
+        _, sizes, vectors = torch.linalg.svd((networks - centre) / (len(networks) - 1) ** 0.5, full_matrices=False)
         if not float(sizes[0]) > 0:
             raise BayeslimError("Gradient descent did not move, so it spans no direction. Use a larger lr.")
-        usable = max(1, int((sizes[:rank] > 1e-6 * sizes[0]).sum()))
+        count = (sizes[:rank] > 1e-6 * sizes[0]).sum()
+        if rank_and_world()[1] > 1:  # ranks exchange coordinates, and need equally many
+            torch.distributed.all_reduce(count, torch.distributed.ReduceOp.MIN)
+        usable = int(count)
         directions = (vectors[:usable] * sizes[:usable, None]).T.contiguous()
         variances = sizes.double().square()
         return centre, directions, float(variances[:usable].sum() / variances.sum())
 
-    def _chain(self, within: _Within, shown: bool) -> Trace:
-        return hamiltonian_monte_carlo(
-            within,
-            within.directions.new_zeros(within.directions.shape[1]),
-            samples=self.samples,
-            warmup=self.warmup,
-            leapfrog=self.leapfrog,
-            watch=lambda iterations: progress_bar(iterations, "hmc", enabled=shown),
-        )
+    def _infer(
+        self, space: Coordinates, loader: Any, dtype: torch.dtype | None, **options: Any
+    ) -> tuple[Particles, dict[str, Any]]:
+        """The networks that the inner method finds on this rank, and what it has to say."""
+        from bayeslim.bayesian import bayesianize_
 
-
-@dataclass(frozen=True)
-class _Within:
-    """The potential of z, U(ŵ + P z)."""
-
-    potential: FullBatch
-    centre: Tensor
-    directions: Tensor
-
-    def __call__(self, z: Tensor) -> tuple[float, Tensor]:
-        energy, gradient = self.potential(self.centre + self.directions @ z)
-        return energy, self.directions.T @ gradient
+        (bnn,), (rank, world), inner = space.owner, rank_and_world(), self.inner
+        likelihood = copy.deepcopy(bnn.likelihood).requires_grad_(False)
+        settings: dict[str, Any] = {"likelihood": likelihood, "num_data": bnn.data_size()}
+        if isinstance(inner, ParticleMethod):
+            within = bayesianize_(space, inner, prior=OnSubspace(space), **settings)
+            details = within.fit(loader, **options).details
+            found = inner.posterior(within)
+            draws = found.values["z"].unflatten(0, (world, -1))[rank]
+            return space.particles(draws, dtype, found.chains // world), details
+        space, prior = with_normal_prior(space)
+        asked: Any = inner
+        columns = "exact" if asked.curvature == "signs" else asked.curvature  # signs estimate what is cheap here
+        within = bayesianize_(space, replace(asked, structure="full", curvature=columns), prior=prior, **settings)
+        with evaluating(within):
+            to_mode_(within, loader)
+        within.fit(loader, **options)
+        return space.particles(within.posterior_.sample(self.draws)["z"], dtype, 1), {}
 
 
 def _settle_norms(bnn: Bayesian, loader: Any) -> None:
