@@ -1,4 +1,4 @@
-"""IVON: variational inference at the cost of Adam, by natural gradients.
+"""IVON: variational inference by natural gradients, in the place of an optimizer.
 
     q(w) = Π N(wᵢ | mᵢ, σᵢ²)          maximise  L = E_q[log p(D|w)] − KL(q ‖ p)
 
