@@ -20,6 +20,7 @@ from bayeslim.storage import INDEX, check_fits, encode, read_folder, write_folde
 from bayeslim.types import Params
 
 if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
     from bayeslim.train import _Run
 
 
@@ -31,7 +32,7 @@ class Checkpoint:
 
     def write(self, run: _Run) -> None:
         """Save a run after an epoch; called on every rank, the first one writes."""
-        states = _of_every_rank(_random_states(run), run.world)
+        states = _of_every_rank(random_states(run.loader), run.world)
         if run.rank != 0:
             return
         tensors: Params = {f"network:{k}": v for k, v in run.bnn.state_dict().items()}
@@ -39,13 +40,13 @@ class Checkpoint:
             tensors.update({f"best:{k}": v for k, v in run.best_state.items()})
         config = {
             "settings": self._settings(run),
-            "optimizer": _pack(run.optimizer.state_dict(), "optimizer", tensors),
+            "optimizer": pack(run.optimizer.state_dict(), "optimizer", tensors),
             "history": run.result.history,
             "best_epoch": run.result.best_epoch,
             "best_value": run.best_value,
             "stopped": run.result.stopped,
             "step": run.bnn.step,
-            "random": _pack(states, "random", tensors),
+            "random": pack(states, "random", tensors),
         }
         write_folder(self.path, "checkpoint", config, tensors)
 
@@ -55,23 +56,17 @@ class Checkpoint:
         if not (self.path / INDEX).is_file():
             return False
         _, config, tensors = read_folder(self.path, ("checkpoint",))
-        saved = config.get("settings")
-        for key, value in settings.items():
-            if not isinstance(saved, dict) or saved.get(key) != value:
-                raise BayeslimError(
-                    f"{self.path} holds a checkpoint of another run: its {key} differs. "
-                    "Use another folder, or delete this one to start anew."
-                )
+        check_same_run(self.path, config.get("settings"), settings)
         network = {k.removeprefix("network:"): v for k, v in tensors.items() if k.startswith("network:")}
         best = {k.removeprefix("best:"): v for k, v in tensors.items() if k.startswith("best:")}
         for state in (network, best) if best else (network,):
             check_fits(run.bnn.state_dict(), state, type(run.bnn.model).__name__)
         try:
-            optimizer = _unpack(config["optimizer"], tensors)
-            states = _unpack(config["random"], tensors)[run.rank]
+            optimizer = unpack(config["optimizer"], tensors)
+            states = unpack(config["random"], tensors)[run.rank]
             history, step = [dict(epoch) for epoch in config["history"]], int(config["step"])
             best_epoch, best_value, stopped = config["best_epoch"], float(config["best_value"]), str(config["stopped"])
-            _check_random(states)
+            check_random(states)
             run.optimizer.load_state_dict(optimizer)  # checks its groups before it changes anything
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise CorruptFile(f"{self.path} is not a complete checkpoint: {error!r}.") from error
@@ -79,18 +74,13 @@ class Checkpoint:
         run.bnn.step = step
         run.result.history, run.result.best_epoch, run.result.stopped = history, best_epoch, stopped
         run.best_value, run.best_state = best_value, best or None
-        _restore_random(run, states)
+        restore_random(run.loader, states)
         return True
 
     @staticmethod
     def _settings(run: _Run) -> dict[str, Any]:
         """What must be the same for a checkpoint to belong to a run."""
-        ignored: Params = {}
-        return {
-            "method": encode(run.bnn.method, ignored),
-            "likelihood": encode(run.bnn.likelihood, ignored),
-            "priors": {name: repr(prior) for name, prior in run.bnn.priors.given.items()},
-            "num_data": run.bnn.num_data,
+        return settings_of(run.bnn) | {
             "batches": run.batches,
             "epochs": run.epochs,
             "optimizer": type(run.optimizer).__name__,
@@ -102,7 +92,29 @@ class Checkpoint:
         }
 
 
-def _random_states(run: _Run) -> dict[str, Any]:
+def settings_of(bnn: Bayesian) -> dict[str, Any]:
+    """What of a network must be the same for a checkpoint to belong to it."""
+    ignored: Params = {}
+    return {
+        "method": encode(bnn.method, ignored),
+        "likelihood": encode(bnn.likelihood, ignored),
+        "priors": {name: repr(prior) for name, prior in bnn.priors.given.items()},
+        "num_data": bnn.num_data,
+    }
+
+
+def check_same_run(path: Path, saved: Any, settings: dict[str, Any]) -> None:
+    """Raise unless the settings of a checkpoint are those of the run."""
+    for key, value in settings.items():
+        if not isinstance(saved, dict) or saved.get(key) != value:
+            raise BayeslimError(
+                f"{path} holds a checkpoint of another run: its {key} differs. "
+                "Use another folder, or delete this one to start anew."
+            )
+
+
+def random_states(loader: Any) -> dict[str, Any]:
+    """The states of all random number generators, and of the loader."""
     legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -111,9 +123,9 @@ def _random_states(run: _Run) -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         states["cuda"] = list(torch.cuda.get_rng_state_all())
-    generator = getattr(run.loader, "generator", None)
-    if hasattr(run.loader, "state_dict"):
-        states["loader"] = run.loader.state_dict()
+    generator = getattr(loader, "generator", None)
+    if hasattr(loader, "state_dict"):
+        states["loader"] = loader.state_dict()
     elif isinstance(generator, torch.Generator):
         states["generator"] = generator.get_state()
     return states
@@ -137,48 +149,50 @@ def _numpy_state(states: dict[str, Any]) -> tuple[Any, ...]:
     return name, keys.numpy().astype(np.uint32), *rest
 
 
-def _check_random(states: dict[str, Any]) -> None:
+def check_random(states: dict[str, Any]) -> None:
     """Raise unless generators would take these states."""
     torch.Generator().set_state(states["torch"])
     random.Random().setstate(_python_state(states))
     np.random.RandomState().set_state(_numpy_state(states))
 
 
-def _restore_random(run: _Run, states: dict[str, Any]) -> None:
+def restore_random(loader: Any, states: dict[str, Any]) -> None:
+    """Put generators and the loader back to such states."""
     torch.set_rng_state(states["torch"])
     random.setstate(_python_state(states))
     np.random.set_state(_numpy_state(states))  # noqa: NPY002
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
     if "loader" in states:
-        run.loader.load_state_dict(states["loader"])
+        loader.load_state_dict(states["loader"])
     if "generator" in states:
-        run.loader.generator.set_state(states["generator"])
+        loader.generator.set_state(states["generator"])
 
 
 def _listed(value: Any) -> Any:
     return [_listed(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _pack(value: Any, path: str, tensors: Params) -> Any:
+def pack(value: Any, path: str, tensors: Params) -> Any:
     """Nested dicts, lists, numbers and tensors as JSON; tensors go to `tensors` under their path."""
     if isinstance(value, Tensor):
         tensors[path] = value
         return {"$tensor": path}
     if isinstance(value, dict):
-        return {"$dict": [[key, _pack(v, f"{path}/{key}", tensors)] for key, v in value.items()]}
+        return {"$dict": [[key, pack(v, f"{path}/{key}", tensors)] for key, v in value.items()]}
     if isinstance(value, (list, tuple)):
-        return [_pack(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+        return [pack(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BayeslimError(f"The state of {path} holds a {type(value).__name__}, which cannot be saved without pickle.")
 
 
-def _unpack(value: Any, tensors: Params) -> Any:
+def unpack(value: Any, tensors: Params) -> Any:
+    """What `pack` made, again."""
     if isinstance(value, list):
-        return [_unpack(v, tensors) for v in value]
+        return [unpack(v, tensors) for v in value]
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]
-        return {key: _unpack(v, tensors) for key, v in value["$dict"]}
+        return {key: unpack(v, tensors) for key, v in value["$dict"]}
     return value

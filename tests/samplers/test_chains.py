@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from interruptions import Stop, cut_short
 from torch import Tensor, nn
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, CorruptFile, NoSiteMatched, UnsupportedModel
+from bayeslim.methods.full_batch import FullBatch
 from bayeslim.samplers import Langevin, StochasticHamiltonian, read
+from bayeslim.samplers.journal import Journal
 from bayeslim.samplers.schedule import Schedule
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
@@ -50,10 +53,6 @@ def assert_same(a: bl.posteriors.Particles, b: bl.posteriors.Particles) -> None:
         assert torch.equal(first[name], second[name]), name
 
 
-class Stop(Exception):
-    pass
-
-
 def stop_in(number: int):
     def stop(epoch):
         if epoch.number == number:
@@ -75,6 +74,35 @@ def test_a_run_that_was_cut_short_goes_on_exactly(kind, tmp_path):
     assert_same(whole.posterior_, resumed.posterior_)
     assert_same(whole.posterior_, read(tmp_path))
     assert whole.posterior_.chains == resumed.posterior_.chains == read(tmp_path).chains == method.chains
+
+
+@pytest.mark.parametrize(("owner", "name", "calls"), [(FullBatch, "__call__", 40), (Journal, "write", 17)])
+def test_hamiltonian_monte_carlo_goes_on_exactly(owner, name, calls, tmp_path, monkeypatch):
+    """Cut short within trajectories; and in windows of the warm-up of both chains, and before the state of a draw."""
+    method = bl.HMC(samples=6, warmup=22, leapfrog=4, chains=2)
+
+    def run(**options):
+        bnn = bayesian(method)
+        return bnn, bnn.fit(loader(), epochs=2, lr=1e-2, seed=5, progress=False, **options)
+
+    whole, result = run()
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            cut_short(patch, owner, name, calls)
+            with pytest.raises(Stop):
+                run(checkpoint=tmp_path)
+    resumed, again = run(checkpoint=tmp_path)
+    assert_same(whole.posterior_, resumed.posterior_)
+    assert_same(whole.posterior_, read(tmp_path))
+    for key in ("acceptance", "divergences", "step_size", "energies"):
+        assert result.details[key] == again.details[key]
+    assert whole.step == resumed.step
+    with pytest.raises(BayeslimError, match="another run"):
+        bayesian(bl.HMC(samples=7, warmup=22, leapfrog=4)).fit(loader(), seed=5, checkpoint=tmp_path)
+    file = next((tmp_path / "chain-001").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(CorruptFile):
+        run(checkpoint=tmp_path)
 
 
 def test_another_run_does_not_go_on_from_it(tmp_path):

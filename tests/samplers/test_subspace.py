@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from interruptions import Stop, cut_short
 from targets import worst
 from torch import Tensor, nn
 
@@ -11,6 +12,8 @@ import bayeslim as bl
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.methods import subspace
 from bayeslim.methods.coordinates import to_mode_
+from bayeslim.methods.full_batch import FullBatch
+from bayeslim.samplers import StochasticHamiltonian
 from oracles import linear_regression
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -193,6 +196,41 @@ def test_a_network_with_norms_and_a_temperature():
     assert len(result.details["acceptance"]) == 2
     assert bnn.model[1].momentum == 0.1
     assert "path" not in bnn.state
+
+
+@pytest.mark.parametrize(
+    ("inner", "owner", "name", "options"),
+    [
+        (bl.HMC(6, 10, 4), FullBatch, "__call__", {}),
+        (bl.SGHMC(samples=6), StochasticHamiltonian, "update", {"inner_epochs": 40, "inner_lr": 0.1}),
+        (bl.Laplace(), FullBatch, "__call__", {}),
+    ],
+)
+def test_a_run_that_was_cut_short_goes_on_exactly(inner, owner, name, options, tmp_path, monkeypatch):
+    """In the path, and then in the subspace."""
+
+    def run(**further):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1)).double()
+        return fitted(bl.Subspace(rank=2, inner=inner, draws=6), model, **options, **further)
+
+    def stop(epoch):
+        if epoch.number == 7:
+            raise Stop
+
+    whole, result = run()
+    with pytest.raises(Stop):
+        run(checkpoint=tmp_path, callbacks=[stop])
+    with monkeypatch.context() as patch:
+        cut_short(patch, owner, name, 9)
+        with pytest.raises(Stop):
+            run(checkpoint=tmp_path)
+    resumed, again = run(checkpoint=tmp_path)
+    assert again.resumed_from == 10
+    assert result.details == again.details
+    first, second = whole.posterior_.tensors(), resumed.posterior_.tensors()
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 def test_no_path_no_subspace():

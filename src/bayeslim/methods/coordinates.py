@@ -18,6 +18,7 @@ from bayeslim.methods.full_batch import FullBatch
 from bayeslim.methods.moving import Moving
 from bayeslim.posteriors.particles import Particles
 from bayeslim.priors import Normal, Prior
+from bayeslim.samplers.run import rank_and_world
 from bayeslim.types import Params, call_with
 
 if TYPE_CHECKING:
@@ -86,6 +87,24 @@ class OnSubspace(Prior):
 
     def __repr__(self) -> str:
         return "OnSubspace()"
+
+
+def principal_directions(networks: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+    """The mean of networks (S, D), their directions (D, rank), and the part of their variance that these have."""
+    rank = min(rank, len(networks) - 1)
+    if rank < 1:
+        raise BayeslimError("One network spans no direction. Follow gradient descent for more steps.")
+    centre = networks.mean(0)
+    _, sizes, vectors = torch.linalg.svd((networks - centre) / (len(networks) - 1) ** 0.5, full_matrices=False)
+    if not float(sizes[0]) > 0:
+        raise BayeslimError("Gradient descent did not move, so it spans no direction. Use a larger lr.")
+    count = (sizes[:rank] > 1e-6 * sizes[0]).sum()
+    if rank_and_world()[1] > 1:  # ranks exchange coordinates, and need equally many
+        torch.distributed.all_reduce(count, torch.distributed.ReduceOp.MIN)
+    usable = int(count)
+    directions = (vectors[:usable] * sizes[:usable, None]).T.contiguous()
+    variances = sizes.double().square()
+    return centre, directions, float(variances[:usable].sum() / variances.sum())
 
 
 def flat(moving: Moving, values: Params) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.methods.moving import Moving
-from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.types import call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -49,16 +48,6 @@ class FullBatch:
         with torch.no_grad():
             for p, kept, part in zip(self.parameters, self.kept, vector.split(self.sizes), strict=True):
                 p.copy_((part if kept is None else p.flatten().masked_scatter(kept, part.to(p))).view_as(p))
-
-    def particles(self, vectors: Tensor, dtype: torch.dtype | None) -> Particles:
-        """Networks with these weights (S, D), kept in a dtype, and with the buffers of the network as it is now."""
-        networks = []
-        for vector in vectors:
-            self.put(vector)
-            networks.append({n: p.detach().to(dtype or p.dtype, copy=True) for n, p in self._named()})
-        buffers = dict(self.bnn.model.named_buffers()) if self.moving.everything else {}
-        alike = {name: buffer.detach().clone().expand(len(vectors), *buffer.shape) for name, buffer in buffers.items()}
-        return Particles(stacked(networks), buffers=alike)
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
         return list(zip(self.moving.names, self.parameters, strict=True))

@@ -10,9 +10,11 @@ Neal 1995, 2011, arXiv:1206.1901 · Izmailov et al. 2021, arXiv:2104.14421
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -26,7 +28,9 @@ from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
 from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
-from bayeslim.samplers.leapfrog import Trace, hamiltonian_monte_carlo
+from bayeslim.samplers.chain import Chain
+from bayeslim.samplers.journal import Journal
+from bayeslim.samplers.leapfrog import Trace, Walk, hamiltonian_monte_carlo
 from bayeslim.samplers.run import between_ranks, check_whole, joined, ordered_by, rank_and_world, seed_of_chain
 from bayeslim.stochastic import evaluating
 
@@ -76,6 +80,7 @@ class HMC(ParticleMethod):
         epochs: int | None = None,
         start: Callable[[], nn.Module] | None = None,
         dtype: torch.dtype | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         progress: bool = True,
         **training: Any,
@@ -90,6 +95,8 @@ class HMC(ParticleMethod):
             epochs: train the MAP estimate this long first.
             start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
             dtype: to keep the networks in; the network's own if not given.
+            checkpoint: a folder that every network is written to as it is kept, and the state of the run after every
+                iteration. A run that was cut short goes on from there, exactly; `samplers.read` reads what is there.
             seed: makes the run repeat; drawn if not given.
             progress: show a progress bar.
             **training: options of `bayeslim.train.fit`, with `epochs`.
@@ -105,30 +112,38 @@ class HMC(ParticleMethod):
         rank, world = rank_and_world()
         if self.chains * world > 1 and self.subset == "all" and start is None:
             check_resettable(bnn.model)
-        previous = bnn.state.pop("posterior", None)
+        previous, step = bnn.state.pop("posterior", None), bnn.step
         begun, found, traces = time.monotonic(), [], []
         result = Fit()
         try:
             if epochs is not None:
+                if checkpoint is not None:
+                    training["checkpoint"] = Path(checkpoint) / "training"
                 result = train.fit(bnn, loader, epochs=epochs, seed=seed, progress=progress, **training)
+                step = bnn.step
             bnn.num_data = train._num_data(bnn, loader)
             base = int(torch.randint(2**62, ())) if seed is None else seed
             moving = moving_weights(bnn, self, loader)
             begin = {name: value.clone() for name, value in bnn.model.state_dict().items()}
             with evaluating(bnn):
                 for index in range(rank * self.chains, (rank + 1) * self.chains):
+                    folder = None if checkpoint is None else Path(checkpoint) / f"chain-{index + 1:03d}"
                     with ordered_by(loader, seed_of_chain(base, index)):
                         bnn.model.load_state_dict(begin)
                         if index and self.subset == "all":
                             start_afresh_(bnn.model, start)
                             bnn.keep_zeros()
                         potential = FullBatch(bnn, moving, loader, self.temperature)
-                        traces.append(self._chain(potential, progress and rank == 0))
-                        found.append(potential.particles(traces[-1].draws, dtype))
+                        chain = self._kept(potential, dtype, folder)
+                        journal = None if folder is None else Journal(folder, bnn, loader)
+                        traces.append(self._chain(potential, chain, journal, progress and rank == 0))
+                        found.append(chain.particles(bnn))
         except BaseException:
             if previous is not None:
                 bnn.state["posterior"] = previous
             raise
+        finally:
+            bnn.step = step
         self.keep(bnn, between_ranks(joined(found)))
         result.details.update(chains=self.chains * world, **_facts(traces))
         result.seconds = time.monotonic() - begun
@@ -139,15 +154,36 @@ class HMC(ParticleMethod):
         several = self.chains * rank_and_world()[1] > 1
         self.stand(bnn, posterior, at_mean=not several)
 
-    def _chain(self, potential: FullBatch, shown: bool) -> Trace:
+    def _kept(self, potential: FullBatch, dtype: torch.dtype | None, folder: Path | None) -> Chain:
+        """Room for the networks of a chain, by iterations; with buffers, which belong to the weights."""
+        moving = potential.moving
+        buffers = [name for name, _ in potential.bnn.model.named_buffers()] if moving.everything else []
+        steps = range(self.warmup + 1, self.warmup + self.samples + 1)
+        return Chain(moving.names, buffers, steps, dtype, None if folder is None else folder / "samples")
+
+    def _chain(self, potential: FullBatch, chain: Chain, journal: Journal | None, shown: bool) -> Trace:
+        start = potential.vector()
+
+        def after(walk: Walk) -> None:
+            potential.bnn.step = walk.iteration
+            if walk.iteration > self.warmup:
+                potential.put(walk.q)
+                chain.observe(potential.bnn)
+            if journal is not None:
+                journal.write(walk)
+
+        walk = None if journal is None else journal.read(start)
+        potential.bnn.step = 0 if walk is None else walk.iteration
         return hamiltonian_monte_carlo(
             potential,
-            potential.vector(),
+            start,
             samples=self.samples,
             warmup=self.warmup,
             leapfrog=self.leapfrog,
             target_acceptance=self.target_acceptance,
             watch=lambda iterations: progress_bar(iterations, "hmc", enabled=shown),
+            resume=walk,
+            after=after,
         )
 
 

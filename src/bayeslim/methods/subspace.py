@@ -15,17 +15,25 @@ Izmailov et al. 2019, arXiv:1907.07504
 from __future__ import annotations
 
 import copy
+import os
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from bayeslim.errors import BayeslimError
 from bayeslim.methods.base import Method
 from bayeslim.methods.batch_statistics import measuring, norms_of
-from bayeslim.methods.coordinates import Coordinates, OnSubspace, flat, to_mode_, with_normal_prior
+from bayeslim.methods.coordinates import (
+    Coordinates,
+    OnSubspace,
+    flat,
+    principal_directions,
+    to_mode_,
+    with_normal_prior,
+)
 from bayeslim.methods.moving import Moving
 from bayeslim.methods.particle_method import ParticleMethod, set_tensors
 from bayeslim.posteriors.particles import Particles
@@ -118,6 +126,7 @@ class Subspace(ParticleMethod):
         inner_epochs: int | None = None,
         inner_lr: float | None = None,
         dtype: torch.dtype | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         accumulate: int = 1,
         device: torch.device | str | None = None,
         seed: int | None = None,
@@ -134,6 +143,8 @@ class Subspace(ParticleMethod):
             inner_epochs: the length of a chain, for an inner method by stochastic gradients, which needs it.
             inner_lr: its learning rate, likewise, for coordinates whose unit is the path's standard deviation.
             dtype: to keep the networks in; the network's own if not given.
+            checkpoint: a folder for networks of the path, draws of coordinates, and the state of the run. A run that
+                was cut short goes on from there, exactly.
             accumulate: batches whose gradients are averaged for one step.
             device: where to run, "auto" for a GPU if there is one; None for where the network is.
             seed: makes the run repeat; drawn if not given.
@@ -146,20 +157,25 @@ class Subspace(ParticleMethod):
         """
         options = self._inner_options(inner_epochs, inner_lr)
         begun, (rank, world) = time.monotonic(), rank_and_world()
+        folder = None if checkpoint is None else Path(checkpoint) / f"path-{rank + 1:03d}"
+        if checkpoint is not None and isinstance(self.inner, ParticleMethod):
+            options["checkpoint"] = Path(checkpoint) / "coordinates"
         total = epochs * prepare(bnn, loader, accumulate, device)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = Moving.all_of(bnn)
         previous = bnn.state.pop("posterior", None)
-        path = Chain(moving.names, (), Schedule(burn_in=self.burn_in).kept(total, self.snapshots))
+        steps = Schedule(burn_in=self.burn_in).kept(total, self.snapshots)
+        path = Chain(moving.names, (), steps, folder=None if folder is None else folder / "samples")
         bnn.step, bnn.state["path"] = 0, path
         try:
             with ordered_by(loader, seed_of_chain(base, rank)):
                 optimizer = self.optimizer(bnn, lr)
                 result = run_alone(
                     bnn, loader, optimizer, lambda done: 1.0, epochs=epochs, accumulate=accumulate,
-                    progress=progress, **training,
+                    checkpoint=folder, progress=progress, **training,
                 )  # fmt: skip
-                centre, directions, share = self._span(flat(moving, path.particles(bnn).values))
+                networks = flat(moving, path.particles(bnn).values)
+                centre, directions, share = principal_directions(networks, self.rank)
                 space = Coordinates(bnn, moving, centre, directions)
                 set_tensors(bnn, space.weights(space.z))
                 _settle_norms(bnn, loader)
@@ -195,23 +211,6 @@ class Subspace(ParticleMethod):
                 "a sampler."
             )
         return given
-
-    def _span(self, networks: Tensor) -> tuple[Tensor, Tensor, float]:
-        """The mean of a path (S, D), its directions (D, rank), and the part of its variance that they have."""
-        rank = min(self.rank, len(networks) - 1)
-        if rank < 1:
-            raise BayeslimError("One network spans no direction. Follow gradient descent for more steps.")
-        centre = networks.mean(0)
-        _, sizes, vectors = torch.linalg.svd((networks - centre) / (len(networks) - 1) ** 0.5, full_matrices=False)
-        if not float(sizes[0]) > 0:
-            raise BayeslimError("Gradient descent did not move, so it spans no direction. Use a larger lr.")
-        count = (sizes[:rank] > 1e-6 * sizes[0]).sum()
-        if rank_and_world()[1] > 1:  # ranks exchange coordinates, and need equally many
-            torch.distributed.all_reduce(count, torch.distributed.ReduceOp.MIN)
-        usable = int(count)
-        directions = (vectors[:usable] * sizes[:usable, None]).T.contiguous()
-        variances = sizes.double().square()
-        return centre, directions, float(variances[:usable].sum() / variances.sum())
 
     def _infer(
         self, space: Coordinates, loader: Any, dtype: torch.dtype | None, **options: Any

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Trace:
     """What a chain did.
 
     Attributes:
-        draws: (S, D), after the warm-up.
+        draws: (S, D), after the warm-up; of a chain that was resumed, those since.
         potentials: U of every draw.
         energies: H of every draw: where its trajectory ended, or where one that was not taken began.
         acceptance: the mean acceptance probability of the draws.
@@ -50,6 +51,64 @@ class Trace:
     inverse_mass: Tensor
 
 
+@dataclass
+class Walk:
+    """A chain between two iterations: all that the next one depends on, but for random numbers, and what it did.
+
+    Attributes:
+        q: where it is.
+        energy: U there.
+        gradient: of U there.
+        inverse_mass: the diagonal of M⁻¹.
+        averaging: how the step size is set.
+        spread: of the window of the warm-up that it is in.
+        iteration: how many iterations it made.
+        potentials: U of every draw until now.
+        energies: H of every draw.
+        accepted: the sum of their acceptance probabilities.
+        divergences: how many trajectories left the dynamics.
+    """
+
+    q: Tensor
+    energy: float
+    gradient: Tensor
+    inverse_mass: Tensor
+    averaging: _DualAveraging
+    spread: _Spread
+    iteration: int = 0
+    potentials: list[float] = field(default_factory=list)
+    energies: list[float] = field(default_factory=list)
+    accepted: float = 0.0
+    divergences: int = 0
+
+    @classmethod
+    def begin(cls, potential: Potential, start: Tensor, target_acceptance: float) -> Self:
+        """A chain that starts at a vector."""
+        q = start.detach().clone()
+        energy, gradient = potential(q)
+        if not math.isfinite(energy):
+            raise ArithmeticError(f"The chain starts where the density is zero or not a number: U = {energy}.")
+        walk = cls(q, energy, gradient, torch.ones_like(q), _DualAveraging(target_acceptance), _Spread.of(q))
+        walk.averaging.restart(_first_step_size(potential, q, energy, gradient, walk.inverse_mass))
+        return walk
+
+    def state(self) -> dict[str, Any]:
+        """Numbers, lists and tensors that say all of it."""
+        return {**vars(self), "averaging": dict(vars(self.averaging)), "spread": dict(vars(self.spread))}
+
+    @classmethod
+    def restore(cls, state: dict[str, Any], like: Tensor) -> Self:
+        """What `state` was of, on the device of a vector; a ValueError if it has other dimensions."""
+
+        def placed(values: dict[str, Any]) -> dict[str, Any]:
+            if any(isinstance(v, Tensor) and (v.shape, v.dtype) != (like.shape, like.dtype) for v in values.values()):
+                raise ValueError(f"the chain is not one of {like.numel()} weights in {like.dtype}")
+            return {key: v.to(like.device) if isinstance(v, Tensor) else v for key, v in values.items()}
+
+        averaging, spread = _DualAveraging(**state["averaging"]), _Spread(**placed(state["spread"]))
+        return cls(**placed(state) | {"averaging": averaging, "spread": spread})
+
+
 def hamiltonian_monte_carlo(
     potential: Potential,
     start: Tensor,
@@ -59,6 +118,8 @@ def hamiltonian_monte_carlo(
     leapfrog: int = 20,
     target_acceptance: float = 0.8,
     watch: Callable[[Iterable[int]], Iterable[int]] = iter,
+    resume: Walk | None = None,
+    after: Callable[[Walk], object] = lambda walk: None,
 ) -> Trace:
     """Draw from a density by Hamiltonian Monte Carlo, with torch's global random numbers.
 
@@ -70,46 +131,52 @@ def hamiltonian_monte_carlo(
         leapfrog: the most steps of a trajectory; every one takes a number between 1 and this.
         target_acceptance: the part of proposals to take.
         watch: goes through the iterations, such as a progress bar.
+        resume: a chain to go on with, instead of beginning one.
+        after: called after every iteration.
     """
-    q = start.detach().clone()
-    energy, gradient = potential(q)
-    if not math.isfinite(energy):
-        raise ArithmeticError(f"The chain starts where the density is zero or not a number: U = {energy}.")
-    inverse_mass = torch.ones_like(q)
-    averaging = _DualAveraging(target_acceptance)
-    averaging.restart(_first_step_size(potential, q, energy, gradient, inverse_mass))
-    windows, spread = _windows(warmup), _Spread(q)
-    draws, potentials, energies, accepted, divergences = q.new_empty(samples, len(q)), [], [], 0.0, 0
-    for iteration in watch(range(warmup + samples)):
+    walk = Walk.begin(potential, start, target_acceptance) if resume is None else resume
+    averaging, draws = walk.averaging, []
+    windows = [window for window in _windows(warmup) if window[1] > walk.iteration]
+    for iteration in watch(range(walk.iteration, warmup + samples)):
         warming = iteration < warmup
         step_size = averaging.now if warming else averaging.settled
-        momentum = torch.randn_like(q) / inverse_mass.sqrt()
-        before = energy + _kinetic(momentum, inverse_mass)
+        momentum = torch.randn_like(walk.q) / walk.inverse_mass.sqrt()
+        before = walk.energy + _kinetic(momentum, walk.inverse_mass)
         steps = int(torch.randint(1, leapfrog + 1, ()))
         new_q, new_p, new_energy, new_gradient = _trajectory(
-            potential, q, momentum, gradient, step_size, steps, inverse_mass
+            potential, walk.q, momentum, walk.gradient, step_size, steps, walk.inverse_mass
         )
-        error = new_energy + _kinetic(new_p, inverse_mass) - before
+        error = new_energy + _kinetic(new_p, walk.inverse_mass) - before
         probability = math.exp(min(0.0, -error)) if math.isfinite(error) else 0.0
         if float(torch.rand((), dtype=torch.float64)) < probability:
-            q, energy, gradient = new_q, new_energy, new_gradient
+            walk.q, walk.energy, walk.gradient = new_q, new_energy, new_gradient
             before += error
         if not warming:
-            draws[iteration - warmup] = q
-            potentials.append(energy)
-            energies.append(before)
-            accepted += probability
-            divergences += not error < DIVERGED
-            continue
-        averaging.update(probability)
-        if windows and windows[0][0] <= iteration < windows[0][1]:
-            spread.add(q)
-        if windows and iteration == windows[0][1] - 1:
-            inverse_mass = spread.regularised()
-            spread = _Spread(q)
-            windows = windows[1:]
-            averaging.restart(_first_step_size(potential, q, energy, gradient, inverse_mass))
-    return Trace(draws, potentials, energies, accepted / samples, divergences, averaging.settled, inverse_mass)
+            draws.append(walk.q)
+            walk.potentials.append(walk.energy)
+            walk.energies.append(before)
+            walk.accepted += probability
+            walk.divergences += not error < DIVERGED
+        else:
+            averaging.update(probability)
+            if windows and windows[0][0] <= iteration < windows[0][1]:
+                walk.spread.add(walk.q)
+            if windows and iteration == windows[0][1] - 1:
+                walk.inverse_mass = walk.spread.regularised()
+                walk.spread = _Spread.of(walk.q)
+                windows = windows[1:]
+                averaging.restart(_first_step_size(potential, walk.q, walk.energy, walk.gradient, walk.inverse_mass))
+        walk.iteration = iteration + 1
+        after(walk)
+    return Trace(
+        torch.stack(draws) if draws else walk.q.new_empty(0, len(walk.q)),
+        walk.potentials,
+        walk.energies,
+        walk.accepted / samples,
+        walk.divergences,
+        averaging.settled,
+        walk.inverse_mass,
+    )
 
 
 def _trajectory(
@@ -197,13 +264,13 @@ class _DualAveraging:
 class _Spread:
     """Variances of what is added, one by one."""
 
-    like: Tensor
+    mean: Tensor
+    total: Tensor
     count: int = 0
-    mean: Tensor = field(init=False)
-    total: Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.mean, self.total = torch.zeros_like(self.like), torch.zeros_like(self.like)
+    @classmethod
+    def of(cls, like: Tensor) -> Self:
+        return cls(torch.zeros_like(like), torch.zeros_like(like))
 
     def add(self, q: Tensor) -> None:
         self.count += 1

@@ -1,0 +1,62 @@
+"""The journal of a chain by Hamiltonian Monte Carlo: its state after every iteration, so that resuming is exact.
+
+The networks it keeps are written beside it (`samplers.chain`), each before the state that follows it: one that was
+written after the last state is drawn and written once more, alike.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from bayeslim.checkpoints import check_random, check_same_run, pack, random_states, restore_random, settings_of, unpack
+from bayeslim.errors import CorruptFile
+from bayeslim.samplers.leapfrog import Walk
+from bayeslim.storage import INDEX, read_folder, write_folder
+from bayeslim.types import Params
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+class Journal:
+    """The folder of a chain.
+
+    Args:
+        folder: where it is written.
+        bnn: the network.
+        loader: the data, whose state is part of the run's.
+    """
+
+    def __init__(self, folder: Path, bnn: Bayesian, loader: Any):
+        self.folder, self.loader, self.settings = folder, loader, settings_of(bnn)
+
+    def write(self, walk: Walk) -> None:
+        """Save a chain after an iteration."""
+        tensors: Params = {}
+        config = {
+            "settings": self.settings,
+            "walk": pack(walk.state(), "walk", tensors),
+            "random": pack(random_states(self.loader), "random", tensors),
+        }
+        write_folder(self.folder, "hmc", config, tensors)
+
+    def read(self, like: Tensor) -> Walk | None:
+        """The chain that was cut short here, with random numbers put back to where it was; None if there was none.
+
+        Args:
+            like: a vector of the weights.
+        """
+        if not (self.folder / INDEX).is_file():
+            return None
+        _, config, tensors = read_folder(self.folder, ("hmc",))
+        check_same_run(self.folder, config.get("settings"), self.settings)
+        try:
+            walk, states = Walk.restore(unpack(config["walk"], tensors), like), unpack(config["random"], tensors)
+            check_random(states)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise CorruptFile(f"{self.folder} is not a complete checkpoint: {error!r}.") from error
+        restore_random(self.loader, states)
+        return walk
