@@ -40,6 +40,16 @@ def fitted(kind: str, chains: int, checkpoint: Path | None = None) -> bl.Bayesia
     return bnn
 
 
+def subspace(inner: str, checkpoint: Path) -> bl.Bayesian:
+    torch.manual_seed(0)
+    method = {"hmc": bl.HMC(samples=8, warmup=10, leapfrog=4), "sghmc": bl.SGHMC(samples=6)}[inner]
+    model = nn.Sequential(nn.Linear(20, 20), nn.BatchNorm1d(20), nn.Linear(20, 20))
+    bnn = bl.bayesianize(model, bl.Subspace(rank=2, inner=method), likelihood=bl.likelihoods.Gaussian(1.0))
+    options = {} if inner == "hmc" else {"inner_epochs": 4, "inner_lr": 1e-2}
+    bnn.fit(bl.data.Loader(X, Y, batch_size=8), epochs=8, seed=5, checkpoint=checkpoint, **options)
+    return bnn
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
@@ -50,6 +60,10 @@ def worker(rank: int, folder: str) -> None:
         assert bnn.posterior_.chains == WORLD
     streamed = fitted("sgld", 1, Path(folder) / "run")
     found |= {f"streamed/{name}": tensor for name, tensor in streamed.posterior_.tensors().items()}
+    for inner in ("hmc", "sghmc"):
+        within = subspace(inner, Path(folder) / f"subspace-{inner}")
+        assert within.posterior_.chains == WORLD
+        found |= {f"subspace-{inner}/{name}": tensor for name, tensor in within.posterior_.tensors().items()}
     data = TensorDataset(X, Y)
     try:
         streamed.fit(DataLoader(data, 8, sampler=DistributedSampler(data)), epochs=1)
@@ -93,3 +107,14 @@ def test_every_rank_streams_its_own(ranks):
 
 def test_data_that_are_shared_out_are_refused(ranks):
     assert all(found["refused"] == 1 for found in ranks)
+
+
+@pytest.mark.parametrize("inner", ["hmc", "sghmc"])
+def test_every_rank_has_a_subspace_of_its_own(ranks, inner):
+    for name in ("value:0.weight", "buffer:1.running_mean"):
+        assert torch.equal(ranks[0][f"subspace-{inner}/{name}"], ranks[1][f"subspace-{inner}/{name}"])
+    weight = ranks[0][f"subspace-{inner}/value:2.weight"].double().flatten(1)
+    dimensions = [int(torch.linalg.matrix_rank(part - part.mean(0), rtol=1e-4)) for part in weight.chunk(WORLD)]
+    assert dimensions == [2, 2]
+    both = torch.cat([part - part.mean(0) for part in weight.chunk(WORLD)])
+    assert int(torch.linalg.matrix_rank(both, rtol=1e-4)) == 4
