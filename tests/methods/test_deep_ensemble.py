@@ -118,6 +118,22 @@ def test_abreast_with_batch_norms_and_dropout():
         torch.testing.assert_close(outputs, plain.eval()(X))
 
 
+def test_abreast_with_tied_weights():
+    def tied():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        model[2].weight = model[0].weight
+        return model
+
+    bnn = fitted(bl.DeepEnsemble(3), tied(), epochs=5)
+    q = bnn.posterior_
+    assert "2.weight" not in q.names
+    assert bnn.model[2].weight is bnn.model[0].weight
+    for k, outputs in enumerate(bl.predict(bnn, X).samples):
+        plain = tied()
+        plain.load_state_dict(q.particle(k), strict=False)
+        torch.testing.assert_close(outputs, plain.eval()(X))
+
+
 def test_auto_is_together_where_nothing_needs_one_at_a_time(monkeypatch):
     used = []
     original = Abreast.forward

@@ -54,13 +54,14 @@ class Abreast(nn.Module):
         self.skeleton = copy.deepcopy(model)
         own = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        now = tensors_of(self.skeleton)
+        stacks: dict[Tensor, Any] = {}
         for name, values in stacked([own | network for network in networks]).items():
-            path, _, leaf = name.rpartition(".")
-            module = self.skeleton.get_submodule(path)
-            if leaf in module._parameters:
-                module._parameters[leaf] = nn.Parameter(values, requires_grad=name in trained)
-            else:
-                module._buffers[leaf] = values
+            is_parameter = isinstance(now[name], nn.Parameter)
+            stacks[now[name]] = nn.Parameter(values, requires_grad=name in trained) if is_parameter else values
+        for module in self.skeleton.modules():
+            for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
+                slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The outputs of every network on inputs of its own, (S, B, ...) to (S, B, ...)."""
