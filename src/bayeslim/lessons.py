@@ -19,7 +19,7 @@ from bayeslim.posteriors import Particles
 from bayeslim.predict import predict
 from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Prediction
-from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, device_of, split_batch, to_device
+from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
 
 ROWS = 8192
 """Inputs that the teacher is asked about at once, with the same draws."""
@@ -92,10 +92,12 @@ def _state(loader: Any) -> Mapping[str, Any]:
 
 def _one_draw(teacher: Bayesian, inputs: Inputs) -> Prediction:
     """What one network of the posterior says."""
-    if isinstance(teacher.state.get("posterior"), Particles):
+    networks = teacher.state.get("networks", teacher.state.get("posterior"))
+    if isinstance(networks, Particles):
         # `predict` takes particles in their order, so that one alone would always be the same
+        network = networks.network(int(torch.randint(networks.count, ())), teacher.model)
         with torch.no_grad(), stochastic.evaluating(teacher):
-            outputs = teacher.method.draw(teacher, to_device(inputs, device_of(teacher.model)))
+            outputs = call(teacher.model, to_device(inputs, device_of(teacher.model)), network)
     else:
         outputs = predict(teacher, inputs, samples=1, batch_size=None).samples[0]
     return teacher.likelihood.predict(outputs.unsqueeze(0))

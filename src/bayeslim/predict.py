@@ -22,7 +22,7 @@ from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, Params, arguments, batch_size, call, device_of, split_batch, to_device
+from bayeslim.types import Inputs, Params, arguments, batch_size, call, device_of, fitting, split_batch, to_device
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -84,11 +84,11 @@ def predictive(
 ) -> Tensor:
     """Raw outputs of networks drawn from a posterior, (S, N, ...); register a posterior's type to do it another way."""
     if how in ("mean", "map"):
-        params = posterior.mean if how == "mean" else posterior.mode
+        params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
         return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
     draws = []
     for _ in range(samples):
-        params = posterior.sample(generator=generator)
+        params = fitting(bnn.model, posterior.sample(generator=generator))
         draws.append(torch.cat([call(bnn.model, inputs, params) for inputs in batches()]))
     return torch.stack(draws)
 

@@ -59,6 +59,11 @@ def call(model: nn.Module, inputs: Inputs, params: Mapping[str, Tensor] | None =
     return as_tensor(model(*args, **kwargs), model)
 
 
+def fitting(model: nn.Module, params: Mapping[str, Tensor]) -> Params:
+    """Weights of the precision of the model's own: a posterior may be kept in a higher one."""
+    return {name: value.to(model.get_parameter(name).dtype) for name, value in params.items()}
+
+
 def call_with(model: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """`functional_call` with other parameters and buffers, tied ones under all their names.
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimWarning
+from bayeslim.errors import BayeslimWarning, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Laplace
+from bayeslim.methods.point_network import PointNetwork
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.particles import Particles, tensors_of
 from bayeslim.types import Inputs, Params, call
@@ -58,7 +59,12 @@ def ensemble(bnn: Bayesian, samples: int | None = None, generator: torch.Generat
         samples: how many networks, S. Of particles each is taken once, all of them if not given.
         generator: where the random numbers come from.
     """
-    posterior = bnn.posterior_
+    if isinstance(bnn.method, PointNetwork):
+        raise UnsupportedModel(
+            f"What is random in {bnn.method.name} lies beside its weights, so there are no networks to put into one "
+            "graph. Export bnn.mean_network(), or a student of it: bl.distill(bnn, loader)."
+        )
+    posterior = bnn.state.get("networks", bnn.posterior_)  # networks that were measured, where a method has drawn such
     if samples is None:
         if not isinstance(posterior, Particles):
             raise ValueError(f"A {posterior.kind} posterior has no number of networks: pass samples=8, or how many.")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.types import Batch, Inputs, Params, call, split_batch
+from bayeslim.types import Batch, Inputs, Params, call, fitting, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -110,7 +110,7 @@ class Method:
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """The outputs of one network drawn from the posterior."""
-        return call(bnn.model, inputs, bnn.posterior_.sample())
+        return call(bnn.model, inputs, fitting(bnn.model, bnn.posterior_.sample()))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Condition the posterior of `bnn` on w = 0 wherever a mask is False, and move its network to the new mean."""

@@ -34,16 +34,6 @@ def start_afresh_(model: nn.Module, factory: Callable[[], nn.Module] | None = No
         factory: makes a new network of the same architecture, whose weights are taken; if not given, every module
             draws its own anew.
     """
-    if factory is not None:
-        made = factory()
-        if not isinstance(made, nn.Module):
-            raise TypeError(f"start must be a function that makes a network. It made a {type(made).__name__}.")
-        try:
-            model.load_state_dict(made.state_dict())
-        except RuntimeError as error:
-            raise ShapeMismatch(f"start must make networks of the same architecture: {error}") from error
-        return
-    check_resettable(model)
     frozen = [
         (tensor, tensor.detach().clone())
         for module in model.modules()
@@ -51,13 +41,31 @@ def start_afresh_(model: nn.Module, factory: Callable[[], nn.Module] | None = No
         if not any(p.requires_grad for p in module.parameters(recurse=False))
         or (isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
     ]
+    if factory is None:
+        _reset_all(model)
+    else:
+        _load_made(model, factory)
+    with torch.no_grad():
+        for tensor, value in frozen:
+            tensor.copy_(value)
+
+
+def _reset_all(model: nn.Module) -> None:
+    check_resettable(model)
     for module in reversed(list(model.modules())):  # a module may set what its parts have drawn
         reset = _reset_of(module)
         if reset is not None:
             reset()
-    with torch.no_grad():
-        for tensor, value in frozen:
-            tensor.copy_(value)
+
+
+def _load_made(model: nn.Module, factory: Callable[[], nn.Module]) -> None:
+    made = factory()
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"start must be a function that makes a network. It made a {type(made).__name__}.")
+    try:
+        model.load_state_dict(made.state_dict())
+    except RuntimeError as error:
+        raise ShapeMismatch(f"start must make networks of the same architecture: {error}") from error
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:

@@ -45,8 +45,14 @@ class ParticleMethod(Method):
         self.stand(bnn, posterior, at_mean=self.stands_at == "mean")
 
     def stand(self, bnn: Bayesian, posterior: Particles, at_mean: bool) -> None:
-        """Put the network to the mean, of aligned particles with that of their buffers; or to the last."""
+        """Put the network to the mean, of aligned particles with that of their buffers; or to the last.
+
+        Batch norms have statistics of the weights they were measured with, and the mean's were not: then the last.
+        """
+        from bayeslim.methods.batch_statistics import norms_of
+
         last = posterior.count - 1
+        at_mean = at_mean and not norms_of(bnn.model)
         if posterior.aligned:
             set_tensors(bnn, posterior.mean | posterior.mean_buffers)
         else:

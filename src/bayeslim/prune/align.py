@@ -24,7 +24,7 @@ from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import UnitGraph, units
 from bayeslim.compact.graph import sliced_axes
-from bayeslim.errors import UnsupportedModel
+from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.progress import progress
@@ -47,10 +47,16 @@ def align(bnn: Bayesian, example: Inputs) -> Bayesian:
 
     Raises:
         UnsupportedModel: if the network cannot be traced, or units that look alike are not.
+        BayeslimError: if the network is pruned.
     """
     if not isinstance(bnn, Bayesian) or not isinstance(bnn.method, ParticleMethod):
         what = bnn.method.name if isinstance(bnn, Bayesian) else type(bnn).__name__
         raise TypeError(f"align is for posteriors made of particles, such as that of bl.DeepEnsemble(). Got {what}.")
+    if bnn.masks:
+        raise BayeslimError(
+            "align puts units into another order, and the zeros of a pruned network have their places. "
+            "Align before you prune: bl.prune(bl.align(bnn, example), ...)."
+        )
     posterior = bnn.method.posterior(bnn)
     example = to_device(example, device_of(bnn.model))
     layers = _layers(units(bnn.mean_network(), example), posterior)
