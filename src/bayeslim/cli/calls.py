@@ -48,7 +48,8 @@ class Call:
             what: the setting, for errors.
             kind: what it is a table of, if that is something else.
         """
-        if self.name not in table:
+        name = next((known for known in table if _plain(known) == _plain(self.name)), None)
+        if name is None:
             hint = closest(self.name, table)
             raise BadSetting(
                 f'{what}="{self.text}": there is no {kind or what} called "{self.name}".'
@@ -56,7 +57,7 @@ class Call:
                 f"{_IMPORT_HINT.get(kind or what, '')}."
             )
         try:
-            return self._called(table[self.name], what)
+            return self._called(table[name], what)
         except BayeslimError:
             raise
         except (TypeError, ValueError, RuntimeError) as error:  # arguments of a wrong kind, or far too large
@@ -97,6 +98,10 @@ class Call:
 _IMPORT_HINT = {"model": ', or "package.module:factory"', "data": ', or "package.module:loaders"'}
 
 
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error, or its kind if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -131,7 +136,7 @@ def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None =
             f'{what}="{text}" cannot be read: write a name, or a call with plain arguments such as "mlp(hidden=100)".'
         ) from error
     names = [*module.split("."), name] if colon else [name]
-    if not all(part.isidentifier() for part in names):
+    if not all(part.replace("-", "_").isidentifier() for part in names):
         raise BadSetting(f'{what}="{text}" cannot be read: "{head}" is neither a name nor package.module:name.')
     return Call(text, module, name, args, kwargs if bracket else None)
 

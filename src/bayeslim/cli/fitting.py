@@ -49,7 +49,7 @@ class FitSettings(TomlSettings):
     prior: str | None = None
     likelihood: str | None = None
     epochs: int | None = None
-    lr: float = 1e-3
+    lr: float | None = None
     lr_schedule: str = "constant"
     patience: int | None = None
     tune: str | None = None
@@ -63,7 +63,7 @@ class FitSettings(TomlSettings):
             raise BadSetting(
                 f"epochs must be at least 1. Got {self.epochs}. Leave it out to take the weights as they are."
             )
-        if not (math.isfinite(self.lr) and self.lr > 0):
+        if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
             raise BadSetting(f"lr must be a positive number. Got {self.lr}.")
         if self.lr_schedule not in LR_SCHEDULES:
             raise BadSetting(f'lr_schedule must be one of {", ".join(LR_SCHEDULES)}. Got "{self.lr_schedule}".')
@@ -132,12 +132,14 @@ class FitSettings(TomlSettings):
         if self.tune is not None:
             options["tune"] = self.tune
         if self.epochs is not None:
-            options |= {
-                "epochs": self.epochs,
-                "lr": self.lr,
-                "lr_schedule": self.lr_schedule,
-                "patience": self.patience,
-            }
+            options["epochs"] = self.epochs
+            # only what was asked for: every method has a rate of its own, and some their own schedule
+            if self.lr is not None:
+                options["lr"] = self.lr
+            if self.lr_schedule != "constant":
+                options["lr_schedule"] = self.lr_schedule
+            if self.patience is not None:
+                options["patience"] = self.patience
             if self.tune != "online":  # it changes the prior, which a checkpoint does not hold
                 options["checkpoint"] = folder.checkpoint(NETWORK, {})
         bnn = copy.deepcopy(bnn)
