@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.moving import Moving, moving_weights
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.methods.quick_prior import log_prior
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
@@ -171,10 +172,10 @@ class ChainMethod(ParticleMethod):
         kept = self.time.kept(total, self.samples, self.thinning)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = moving_weights(bnn, self, loader)
-        previous = bnn.state.pop("posterior", None)  # while it runs, the network stands for itself
         begin, noise = _copied(bnn.model), _copied(bnn.likelihood)
         result, found = Fit(), []
-        try:
+        with restored_on_failure(bnn), ExitStack() as afterwards:
+            afterwards.callback(bnn.state.pop, "course", None)
             for index in range(rank * self.chains, (rank + 1) * self.chains):
                 folder = None if checkpoint is None else Path(checkpoint) / f"chain-{index + 1:03d}"
                 with moving.alone(bnn), ordered_by(loader, seed_of_chain(base, index)):
@@ -199,12 +200,6 @@ class ChainMethod(ParticleMethod):
                 result.seconds += done.seconds
                 result.resumed_from += done.resumed_from
                 result.stopped = done.stopped
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
-        finally:
-            bnn.state.pop("course", None)
         self.keep(bnn, between_ranks(joined(found)))
         result.details["chains"] = self.chains * world
         return result

@@ -25,6 +25,7 @@ from bayeslim.methods.adversarial import adversarial_loss
 from bayeslim.methods.base import Terms
 from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.particle_method import ParticleMethod, gathered, set_tensors, snapshot
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit
 from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
@@ -120,13 +121,8 @@ class DeepEnsemble(ParticleMethod):
         training = {**training, "seed": None}
         job = _Job(self, bnn, loader, previous, start, optimizer, checkpoint, seed, training)
         together = self._is_together(bnn, loader, optimizer, training)
-        bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
-        try:
+        with restored_on_failure(bnn):
             result, particles = job.together() if together else job.one_by_one()
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
         self.keep(bnn, particles)
         return result
 

@@ -19,6 +19,7 @@ import torch
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.methods.batch_statistics import measuring, norms_of, of_the_first_rank
 from bayeslim.methods.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.results import Fit
 from bayeslim.types import Params, call, device_of, split_batch, to_device
@@ -69,15 +70,10 @@ class MCBatchNorm(ParticleMethod):
             raise TypeError(
                 f"{', '.join(training)} are options of training, and without epochs=... only statistics are measured."
             )
-        previous = bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
-        try:
+        with restored_on_failure(bnn):
             result = Fit() if epochs is None else train.fit(bnn, loader, epochs=epochs, seed=seed, **training)
             with train._seeded(seed, train._rank_and_world()[0]):
                 statistics = self._measured(bnn, loader)
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
         if epochs is None and not bnn.num_data_given:
             bnn.num_data = train._num_data(bnn, loader)
         weights = {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names}

@@ -23,6 +23,7 @@ from bayeslim.methods.averaging import GaussianAveraging, averaged
 from bayeslim.methods.batch_statistics import drawn
 from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.results import Fit
 from bayeslim.samplers.run import joined, seed_of_chain
 
@@ -92,8 +93,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
             check_resettable(bnn.model)
         step, result, found = bnn.step, Fit(), []
         begin = {name: value.clone() for name, value in bnn.state_dict().items()}
-        previous = bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
-        try:
+        with restored_on_failure(bnn):
             for member in range(self.members):
                 own = None if seed is None else seed_of_chain(seed, member)
                 folder = None if checkpoint is None else Path(checkpoint) / f"member-{member + 1}"
@@ -111,10 +111,6 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
                 result.seconds += done.seconds
                 result.resumed_from += done.resumed_from
                 result.stopped = done.stopped
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
         self.keep(bnn, joined(found))
         return result
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bayeslim.errors import BayeslimError
 from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.results import Fit
 from bayeslim.storage import check_fits, read_folder, write_folder
 from bayeslim.types import Params, device_of
@@ -97,8 +98,7 @@ class Snapshot(ParticleMethod):
                 if folder is not None and train._rank_and_world()[0] == 0:
                     _write(folder / f"cycle-{cycle}", *found[cycle])
 
-        previous = bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
-        try:
+        with restored_on_failure(bnn):
             result = train.fit(
                 bnn, loader, epochs=epochs, lr_schedule=self.factor, checkpoint=checkpoint,
                 callbacks=[*callbacks, gather], **training,
@@ -112,10 +112,6 @@ class Snapshot(ParticleMethod):
                     f"Training stopped ({result.stopped}) before the first cycle that is kept had ended, so there is "
                     "no snapshot. Train longer, or use more cycles."
                 )
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
         self.keep(bnn, gathered([found[cycle] for cycle in sorted(found)]))
         return result
 

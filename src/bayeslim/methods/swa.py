@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from bayeslim.methods.averaging import Averaging, averaged
 from bayeslim.methods.batch_statistics import measure_again_
 from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.results import Fit
 
 if TYPE_CHECKING:
@@ -41,14 +42,9 @@ class SWA(Averaging, ParticleMethod):
         """
         from bayeslim.train import _rank_and_world, _seeded
 
-        previous = bnn.state.pop("posterior", None)  # while it trains, the network stands for itself
-        try:
+        with restored_on_failure(bnn):
             result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)
             with _seeded(seed, _rank_and_world()[0]):
                 measure_again_(bnn.model, loader)
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
         self.keep(bnn, gathered([snapshot(bnn)]))
         return result

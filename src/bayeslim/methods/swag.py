@@ -24,6 +24,7 @@ from torch import Tensor
 from bayeslim.methods.averaging import GaussianAveraging, averaged
 from bayeslim.methods.batch_statistics import drawn, measure_again_, norms_of
 from bayeslim.methods.found_posterior import FoundPosterior
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Fit, Prediction
 from bayeslim.types import Inputs, call, device_of
@@ -55,10 +56,7 @@ class SWAG(GaussianAveraging, FoundPosterior):
         """
         from bayeslim.train import _rank_and_world, _seeded
 
-        previous: dict[str, Posterior] = {
-            key: bnn.state.pop(key) for key in ("posterior", "networks") if key in bnn.state
-        }
-        try:
+        with restored_on_failure(bnn):
             result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
             posterior = trajectory.gaussian(self.scale)
             found: dict[str, Posterior] = {"posterior": posterior}
@@ -66,9 +64,6 @@ class SWAG(GaussianAveraging, FoundPosterior):
                 measure_again_(bnn.model, loader)
                 if norms_of(bnn.model):
                     found["networks"] = drawn(bnn, posterior, loader, self.samples)
-        except BaseException:
-            bnn.state.update(previous)  # an attempt that failed leaves the posterior that was there
-            raise
         bnn.state.update(found)
         return result
 
