@@ -8,8 +8,16 @@ friction. In a direction of curvature λ of L the variance of the chain is the p
 
 With `adapt_steps` P and B are measured over so many steps, the chain's burn-in, and then held, so that the target is
 exact for what they are: P = 1 / (√V + ϵ) from the second moment V of the gradients, averaged over a window that widens
-where they are noisy (Springenberg et al.), and B the variance of the gradients, whose noise then takes the place of
-injected noise. Theirs takes V for B, which also takes the gradients of a full batch for noise.
+where they are noisy (Springenberg et al.), and B = ½ (g_t − g_{t−1})², averaged over the same window: the variance of
+the noise of gradients, which then takes the place of injected noise. Theirs takes V for B, which also takes the
+gradients of a full batch for noise, as would the variance around a mean over a chain that moves meanwhile.
+
+B is an approximation. It still counts what the chain's own step changes a gradient by, which takes about a share
+(lr P λ)² / (4α) of the injected noise even on full batches: it is small only where lr is. It takes the noise of
+successive gradients for independent. That of the batches of an epoch is not: they share no example, and over an epoch
+their noise cancels, so that more is left out than they bring, and the chain is too cold, the more so the smaller the
+batches and the larger lr. Where lr² P² B exceeds the injected noise, none is injected. Small batches need a small lr,
+or `adapt_steps` 0.
 
 Chen, Fox & Guestrin 2014, arXiv:1402.4102 · Springenberg et al. 2016
 """
@@ -83,12 +91,20 @@ class StochasticHamiltonian(Sampler):
 
     def _measure(self, params: Tensors, grads: Tensors, scale: Tensors, spread: Tensors, floor: float) -> None:
         """P, and the standard deviation P √B of a scaled gradient."""
-        window, mean, square = (self.buffers(params, name) for name in ("window", "mean", "square"))
+        window, mean, square, noise = (self.buffers(params, name) for name in ("window", "mean", "square", "noise"))
+        for p, grad in zip(params, grads, strict=True):
+            self.state[p].setdefault("previous", grad.clone())  # the first gradient differs from none
+        previous = self.buffers(params, "previous")
         share = torch._foreach_add(window, 1.0)
         torch._foreach_reciprocal_(share)
         torch._foreach_lerp_(mean, grads, share)
         squares = torch._foreach_mul(grads, grads)
         torch._foreach_lerp_(square, squares, share)
+        changes = torch._foreach_sub(grads, previous)
+        torch._foreach_copy_(previous, grads)
+        torch._foreach_mul_(changes, changes)
+        torch._foreach_mul_(changes, 0.5)
+        torch._foreach_lerp_(noise, changes, share)
         means = torch._foreach_mul(mean, mean)
         signal = torch._foreach_div(means, torch._foreach_add(square, 1e-38))
         torch._foreach_addcmul_(window, window, signal, value=-1.0)
@@ -96,7 +112,4 @@ class StochasticHamiltonian(Sampler):
         roots = torch._foreach_sqrt(square)
         torch._foreach_add_(roots, floor)
         torch._foreach_copy_(scale, torch._foreach_reciprocal(roots))
-        variance = torch._foreach_sub(square, means)
-        torch._foreach_clamp_min_(variance, 0.0)
-        torch._foreach_sqrt_(variance)
-        torch._foreach_copy_(spread, torch._foreach_mul(variance, scale))
+        torch._foreach_copy_(spread, torch._foreach_mul(torch._foreach_sqrt(noise), scale))
