@@ -170,6 +170,43 @@ def test_resume_is_exact(method, stop_after, tmp_path):
             assert all(torch.equal(tensors[name], value) for name, value in posterior.tensors().items())
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        bl.SWA(start=0.3),
+        bl.SWAG(start=0.3, every=2, rank=3, samples=2),
+        bl.MultiSWAG(members=2, start=0.3, every=2, samples=2),
+    ],
+    ids=lambda method: method.name,
+)
+@pytest.mark.parametrize("batches", [4, 12])  # within an epoch, and where one ends, at the step of its checkpoint
+@pytest.mark.parametrize("fitted_before", [False, True])
+def test_the_same_network_goes_on_where_it_was_interrupted(method, batches, fitted_before, tmp_path):
+    options = {"epochs": 5, "lr": 0.05, "seed": 2, "progress": False}
+    whole, cut = bayesian(method, norm=True), bayesian(method, norm=True)
+    if fitted_before:
+        for bnn in (whole, cut):
+            bnn.fit(loader(), **options)
+    whole.fit(loader(), **options)
+    seen = []
+
+    class Ending(bl.data.Loader):
+        def _batches(self, epoch):
+            for batch in super()._batches(epoch):
+                if len(seen) == batches:
+                    raise KeyboardInterrupt
+                seen.append(batch)
+                yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        cut.fit(Ending(X, Y, batch_size=20), checkpoint=tmp_path, **options)
+    result = cut.fit(loader(), checkpoint=tmp_path, **options)
+    assert result.resumed_from == batches // 3
+    for key, posterior in whole.state.items():
+        tensors = cut.state[key].tensors()
+        assert all(torch.equal(tensors[name], value) for name, value in posterior.tensors().items())
+
+
 def test_members_of_multi_swag_are_apart_and_resume(tmp_path):
     method = bl.MultiSWAG(members=2, samples=3, start=0.5, every=1)
     options = {"epochs": 4, "seed": 1, "progress": False}

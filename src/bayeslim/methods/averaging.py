@@ -21,6 +21,7 @@ import torch
 from bayeslim.errors import BayeslimError
 from bayeslim.methods.trajectory import Trajectory
 from bayeslim.results import Fit
+from bayeslim.storage import INDEX
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -115,20 +116,21 @@ class _Recording:
     every: int
     first: int
     folder: Path | None
-    caught_up: bool = False
+    behind: bool
 
     def observe(self, bnn: Bayesian) -> None:
+        self.catch_up(bnn, bnn.step - 1)
         step = bnn.step - self.first
-        self.catch_up(bnn, step - 1)
         if step > self.begin and step % self.every == 0:
             self.trajectory.add(bnn)
 
     def catch_up(self, bnn: Bayesian, step: int) -> None:
-        """Before the first step seen, take over what was before training was resumed."""
-        if not self.caught_up and step:
+        """Take over what was before training was resumed, at a step: the averages, and the step it had begun at."""
+        if self.behind:
             assert self.folder is not None
-            self.trajectory.read((self.folder / "averages-0", self.folder / "averages-1"), step, bnn)
-        self.caught_up = True
+            folders = self.folder / "averages-0", self.folder / "averages-1"
+            self.first = self.trajectory.read(folders, step, bnn)
+            self.behind = False
 
     def finish_epoch(self, epoch: Epoch) -> None:
         """Written before the checkpoint of the epoch, and beside that of the one before, which it may go back to."""
@@ -136,7 +138,7 @@ class _Recording:
 
         if self.folder is not None and _rank_and_world()[0] == 0:
             folder = self.folder / f"averages-{epoch.number % 2}"
-            self.trajectory.write(folder, epoch.bnn.step - self.first)
+            self.trajectory.write(folder, self.first, epoch.bnn.step)
 
 
 def averaged(
@@ -175,14 +177,15 @@ def averaged(
     every, total = in_epoch if method.every == "epoch" else method.every, epochs * in_epoch
     folder = None if checkpoint is None else Path(checkpoint)
     begin = int(method.start * total + 1e-9)
-    recording = _Recording(Trajectory(rank, bnn.sites.names), begin, every, bnn.step, folder)
+    resumes = folder is not None and (folder / INDEX).is_file()
+    recording = _Recording(Trajectory(rank, bnn.sites.names), begin, every, bnn.step, folder, behind=resumes)
     bnn.state["recording"] = recording
     try:
         result = train.fit(
             bnn, loader, epochs=epochs, lr_schedule=lambda done: method.factor(done, total / every),
             checkpoint=checkpoint, callbacks=[*callbacks, recording.finish_epoch], accumulate=accumulate, **training,
         )  # fmt: skip
-        recording.catch_up(bnn, bnn.step - recording.first)
+        recording.catch_up(bnn, bnn.step)
     finally:
         del bnn.state["recording"]
     trajectory = recording.trajectory

@@ -83,16 +83,16 @@ class Trajectory:
         }
         return LowRankCovariance(mean, std, factor)
 
-    def write(self, folder: Path, step: int) -> None:
-        """Keep it beside a checkpoint."""
+    def write(self, folder: Path, first: int, step: int) -> None:
+        """Keep it beside a checkpoint, with the steps at which training began and at which it is."""
         tensors = {f"mean:{n}": t for n, t in self.mean.items()} | {f"squares:{n}": t for n, t in self.squares.items()}
         for index, each in enumerate(self.deviations):
             tensors |= {f"deviation-{index}:{name}": value for name, value in each.items()}
-        config = {"step": step, "count": self.count, "deviations": len(self.deviations)}
+        config = {"first": first, "step": step, "count": self.count, "deviations": len(self.deviations)}
         write_folder(folder, "trajectory", config, tensors)
 
-    def read(self, folders: Iterable[Path], step: int, bnn: Bayesian) -> None:
-        """Go on from where it was at a step."""
+    def read(self, folders: Iterable[Path], step: int, bnn: Bayesian) -> int:
+        """Go on from where it was at a step; returns the one at which training began."""
         now = trained(bnn)
         for folder in folders:
             if not (folder / INDEX).is_file():
@@ -113,7 +113,7 @@ class Trajectory:
                 check_fits(now, self.mean, "what is trained")
                 for each in (self.squares, *(kept if self.rank else ())):
                     check_fits(spread, each, "what is random")
-            return
+            return int(config["first"])
         raise BayeslimError(
             f"Training was resumed at step {step}, and the averages until there are not beside the checkpoint. "
             "Use another folder to start anew."
