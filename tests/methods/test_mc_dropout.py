@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.dropout_masks import Shared
+from bayeslim.methods.dropout_masks import Probe, Shared
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
 SEQUENCES = torch.randn(7, 5, 8, generator=torch.Generator().manual_seed(2))
@@ -170,11 +170,59 @@ def test_a_pruned_network_still_drops_out():
     assert int((pruned.model[0].weight == 0).sum() + (pruned.model[3].weight == 0).sum()) >= 24
 
 
+@pytest.mark.parametrize("examples", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", ["lstm", "gru", "attention", "attention-weights", "transformer"])
+def test_positions_are_not_taken_for_examples(name, examples):
+    """Sequences of length 5 and width 8, of which 5 or 8 look like any other dimension."""
+    bnn = bayesian(NETWORKS[name][0]())
+    same = SEQUENCES[:1].expand(examples, -1, -1).contiguous()
+    draws = outputs(bnn, same, 4)
+    torch.testing.assert_close(draws, draws[:, :1].expand_as(draws))
+    torch.testing.assert_close(draws[:, :1], outputs(bnn, SEQUENCES[:1], 4))
+
+
+class DroppedWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.weight = nn.Dropout(0.5), nn.Parameter(torch.randn(64, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.dropout(self.weight).mean(0)[:, None]
+
+
+def test_the_mask_of_a_weight_is_the_same_for_any_number_of_examples():
+    bnn = bayesian(DroppedWeight())
+    x = torch.ones(64, 4)
+    torch.testing.assert_close(outputs(bnn, x, 5)[:, :32], outputs(bnn, x[:32], 5))
+    torch.testing.assert_close(outputs(bnn, x, 5)[:, :63], outputs(bnn, x[:63], 5))
+
+
+class Graph(nn.Module):
+    """Takes features and adjacency of all its nodes, no fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        return adjacency @ self.layer(F.dropout(x, P, self.training))
+
+
+def test_a_graph_is_one_example():
+    inputs = (torch.ones(7, 4), torch.eye(7))
+    draws = outputs(bayesian(Graph()), inputs, 3)
+    assert not torch.allclose(draws[:, 0], draws[:, 1])
+    assert not torch.allclose(draws[0], draws[1])
+
+
 def test_the_fused_kernel_of_gpus_shares_its_masks_too():
     x = torch.ones(6, 5)
-    with Shared(3, examples=6), torch.no_grad():
+    probe = Probe(examples=7)
+    with probe, torch.no_grad():
+        assert torch.equal(torch.native_dropout(torch.ones(7, 5), P, True)[1], torch.ones(7, 5).bool())
+    with Shared(3, probe), torch.no_grad():
         fused, mask = torch.native_dropout(x, P, True)
-    with Shared(3, examples=6), torch.no_grad():
+    with Shared(3, probe), torch.no_grad():
         plain = F.dropout(x, P)
     torch.testing.assert_close(fused, plain)
     assert torch.equal(fused, fused[:1].expand_as(fused))

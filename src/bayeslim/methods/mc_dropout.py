@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.dropout_masks import dropping_out, drops_out, masks_of, mentions_dropout
+from bayeslim.methods.dropout_masks import dropping_out, drops_out, masks_of, mentions_dropout, one_probe_each
 from bayeslim.methods.noisy_network import NoisyNetwork, random_seed
-from bayeslim.types import Inputs, batch_size, call
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs, call
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -45,13 +46,20 @@ class MCDropout(NoisyNetwork):
         if not any(drops_out(module) or mentions_dropout(module) for module in bnn.model.modules()):
             raise UnsupportedModel(_NONE.format(type(bnn.model).__name__))
 
+    def predictive(
+        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """From draws of masks; by "mean" and "map" without any."""
+        with one_probe_each():
+            return super().predictive(bnn, inputs, samples, how, generator)
+
     def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
         """The outputs of one network, or of one for every example."""
         seed = None if local else random_seed()
         outputs = []
         with dropping_out(bnn.model) as dropout:
             for inputs in batches:
-                with masks_of(seed, batch_size(inputs)):
+                with masks_of(seed, bnn.model, inputs):
                     outputs.append(call(bnn.model, inputs))
         if not dropout.seen and not any(drops_out(module) for module in bnn.model.modules()):
             raise UnsupportedModel(_NONE.format(type(bnn.model).__name__))
