@@ -25,7 +25,8 @@ class SGHMC(ChainMethod):
 
     Attributes:
         friction: α, one minus the momentum.
-        adapt: whether scales and the noise of gradients are measured; then `lr` is as of RMSprop.
+        adapt: whether scales and the noise of gradients are measured; then `lr` is as of RMSprop. On minibatches of
+            reshuffled data its draws are narrower than the posterior (see `bayeslim.samplers.hamiltonian`).
     """
 
     friction: float = 0.1
