@@ -20,6 +20,8 @@ METHODS = [
     bl.SWAG(start=0.0, samples=2),
     bl.MultiSWAG(start=0.0, members=2, samples=2),
     bl.MCBatchNorm(samples=2),
+    bl.HMC(samples=3, warmup=3, leapfrog=2),
+    bl.Subspace(rank=2, snapshots=4, inner=bl.HMC(samples=3, warmup=3, leapfrog=2)),
 ]
 
 

@@ -24,6 +24,7 @@ from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.full_batch import FullBatch
 from bayeslim.methods.moving import moving_weights
 from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
 from bayeslim.progress import progress as progress_bar
@@ -112,38 +113,35 @@ class HMC(ParticleMethod):
         rank, world = rank_and_world()
         if self.chains * world > 1 and self.subset == "all" and start is None:
             check_resettable(bnn.model)
-        previous, step = bnn.state.pop("posterior", None), bnn.step
+        step = bnn.step
         begun, found, traces = time.monotonic(), [], []
         result = Fit()
-        try:
-            if epochs is not None:
-                if checkpoint is not None:
-                    training["checkpoint"] = Path(checkpoint) / "training"
-                result = train.fit(bnn, loader, epochs=epochs, seed=seed, progress=progress, **training)
-                step = bnn.step
-            bnn.num_data = train._num_data(bnn, loader)
-            base = int(torch.randint(2**62, ())) if seed is None else seed
-            moving = moving_weights(bnn, self, loader)
-            begin = {name: value.clone() for name, value in bnn.model.state_dict().items()}
-            with evaluating(bnn):
-                for index in range(rank * self.chains, (rank + 1) * self.chains):
-                    folder = None if checkpoint is None else Path(checkpoint) / f"chain-{index + 1:03d}"
-                    with ordered_by(loader, seed_of_chain(base, index)):
-                        bnn.model.load_state_dict(begin)
-                        if index and self.subset == "all":
-                            start_afresh_(bnn.model, start)
-                            bnn.keep_zeros()
-                        potential = FullBatch(bnn, moving, loader, self.temperature)
-                        chain = self._kept(potential, dtype, folder)
-                        journal = None if folder is None else Journal(folder, bnn, loader)
-                        traces.append(self._chain(potential, chain, journal, progress and rank == 0))
-                        found.append(chain.particles(bnn))
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
-        finally:
-            bnn.step = step
+        with restored_on_failure(bnn):
+            try:
+                if epochs is not None:
+                    if checkpoint is not None:
+                        training["checkpoint"] = Path(checkpoint) / "training"
+                    result = train.fit(bnn, loader, epochs=epochs, seed=seed, progress=progress, **training)
+                    step = bnn.step
+                bnn.num_data = train._num_data(bnn, loader)
+                base = int(torch.randint(2**62, ())) if seed is None else seed
+                moving = moving_weights(bnn, self, loader)
+                begin = {name: value.clone() for name, value in bnn.model.state_dict().items()}
+                with evaluating(bnn):
+                    for index in range(rank * self.chains, (rank + 1) * self.chains):
+                        folder = None if checkpoint is None else Path(checkpoint) / f"chain-{index + 1:03d}"
+                        with ordered_by(loader, seed_of_chain(base, index)):
+                            bnn.model.load_state_dict(begin)
+                            if index and self.subset == "all":
+                                start_afresh_(bnn.model, start)
+                                bnn.keep_zeros()
+                            potential = FullBatch(bnn, moving, loader, self.temperature)
+                            chain = self._kept(potential, dtype, folder)
+                            journal = None if folder is None else Journal(folder, bnn, loader)
+                            traces.append(self._chain(potential, chain, journal, progress and rank == 0))
+                            found.append(chain.particles(bnn))
+            finally:
+                bnn.step = step
         self.keep(bnn, between_ranks(joined(found)))
         result.details.update(chains=self.chains * world, **_facts(traces))
         result.seconds = time.monotonic() - begun

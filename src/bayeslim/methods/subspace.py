@@ -36,6 +36,7 @@ from bayeslim.methods.coordinates import (
 )
 from bayeslim.methods.moving import Moving
 from bayeslim.methods.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.refit import restored_on_failure
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
 from bayeslim.samplers.chain import Chain
@@ -163,31 +164,27 @@ class Subspace(ParticleMethod):
         total = epochs * prepare(bnn, loader, accumulate, device)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = Moving.all_of(bnn)
-        previous = bnn.state.pop("posterior", None)
         steps = Schedule(burn_in=self.burn_in).kept(total, self.snapshots)
         path = Chain(moving.names, (), steps, folder=None if folder is None else folder / "samples")
-        bnn.step, bnn.state["path"] = 0, path
-        try:
-            with ordered_by(loader, seed_of_chain(base, rank)):
-                optimizer = self.optimizer(bnn, lr)
-                result = run_alone(
-                    bnn, loader, optimizer, lambda done: 1.0, epochs=epochs, accumulate=accumulate,
-                    checkpoint=folder, progress=progress, **training,
-                )  # fmt: skip
-                networks = flat(moving, path.particles(bnn).values)
-                centre, directions, share = principal_directions(networks, self.rank)
-                space = Coordinates(bnn, moving, centre, directions)
-                set_tensors(bnn, space.weights(space.z))
-                _settle_norms(bnn, loader)
-                with evaluating(bnn):
-                    # one more, so that the noise of a chain is not that of its path
-                    found, details = self._infer(space, loader, dtype, seed=base + 1, progress=progress, **options)
-        except BaseException:
-            if previous is not None:
-                bnn.state["posterior"] = previous
-            raise
-        finally:
-            bnn.state.pop("path", None)
+        with restored_on_failure(bnn):
+            bnn.step, bnn.state["path"] = 0, path
+            try:
+                with ordered_by(loader, seed_of_chain(base, rank)):
+                    optimizer = self.optimizer(bnn, lr)
+                    result = run_alone(
+                        bnn, loader, optimizer, lambda done: 1.0, epochs=epochs, accumulate=accumulate,
+                        checkpoint=folder, progress=progress, **training,
+                    )  # fmt: skip
+                    networks = flat(moving, path.particles(bnn).values)
+                    centre, directions, share = principal_directions(networks, self.rank)
+                    space = Coordinates(bnn, moving, centre, directions)
+                    set_tensors(bnn, space.weights(space.z))
+                    _settle_norms(bnn, loader)
+                    with evaluating(bnn):
+                        # one more, so that the noise of a chain is not that of its path
+                        found, details = self._infer(space, loader, dtype, seed=base + 1, progress=progress, **options)
+            finally:
+                bnn.state.pop("path", None)
         self.keep(bnn, between_ranks(found))
         spread = directions.norm(dim=0).tolist()
         result.details.update(details, chains=found.chains * world, spread=spread, explained=share)
