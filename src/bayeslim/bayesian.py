@@ -167,7 +167,7 @@ class Bayesian(nn.Module):
         if self.training:
             return self.method.draw(self, inputs)
         with stochastic.noise(self.model, on=False):
-            return call(self.model, inputs)
+            return call(self.model, inputs, self.method.mean_params(self))
 
     def loss(self, batch: Batch, *, kl_weight: float | None = None) -> Tensor:
         """The training loss of a batch: mean NLL + kl_weight · KL / num_data, a scalar to call `backward` on.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from torch.overrides import TorchFunctionMode
 from bayeslim.noise import kept_random_state, standard_normal_like
 from bayeslim.select import owner
 from bayeslim.types import Inputs, arguments, call_with
+
+if TYPE_CHECKING:
+    from bayeslim.families import DiagonalGaussian
 
 LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Linear,
@@ -62,6 +65,7 @@ class _Noisy:
     plain: ClassVar[type[nn.Module]]
     training: bool
     weight: Tensor
+    family: DiagonalGaussian
     given: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
     """μ and σ of weight and bias, while they are known from elsewhere (see `noise`)."""
 
@@ -85,8 +89,10 @@ class _Noisy:
         if leaf in self.given:
             mean, std = self.given[leaf]
             return mean, _Std.apply(std, False)
-        log_std = getattr(self, f"{leaf}_log_std", None)
-        return getattr(self, leaf), None if log_std is None else _Std.apply(log_std, True)
+        mean, log_std = getattr(self, leaf), self.family.log_std_of(self, leaf)
+        if log_std is None:
+            return mean, None
+        return self.family.counted(mean, log_std), _Std.apply(log_std, True)
 
 
 class _Std(torch.autograd.Function):
@@ -208,15 +214,17 @@ NOISY: dict[str, dict[type[nn.Module], type[nn.Module]]] = {
 }
 
 
-def make_noisy(layer: nn.Module, estimator: str) -> None:
-    """Retype a plain layer in place."""
+def make_noisy(layer: nn.Module, estimator: str, family: DiagonalGaussian) -> None:
+    """Retype a plain layer in place; the family knows the μ and σ of its parameters."""
     layer.__class__ = NOISY[estimator][type(layer)]
+    layer.family = family  # type: ignore[assignment]
 
 
 def make_plain(layer: nn.Module) -> None:
     """Give a noisy layer its plain class back; others are left alone."""
     if isinstance(layer, _Noisy):
         setattr(layer, "__class__", layer.plain)  # noqa: B010 - a type checker takes no plain assignment here
+        del layer.family
 
 
 def is_noisy(layer: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Variational families: the distributions q(w) that `Variational` fits, one file each.
 
     DiagonalGaussian      independent weights: the mean field
+    SparseGaussian        the mean field whose weights are zero once they are mostly noise
     LowRankGaussian       correlated weights: σ² + U Uᵀ
     MixtureOfGaussians    several modes
 
@@ -13,8 +14,20 @@ from bayeslim.families.base import Density, Draw, Family
 from bayeslim.families.diagonal import DiagonalGaussian
 from bayeslim.families.lowrank import LowRankGaussian
 from bayeslim.families.mixture import MixtureOfGaussians
+from bayeslim.families.sparse import SparseGaussian
 
-FAMILIES: dict[str, type[Family]] = {c.name: c for c in (DiagonalGaussian, LowRankGaussian, MixtureOfGaussians)}
+FAMILIES: dict[str, type[Family]] = {
+    c.name: c for c in (DiagonalGaussian, SparseGaussian, LowRankGaussian, MixtureOfGaussians)
+}
 """Families by the name they are saved under; a new one is added here."""
 
-__all__ = ["FAMILIES", "Density", "DiagonalGaussian", "Draw", "Family", "LowRankGaussian", "MixtureOfGaussians"]
+__all__ = [
+    "FAMILIES",
+    "Density",
+    "DiagonalGaussian",
+    "Draw",
+    "Family",
+    "LowRankGaussian",
+    "MixtureOfGaussians",
+    "SparseGaussian",
+]

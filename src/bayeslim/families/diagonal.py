@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayeslim.families.base import Density, Draw, Family, add_parameter, kept_of, precise_dtype
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors import Diagonal, Posterior
+from bayeslim.select import owner
 from bayeslim.types import Params
 
 
@@ -28,6 +29,8 @@ class DiagonalGaussian(Family):
     name: ClassVar[str] = "diagonal"
     suffix: ClassVar[str] = "_log_std"
     suffixes: ClassVar[tuple[str, ...]] = ("_log_std",)
+    counts_otherwise: ClassVar[bool] = False
+    """Whether `counted` is not simply the trained mean."""
 
     def __post_init__(self) -> None:
         if not self.initial_std > 0:
@@ -40,9 +43,24 @@ class DiagonalGaussian(Family):
             start = torch.full_like(mean, math.log(self.initial_std), dtype=precise_dtype(mean))
             add_parameter(model, name + self.suffix, start)
 
+    def log_std_of(self, module: nn.Module, leaf: str) -> Tensor | None:
+        """The log σ of a module's own parameter, differentiable; None if that is not random."""
+        log_std: Tensor | None = getattr(module, leaf + self.suffix, None)
+        return log_std
+
+    def counted(self, mean: Tensor, log_std: Tensor) -> Tensor:
+        """The mean as it counts, in training and in the posterior: all of it."""
+        return mean
+
     def log_std(self, model: nn.Module, name: str) -> Tensor:
-        """The log σ of a parameter, as it is trained."""
-        return model.get_parameter(name + self.suffix)
+        """The log σ of a random parameter."""
+        log_std = self.log_std_of(*owner(model, name))
+        assert log_std is not None, name
+        return log_std
+
+    def mean(self, model: nn.Module, name: str) -> Tensor:
+        """The μ that counts."""
+        return self.counted(model.get_parameter(name), self.log_std(model, name))
 
     def std(self, model: nn.Module, name: str) -> Tensor:
         """σ of a parameter, differentiable."""
@@ -51,14 +69,14 @@ class DiagonalGaussian(Family):
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> IndependentWeights:
         """Q as it is now, differentiable."""
         log_stds = {name: self.log_std(model, name) for name in names}
-        means = {name: model.get_parameter(name).to(log_stds[name].dtype) for name in names}
+        means = {name: self.mean(model, name).to(log_stds[name].dtype) for name in names}
         return IndependentWeights(means, log_stds, masks)
 
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Diagonal:
         """Q as it is now, as data."""
         with torch.no_grad():
             return Diagonal(
-                {name: model.get_parameter(name).detach().clone() for name in names},
+                {name: self.mean(model, name).detach().clone() for name in names},
                 {name: self.std(model, name) for name in names},
             )
 

@@ -10,6 +10,7 @@ Its hooks, in the order of their life; all have defaults but `posterior`:
     fit          train, or compute what there is to compute
     posterior    the posterior, as data
     one_network  the weights that stand for it as one network
+    mean_params  what of the mean network is not as the model's own parameters are
     draw         one random network's outputs on inputs, for `bnn(x)` in training mode
     condition    make the posterior the one given zeros (on a copy, for pruning)
     predictive   predictions, when the method knows better than the posterior's type
@@ -107,6 +108,10 @@ class Method:
     def one_network(self, bnn: Bayesian) -> Params:
         """What stands for the posterior as one network, by name: its mean. What is not named stays the model's own."""
         return bnn.posterior_.mean
+
+    def mean_params(self, bnn: Bayesian) -> Params:
+        """Parameters of the mean network that differ from the model's own, by name; differentiable."""
+        return {}
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """The outputs of one network drawn from the posterior."""

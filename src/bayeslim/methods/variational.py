@@ -133,7 +133,7 @@ class Variational(Method):
                 candidates.append(name.rpartition(".")[0])
         noisy = sorted(stochastic.seen_once(bnn.model, inputs, candidates))
         for path in noisy:
-            stochastic.make_noisy(bnn.model.get_submodule(path), self.noise_at)
+            stochastic.make_noisy(bnn.model.get_submodule(path), self.noise_at, self.family)
         bnn.state["noisy"] = noisy
 
     def _whole(self, bnn: Bayesian) -> list[str]:
@@ -172,10 +172,11 @@ class Variational(Method):
             mean, log_std = bnn.model.get_parameter(name), self.family.log_std(bnn.model, name)
             if name in bnn.masks:
                 kept = bnn.masks[name]
-                means[name], stds[name] = mean, log_std.exp()
+                stds[name] = log_std.exp()
                 kl = prior.at(kept).kl(mean.to(log_std.dtype)[kept], stds[name][kept], log_std[kept])
             else:
-                means[name], stds[name], kl = prior.weights(mean, log_std)
+                mean, stds[name], kl = prior.weights(mean, log_std)
+            means[name] = self.family.counted(mean, log_std)
             kls.append(kl)
         return means, stds, torch.stack(kls).sum()
 
@@ -220,6 +221,13 @@ class Variational(Method):
         """The fitted family, as it is now: training on does not change it."""
         return self.family.posterior(bnn.model, bnn.sites.names)
 
+    def mean_params(self, bnn: Bayesian) -> Params:
+        """Means that do not count as they are trained."""
+        family = self.family
+        if not isinstance(family, DiagonalGaussian) or not family.counts_otherwise:
+            return {}
+        return {name: family.mean(bnn.model, name) for name in bnn.sites.names}
+
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """One draw of the network, with the training estimator's noise, differentiable."""
         if not isinstance(self.family, DiagonalGaussian):
@@ -229,7 +237,7 @@ class Variational(Method):
         self._retype(bnn, inputs)
         params = {}
         for name in self._whole(bnn):
-            mean, std = bnn.model.get_parameter(name), self.family.std(bnn.model, name)
+            mean, std = self.family.mean(bnn.model, name), self.family.std(bnn.model, name)
             params[name] = torch.addcmul(mean, std, standard_normal_like(std)).to(mean.dtype)
         with stochastic.noise(bnn.model, on=True):
             return call(bnn.model, inputs, params)
