@@ -89,7 +89,8 @@ class _Noisy:
         if leaf in self.given:
             mean, std = self.given[leaf]
             return mean, _Std.apply(std, False)
-        mean, log_std = getattr(self, leaf), self.family.log_std_of(self, leaf)
+        layer: Any = self
+        mean, log_std = getattr(self, leaf), self.family.log_std_of(layer, leaf)
         if log_std is None:
             return mean, None
         return self.family.counted(mean, log_std), _Std.apply(log_std, True)

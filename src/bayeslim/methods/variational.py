@@ -132,6 +132,7 @@ class Variational(Method):
             if leaf == "weight" and name not in tied and type(module) in stochastic.LINEAR_LAYERS:
                 candidates.append(name.rpartition(".")[0])
         noisy = sorted(stochastic.seen_once(bnn.model, inputs, candidates))
+        assert isinstance(self.family, DiagonalGaussian)
         for path in noisy:
             stochastic.make_noisy(bnn.model.get_submodule(path), self.noise_at, self.family)
         bnn.state["noisy"] = noisy
@@ -169,7 +170,8 @@ class Variational(Method):
         stds: Params = {}
         kls = []
         for name, prior in bnn.priors.items():
-            mean, log_std = bnn.model.get_parameter(name), self.family.log_std(bnn.model, name)
+            mean: Tensor = bnn.model.get_parameter(name)
+            log_std = self.family.log_std(bnn.model, name)
             if name in bnn.masks:
                 kept = bnn.masks[name]
                 stds[name] = log_std.exp()
