@@ -246,7 +246,10 @@ def test_bad_settings_are_refused(build, error, words):
         build()
 
 
-@pytest.mark.parametrize("prior", [p for p, _ in OTHERS.values()] + [priors.LogUniform()], ids=repr)
+WITHOUT_EVIDENCE = [priors.LogUniform(), priors.LogUniform("lower"), priors.RelevanceDetermination()]
+
+
+@pytest.mark.parametrize("prior", [p for p, _ in OTHERS.values()] + WITHOUT_EVIDENCE, ids=repr)
 def test_config_builds_it_again(prior):
     again = priors.PRIORS[prior.name](**prior.config())
     assert repr(again) == repr(prior)

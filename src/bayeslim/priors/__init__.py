@@ -18,13 +18,14 @@ from bayeslim.priors.laplace import Laplace
 from bayeslim.priors.learnable import Learnable
 from bayeslim.priors.log_uniform import LogUniform
 from bayeslim.priors.normal import Normal
+from bayeslim.priors.relevance import RelevanceDetermination
 from bayeslim.priors.scale_mixture import ScaleMixture
 from bayeslim.priors.student_t import StudentT
 from bayeslim.priors.table import Priors
 from bayeslim.priors.torch_distributions import DISTRIBUTIONS
 
 PRIORS: dict[str, type[Prior]] = {
-    c.name: c for c in (Normal, Laplace, ScaleMixture, StudentT, LogUniform, Distribution)
+    c.name: c for c in (Normal, Laplace, ScaleMixture, StudentT, LogUniform, RelevanceDetermination, Distribution)
 }
 """Priors by the name they are saved under; a new one is added here."""
 
@@ -39,6 +40,7 @@ __all__ = [
     "Prior",
     "PriorSpec",
     "Priors",
+    "RelevanceDetermination",
     "ScaleMixture",
     "StudentT",
     "per_layer",

@@ -8,6 +8,12 @@ depends on u = |μ|/(√2 σ) alone, u² = 1/(2α), and D being Dawson's integra
 D solves D' = 1 − 2 u D, which gives all its derivatives; so F is evaluated from its Taylor series at the nearest point
 of a grid, and beyond the grid from its asymptotic series, F ~ log 2u + γ/2 − Σ_m (2m−1)!! / (2m (2u²)^m).
 
+What others train with can be had instead (`log_alpha.py`): a fit over all α, one over α ≤ 1, and the bounds
+
+    ½ log(1 + 1/α)  ≤  F  ≤  ½ log(1 + 1/α) + ½ (γ + log 2),
+
+tight as α → ∞ and α → 0. They hold since D(u) ≥ u / (1 + 2u²), so that F less its lower bound only grows with u.
+
 Kingma, Salimans & Welling 2015, arXiv:1506.02557 · Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369 ·
 Hron, Matthews & Ghahramani 2018, arXiv:1807.01969, who derive the gradient
 """
@@ -17,15 +23,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from bayeslim.errors import ImproperPrior
+from bayeslim.priors import log_alpha
 from bayeslim.priors.base import LOG_GAUSSIAN_ENTROPY, Prior
+from bayeslim.priors.log_alpha import EULER_GAMMA, LOG_UNIFORM_LIMIT
 
-EULER_GAMMA = 0.57721566490153286
 STEP = 1 / 32
 """Between the points of the grid."""
 END = 16.0
@@ -35,21 +42,49 @@ _FEWER_TERMS = 5
 _HUGE = 1e30
 
 
+Divergence = Literal["exact", "approximate", "polynomial", "lower", "upper"]
+_CURVES: dict[str, log_alpha.Curve] = {
+    "approximate": log_alpha.sigmoid,
+    "polynomial": log_alpha.polynomial,
+    "lower": log_alpha.relevance,
+    "upper": log_alpha.relevance_and_limit,
+}
+
+
 @dataclass(frozen=True)
 class LogUniform(Prior):
-    """P(w) ∝ 1/|w|; improper, so there is no evidence under it."""
+    """P(w) ∝ 1/|w|; improper, so there is no evidence under it.
 
+    Attributes:
+        divergence: the KL of independent weights: "exact"; "approximate", the fit of Molchanov et al., off by at most
+            0.01 a weight; "polynomial", that of Kingma et al. for α ≤ 1, off by at most 0.05 there and constant beyond;
+            or the "lower" or "upper" bound.
+    """
+
+    divergence: Divergence = "exact"
     name: ClassVar[str] = "log_uniform"
     is_proper: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.divergence not in get_args(Divergence):
+            known = ", ".join(f'"{name}"' for name in get_args(Divergence))
+            raise ValueError(f"LogUniform(divergence=...) must be one of {known}. Got {self.divergence!r}.")
+
     def log_prob(self, weight: Tensor) -> Tensor:
         """−log |w|, with the constant that belongs to the KL's."""
-        return -weight.abs().log() - LOG_GAUSSIAN_ENTROPY - 0.5 * (EULER_GAMMA + math.log(2))
+        return -weight.abs().log() - LOG_GAUSSIAN_ENTROPY - LOG_UNIFORM_LIMIT
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
-        """Σ F(|μ|/(√2 σ))."""
-        kl: Tensor = _Divergence.apply(mean, std.log() if log_std is None else log_std)
+        """Σ F(|μ|/(√2 σ)), or what stands for it."""
+        log_std = std.log() if log_std is None else log_std
+        if self.divergence != "exact":
+            return log_alpha.divergence(_CURVES[self.divergence], mean, log_std)
+        kl: Tensor = _Divergence.apply(mean, log_std)
         return kl
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, for saving."""
+        return {"divergence": self.divergence}
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """There is nothing to draw from."""
