@@ -1,8 +1,35 @@
-"""Gates: random scales of groups of weights, one file each, that learn which groups a network can do without."""
+"""Gates: random scales z of groups of weights, which learn what groups a network can do without; one file each.
+
+    NormalJeffreys          Gaussian scales, flat prior of log |z|: Bayesian compression
+    HalfCauchy              log-normal scales under the horseshoe prior
+    TruncatedLogNormal      log-normal noise on an interval: structured Bayesian pruning
+    HardConcrete            gates that are exactly zero at times: the L0 norm
+    InformationBottleneck   Gaussian scales that pay for information
+    Bernoulli               binary dropout, with a rate that may be learned
+
+A gate is mathematics alone; where gates stand in a network is in `placement`.
+"""
 
 from bayeslim.gates.base import Gate
+from bayeslim.gates.bernoulli import Bernoulli
+from bayeslim.gates.half_cauchy import HalfCauchy
+from bayeslim.gates.hard_concrete import HardConcrete
+from bayeslim.gates.information_bottleneck import InformationBottleneck
+from bayeslim.gates.normal_jeffreys import NormalJeffreys
+from bayeslim.gates.truncated_log_normal import TruncatedLogNormal
 
-GATES: dict[str, type[Gate]] = {}
+GATES: dict[str, type[Gate]] = {
+    c.name: c for c in (NormalJeffreys, HalfCauchy, TruncatedLogNormal, HardConcrete, InformationBottleneck, Bernoulli)
+}
 """Gates by the name they are saved under; a new one is added here."""
 
-__all__ = ["GATES", "Gate"]
+__all__ = [
+    "GATES",
+    "Bernoulli",
+    "Gate",
+    "HalfCauchy",
+    "HardConcrete",
+    "InformationBottleneck",
+    "NormalJeffreys",
+    "TruncatedLogNormal",
+]

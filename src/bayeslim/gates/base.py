@@ -9,6 +9,7 @@ mathematics of `count` scales, given their parameters by name.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from bayeslim.priors import Prior
 from bayeslim.types import Params
+
+LARGEST_EXPONENT = 60.0
 
 
 class Gate(ABC):
@@ -117,3 +120,20 @@ def log_alpha(mean: Tensor, log_std: Tensor) -> Tensor:
     """Log α = log σ²/μ² of Gaussian scales: the noise, relative to the signal."""
     tiny = torch.finfo(mean.dtype).tiny
     return 2 * (log_std - mean.abs().clamp(min=tiny).log())
+
+
+def bounded_exp(exponent: Tensor) -> Tensor:
+    """The exponential, but a straight line from where single precision would soon overflow: its slope stays finite."""
+    return exponent.clamp(max=LARGEST_EXPONENT).exp() * (1 + (exponent - LARGEST_EXPONENT).clamp(min=0))
+
+
+def uniform(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Draw u ~ U(0, 1) beside a tensor, never 0 or 1, whose logits would be infinite."""
+    half_step = 0.5 * torch.finfo(like.dtype).eps
+    return torch.rand(shape, dtype=like.dtype, device=like.device).clamp_(half_step, 1 - half_step)
+
+
+def positive(setting: str, value: float) -> None:
+    """Refuse a setting that is not a positive, finite number."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{setting} must be a positive number. Got {value!r}.")

@@ -1,0 +1,97 @@
+"""Structured Bayesian pruning: log-normal scales on an interval, under a prior that is flat in log z there.
+
+    q(z) = LogNormal(μ, σ²) on [a, b],      p(z) ∝ 1/z on [a, b],      log a = −20, log b = 0
+    KL(q ‖ p) = log(log b − log a) − H(q(log z)),      E z^k = e^(kμ + k²σ²/2) · Z_k / Z_0,
+    Z_k = Φ(B − kσ) − Φ(A − kσ),      A = (log a − μ)/σ,      B = (log b − μ)/σ
+
+Being proper, the prior leaves no constant undetermined. A group goes where the signal-to-noise ratio E z / √Var z is
+below one. Scales are drawn by the inverse of the distribution function.
+
+Neklyudov, Molchanov, Ashukha & Vetrov 2017, arXiv:1705.07283
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bayeslim.gates import truncated_normal
+from bayeslim.gates.base import Gate, positive, precise, uniform
+from bayeslim.types import Params
+
+WIDEST = 10.0
+"""The largest log σ that counts: beyond it q is the prior, to nine digits."""
+
+
+@dataclass(frozen=True)
+class TruncatedLogNormal(Gate):
+    """Gates in (0, 1], a priori flat in log z.
+
+    Attributes:
+        log_low: the log of the smallest scale.
+        log_high: the log of the largest.
+        initial_std: σ at the start, where μ = 0.
+        threshold: gates with a signal-to-noise ratio of at most this are closed.
+    """
+
+    log_low: float = -20.0
+    log_high: float = 0.0
+    initial_std: float = math.exp(-5.0)
+    threshold: float = 1.0
+    name: ClassVar[str] = "truncated_log_normal"
+
+    def __post_init__(self) -> None:
+        positive("initial_std", self.initial_std)
+        if not -math.inf < self.log_low < self.log_high < math.inf:
+            raise ValueError(f"log_low must be below log_high. Got {self.log_low!r} and {self.log_high!r}.")
+
+    def start(self, count: int) -> Params:
+        """Just below one, with little noise."""
+        return {"log_mean": torch.zeros(count), "log_std": torch.full((count,), math.log(self.initial_std))}
+
+    def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
+        """Z = e^(μ + σ x), x standard normal on [A, B]."""
+        mean, log_std, a, b = self._standardised(own)
+        x = truncated_normal.draw(a, b, uniform((*shape, mean.numel()), mean))
+        log_z = (mean + log_std.exp() * x).clamp(self.log_low, self.log_high)
+        return log_z.exp().to(precise(own, "log_mean")[0])
+
+    def mean(self, own: Params) -> Tensor:
+        """E[z]."""
+        return self._log_moment(own, 1).exp().to(precise(own, "log_mean")[0])
+
+    def variance(self, own: Params) -> Tensor:
+        """E[z]² (E[z²]/E[z]² − 1)."""
+        return ((2 * self._log_moment(own, 1)).exp() * self._noise(own)).to(precise(own, "log_mean")[0])
+
+    def kl(self, own: Params) -> Tensor:
+        """Log(log b − log a) − H, summed."""
+        _, log_std, a, b = self._standardised(own)
+        each = math.log(self.log_high - self.log_low) - log_std - truncated_normal.entropy(a, b)
+        return each.sum().to(precise(own, "log_mean")[0])
+
+    def score(self, own: Params) -> Tensor:
+        """The signal-to-noise ratio, E z / √Var z."""
+        return self._noise(own).rsqrt().to(precise(own, "log_mean")[0])
+
+    def _noise(self, own: Params) -> Tensor:
+        """Var z / E[z]², positive."""
+        ratio = torch.expm1(self._log_moment(own, 2) - 2 * self._log_moment(own, 1))
+        return ratio.clamp(min=torch.finfo(torch.float32).tiny)
+
+    def _log_moment(self, own: Params, k: int) -> Tensor:
+        """Log E[z^k]."""
+        mean, log_std, a, b = self._standardised(own)
+        std = log_std.exp()
+        masses = truncated_normal.log_mass(a - k * std, b - k * std) - truncated_normal.log_mass(a, b)
+        return k * mean + 0.5 * (k * std).square() + masses
+
+    def _standardised(self, own: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """μ, log σ, and the interval's ends in standard deviations from μ; in double precision."""
+        mean, log_std = own["log_mean"].double(), own["log_std"].double().clamp(max=WIDEST)
+        std = log_std.exp()
+        return mean, log_std, (self.log_low - mean) / std, (self.log_high - mean) / std
