@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslim.samplers import Langevin, PreconditionedLangevin, Sampler, StochasticHamiltonian, Thermostat
 from bayeslim.samplers.noise import noise_like
@@ -74,6 +75,57 @@ def test_without_temperature_it_is_gradient_descent(momentum):
             step(model, optimizer)
     for first, second in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-22])
+def test_momentum_is_as_documented_while_the_rate_changes(temperature):
+    """v ← (1 − α) v − lr ∇L, w ← w + v, where each step has a rate of its own, and some have none."""
+    w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    sampler = StochasticHamiltonian([w], 0.1, num_data=10, friction=0.3, temperature=temperature)
+    position, velocity = w.detach().clone(), torch.zeros(2, dtype=torch.float64)
+    for rate in (0.0, 0.1, 0.4, 1e-9, 0.0, 0.2, 0.3):
+        sampler.param_groups[0]["lr"] = rate
+        w.grad = 3 * w.detach()
+        velocity = 0.7 * velocity - rate * 3 * position
+        position = position + velocity
+        sampler.step()
+        torch.testing.assert_close(w.detach(), position)
+
+
+def test_a_parameter_that_has_no_gradient_for_a_step_keeps_its_velocity():
+    """Of many weights noise is drawn in other units than of few."""
+    many, few = nn.Parameter(torch.ones(5000, dtype=torch.float64)), nn.Parameter(torch.ones(3, dtype=torch.float64))
+    sampler = StochasticHamiltonian([many, few], 0.1, num_data=10, friction=0.3, temperature=1e-22)
+    for gradient in (1.0, None, 1.0):
+        many.grad = None if gradient is None else torch.full_like(many, gradient)
+        few.grad = torch.ones_like(few)
+        sampler.step()
+    torch.testing.assert_close(many.detach(), torch.full_like(many, 1 - 0.1 - (0.7 * 0.1 + 0.1)))
+
+
+class Counted(TorchDispatchMode):
+    """How many operations go over a parameter or a tensor beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "foreach" in str(func):
+            self.passes.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_with_momentum_and_noise_goes_over_the_weights_three_times():
+    """Gradient and velocity, noise, weights: one more than Langevin dynamics."""
+    w = nn.Parameter(torch.zeros(10))
+    for build, passes in ((Langevin, 2), (StochasticHamiltonian, 3)):
+        sampler = build([w], 0.1, num_data=10)
+        for _ in range(2):
+            w.grad = torch.ones(10)
+            with Counted() as counted:
+                sampler.step()
+        assert len(counted.passes) == passes, counted.passes
 
 
 def test_what_is_masked_does_not_move(kind):

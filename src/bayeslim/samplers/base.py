@@ -80,6 +80,11 @@ class Sampler(torch.optim.Optimizer):
                 self.update(group, params, [self._masked(p, p.grad) for p in params])
         return loss
 
+    def noise(self, params: Tensors) -> tuple[list[Tensor], float]:
+        """New noise for parameters, zero in entries that do not move, and its standard deviation."""
+        noise, unit = noise_like(params)
+        return [self._masked(p, each) for p, each in zip(params, noise, strict=True)], unit
+
     def add_noise_(self, tensors: Tensors, params: Tensors, std: float, scales: Tensors | None = None) -> None:
         """Add noise to tensors that belong to parameters, in all entries that move.
 
@@ -89,8 +94,7 @@ class Sampler(torch.optim.Optimizer):
             std: the standard deviation of the noise.
             scales: factors on it, entry by entry.
         """
-        noise, unit = noise_like(params)
-        noise = [self._masked(p, each) for p, each in zip(params, noise, strict=True)]
+        noise, unit = self.noise(params)
         if scales is None:
             torch._foreach_add_(tensors, noise, alpha=std / unit)
         else:

@@ -6,6 +6,9 @@ With P = 1 and without B this is Chen et al.'s equation 15 at η = lr / N: SGD w
 friction. In a direction of curvature λ of L the variance of the chain is the posterior's times
 1 / (1 − lr λ / (4 − 2α)), for any friction; minibatches add lr / (2α) times the variance of their gradients, over λ.
 
+The velocity is kept in units of the noise of its last step, as what was drawn then plus what was there before: that is
+one pass over memory less than to slow it down, and then to add to it.
+
 With `adapt_steps` P and B are measured over so many steps, the chain's burn-in, and then held, so that the target is
 exact for what they are: P = 1 / (√V + ϵ) from the second moment V of the gradients, averaged over a window that widens
 where they are noisy (Springenberg et al.), and B = ½ (g_t − g_{t−1})², averaged over the same window: the variance of
@@ -59,24 +62,41 @@ class StochasticHamiltonian(Sampler):
     ):
         if not 0 < friction <= 1:
             raise ValueError(f"friction must be in (0, 1]. Got {friction}.")
-        own: dict[str, Any] = {"friction": friction, "adapt_steps": adapt_steps, "floor": floor, "steps": 0}
+        own: dict[str, Any] = {"friction": friction, "adapt_steps": adapt_steps, "floor": floor}
+        own |= {"steps": 0, "unit": 1.0}
         super().__init__(params, lr, num_data=num_data, **own, **settings)
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Slow down, accelerate, add noise, move."""
-        velocity = self.buffers(params, "velocity")
-        torch._foreach_mul_(velocity, 1 - group["friction"])
         # of each step the variance 2 α lr T / N is the temperature's
         heat = 2 * group["friction"] * group["lr"] * group["temperature"] / group["num_data"]
         if group["adapt_steps"]:
-            self._adapted(group, params, grads, velocity, heat)
+            self._adapted(group, params, grads, heat)
+            return
+        velocity = self.buffers(params, "velocity")
+        if heat:
+            velocity = self._reborn(group, params, velocity, heat)
         else:
-            torch._foreach_add_(velocity, grads, alpha=-group["lr"])
-            if heat:
-                self.add_noise_(velocity, params, math.sqrt(heat))
-        torch._foreach_add_(params, velocity)
+            torch._foreach_mul_(velocity, 1 - group["friction"])
+        torch._foreach_add_(velocity, grads, alpha=-group["lr"] / group["unit"])
+        torch._foreach_add_(params, velocity, alpha=group["unit"])
 
-    def _adapted(self, group: dict[str, Any], params: Tensors, grads: Tensors, velocity: Tensors, heat: float) -> None:
+    def _reborn(self, group: dict[str, Any], params: Tensors, velocity: Tensors, heat: float) -> Tensors:
+        """Noise, with what is left of the velocity added to it, in units of that noise."""
+        noise, deviation = self.noise(params)
+        unit = math.sqrt(heat) / deviation
+        change, group["unit"] = group["unit"] / unit, unit
+        torch._foreach_add_(noise, velocity, alpha=(1 - group["friction"]) * change)
+        for p, its_own in zip(params, noise, strict=True):
+            self.state[p]["velocity"] = its_own
+        for p in group["params"]:
+            if p.grad is None and "velocity" in self.state[p]:
+                self.state[p]["velocity"].mul_(change)  # as fast as before, in the new units
+        return noise
+
+    def _adapted(self, group: dict[str, Any], params: Tensors, grads: Tensors, heat: float) -> None:
+        velocity = self.buffers(params, "velocity")
+        torch._foreach_mul_(velocity, 1 - group["friction"])
         scale, spread = self.buffers(params, "scale"), self.buffers(params, "spread")
         if group["steps"] < group["adapt_steps"]:
             self._measure(params, grads, scale, spread, group["floor"])
@@ -88,6 +108,7 @@ class StochasticHamiltonian(Sampler):
             torch._foreach_clamp_min_(variance, 0.0)
             torch._foreach_sqrt_(variance)
             self.add_noise_(velocity, params, 1.0, variance)
+        torch._foreach_add_(params, velocity)
 
     def _measure(self, params: Tensors, grads: Tensors, scale: Tensors, spread: Tensors, floor: float) -> None:
         """P, and the standard deviation P √B of a scaled gradient."""
