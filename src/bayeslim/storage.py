@@ -217,6 +217,7 @@ def _arguments(value: Any) -> dict[str, Any]:
 
 def _tables() -> dict[str, Mapping[str, type[Any]]]:
     from bayeslim.families import FAMILIES
+    from bayeslim.gates import GATES
     from bayeslim.likelihoods import LIKELIHOODS
     from bayeslim.methods import METHODS
     from bayeslim.priors import DISTRIBUTIONS, PRIORS
@@ -225,6 +226,7 @@ def _tables() -> dict[str, Mapping[str, type[Any]]]:
     return {
         "method": METHODS,
         "family": FAMILIES,
+        "gate": GATES,
         "schedule": SCHEDULES,
         "prior": PRIORS,
         "distribution": DISTRIBUTIONS,

@@ -2,8 +2,10 @@
 
     DiagonalGaussian      independent weights: the mean field
     SparseGaussian        the mean field whose weights are zero once they are mostly noise
+    DropoutGaussian       noise in proportion to the weights: Gaussian and variational dropout
     LowRankGaussian       correlated weights: σ² + U Uᵀ
     MixtureOfGaussians    several modes
+    Point                 weights without noise, for gates to scale
 
 A family keeps its own trainable parameters beside the user's: for the parameter `fc.weight`, whose own tensor holds the
 mean, the module `fc` also gets `weight_log_std`. So they move, train, shard and save with the layer they belong to, and
@@ -12,12 +14,14 @@ the user's names stay.
 
 from bayeslim.families.base import Density, Draw, Family
 from bayeslim.families.diagonal import DiagonalGaussian
+from bayeslim.families.dropout import DropoutGaussian
 from bayeslim.families.lowrank import LowRankGaussian
 from bayeslim.families.mixture import MixtureOfGaussians
+from bayeslim.families.point import Point
 from bayeslim.families.sparse import SparseGaussian
 
 FAMILIES: dict[str, type[Family]] = {
-    c.name: c for c in (DiagonalGaussian, SparseGaussian, LowRankGaussian, MixtureOfGaussians)
+    c.name: c for c in (DiagonalGaussian, SparseGaussian, DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point)
 }
 """Families by the name they are saved under; a new one is added here."""
 
@@ -26,8 +30,10 @@ __all__ = [
     "Density",
     "DiagonalGaussian",
     "Draw",
+    "DropoutGaussian",
     "Family",
     "LowRankGaussian",
     "MixtureOfGaussians",
+    "Point",
     "SparseGaussian",
 ]

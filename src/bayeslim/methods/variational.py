@@ -9,7 +9,7 @@ estimators with less variance draw for every example at the pre-activations, for
 reparametrisation and Flipout (`stochastic.py`). Whatever cannot be done there, such as recurrent layers, attention,
 embeddings, tied weights and layers that run several times, is drawn whole, once a pass, so it is right for any module.
 Correlated weights, mixtures and Rényi bounds need the density of one draw of all weights: there everything is drawn
-whole.
+whole. Gates (`gates/`) multiply groups of weights by random scales, which have a KL of their own (`gating.py`).
 
 Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Welling 2015, arXiv:1506.02557
 """
@@ -24,11 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import renyi, stochastic
-from bayeslim.families import DiagonalGaussian, Family
+from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
+from bayeslim.gates import Gate
+from bayeslim.gates.placement import GateAt
+from bayeslim.methods import gating
 from bayeslim.methods.base import Method, Terms
 from bayeslim.noise import standard_normal_like, standard_normals_like
-from bayeslim.posteriors import Posterior
+from bayeslim.posteriors import Diagonal, Gated, Posterior
 from bayeslim.schedules import Schedule, Uniform
 from bayeslim.select import owner
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
@@ -53,6 +56,9 @@ class Variational(Method):
         antithetic: draw noise in pairs ε, −ε (needs an even number of samples and shared noise).
         kl_schedule: the KL's weight over training.
         temperature: a factor on the KL: below 1 is a cold posterior.
+        gates: random scales of groups of weights, one of `bayeslim.gates`, that learn which units a network needs.
+        gate_at: what to gate instead of inputs of Linear layers, filters of convolutions, and so on: sides by the names
+            of layers, such as {"conv1": "outputs", "fc1": "inputs"} (see `bayeslim.gates.placement`).
     """
 
     family: Family = field(default_factory=DiagonalGaussian)
@@ -62,6 +68,8 @@ class Variational(Method):
     antithetic: bool = False
     kl_schedule: Schedule = field(default_factory=Uniform)
     temperature: float = 1.0
+    gates: Gate | None = None
+    gate_at: GateAt | None = None
 
     name: ClassVar[str] = "variational"
     default_sites: ClassVar[str] = "weights"
@@ -94,11 +102,19 @@ class Variational(Method):
             )
         if not isinstance(self.kl_schedule, Schedule):
             raise TypeError(f"kl_schedule must be one of bayeslim.schedules. Got {self.kl_schedule!r}.")
+        if isinstance(self.family, Point) and self.renyi != 1:
+            raise ValueError(f"Weights that are points have no density: they need renyi=1. Got {self.renyi:g}.")
+        gating.check(self.gates, self.gate_at, self.family, self.mean_field)
+        if self.gate_at is not None:  # as it comes back from a file
+            sides = {layer: side if isinstance(side, str) else tuple(side) for layer, side in self.gate_at.items()}
+            object.__setattr__(self, "gate_at", sides)
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:
-        """Closed forms are the optima of the KL, not of other divergences."""
-        return ("gradient", "closed form") if self.renyi == 1 else ("gradient",)
+        """Closed forms are the optima of the KL to the posterior of the weights, not of other divergences."""
+        if isinstance(self.family, Point):
+            return ()
+        return ("gradient", "closed form") if self.renyi == 1 and self.gates is None else ("gradient",)
 
     @property
     def noise_at(self) -> str:
@@ -110,35 +126,49 @@ class Variational(Method):
     @property
     def mean_field(self) -> bool:
         """Whether weights are independent and the divergence is the KL, so that weights need not be drawn together."""
-        return isinstance(self.family, DiagonalGaussian) and self.renyi == 1
+        return isinstance(self.family, (DiagonalGaussian, Point)) and self.renyi == 1
 
     def convert(self, bnn: Bayesian) -> None:
-        """Give every random parameter what the family keeps beside it."""
+        """Give every random parameter what the family keeps beside it, and every gated layer what its gates learn."""
         self.family.check(bnn.model, bnn.sites.names)
+        if self.gates is not None:
+            gating.install(bnn, self.gates, self.gate_at)
         self.family.register(bnn.model, bnn.sites.names)
 
     def strip(self, bnn: Bayesian, model: nn.Module) -> None:
         """Take that out again."""
         self.family.strip(model, bnn.sites.names)
+        if self.gates is not None:
+            gating.strip(model, bnn.state["places"], self.gates)
+
+    def _gating(self, bnn: Bayesian) -> gating.Gating | None:
+        return None if self.gates is None else gating.Gating(self.gates, bnn)
 
     def _retype(self, bnn: Bayesian, inputs: Inputs) -> None:
         """Turn noise at the pre-activations on for the layers seen to run once; the rest are drawn whole."""
         if self.noise_at == "shared" or bnn.state.get("noisy") is not None or torch.compiler.is_compiling():
             return
         tied = {site.name for site in bnn.sites if site.aliases}
-        candidates = []
-        for name in bnn.sites.names:
+        random = set()
+        for name in bnn.sites.names if isinstance(self.family, DiagonalGaussian) else ():
             module, leaf = owner(bnn.model, name)
             if leaf == "weight" and name not in tied and type(module) in stochastic.LINEAR_LAYERS:
-                candidates.append(name.rpartition(".")[0])
-        noisy = sorted(stochastic.seen_once(bnn.model, inputs, candidates))
-        assert isinstance(self.family, DiagonalGaussian)
+                random.add(name.rpartition(".")[0])
+        gates = self._gating(bnn)
+        gated = gates.layers(stochastic.LINEAR_LAYERS) if gates is not None else set()
+        once = stochastic.seen_once(bnn.model, inputs, sorted(random | gated)) if random | gated else set()
+        if gates is not None:
+            gates.stand_at(once & gated)
+        noisy = sorted(once & random)
         for path in noisy:
+            assert isinstance(self.family, DiagonalGaussian)
             stochastic.make_noisy(bnn.model.get_submodule(path), self.noise_at, self.family)
         bnn.state["noisy"] = noisy
 
     def _whole(self, bnn: Bayesian) -> list[str]:
         """The random parameters that are drawn whole rather than at a layer's pre-activations."""
+        if isinstance(self.family, Point):
+            return []
         noisy = set(bnn.state.get("noisy") or ())
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
@@ -151,34 +181,45 @@ class Variational(Method):
         if not self.mean_field:
             return self._whole_loss(bnn, inputs, targets, kl_weight * self.temperature, num_data)
         self._retype(bnn, inputs)
+        gates = self._gating(bnn)
         means, stds, kl = self._weights(bnn)
         whole = self._whole(bnn)
         log_likelihoods = []
         noise: Params = {}
-        with stochastic.noise(bnn.model, on=True, given={name: (means[name], stds[name]) for name in means}):
+        with stochastic.noise(bnn.model, on=True, given={name: (means[name], stds[name]) for name in stds}):
             for k in range(self.samples):
                 mirror = self.antithetic and k % 2 == 1
                 noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(stds, whole)
                 params = {n: (stds[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in whole}
-                log_likelihoods.append(bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean())
+                if gates is not None:
+                    log_likelihoods.append(gates.log_likelihood(inputs, targets, params))
+                else:
+                    log_likelihoods.append(bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean())
         return Terms(-torch.stack(log_likelihoods).mean(), kl, kl_weight * self.temperature, num_data)
 
     def _weights(self, bnn: Bayesian) -> tuple[Params, Params, Tensor]:
-        """μ and σ of every random parameter, and the KL of those that are not cut."""
-        assert isinstance(self.family, DiagonalGaussian)
+        """μ and σ of every random parameter (points have no σ), and the KL of those that are not cut."""
         means: Params = {}
         stds: Params = {}
-        kls = []
+        family, gates = self.family, self._gating(bnn)
+        kls = [] if gates is None else [gates.kl()]
         for name, prior in bnn.priors.items():
             mean: Tensor = bnn.model.get_parameter(name)
-            log_std = self.family.log_std(bnn.model, name)
-            if name in bnn.masks:
+            log_std = family.log_std(bnn.model, name) if isinstance(family, DiagonalGaussian) else None
+            kl = None if gates is None else gates.weight_kl(name, mean, log_std, prior)
+            if not isinstance(family, DiagonalGaussian) or log_std is None:
+                means[name] = mean
+                kls.append(-log_prior({name: prior}, {name: mean}, bnn.masks) if kl is None else kl)
+                continue
+            if kl is not None:
+                stds[name] = log_std.exp()
+            elif name in bnn.masks:
                 kept = bnn.masks[name]
                 stds[name] = log_std.exp()
                 kl = prior.at(kept).kl(mean.to(log_std.dtype)[kept], stds[name][kept], log_std[kept])
             else:
                 mean, stds[name], kl = prior.weights(mean, log_std)
-            means[name] = self.family.counted(mean, log_std)
+            means[name] = family.counted(mean, log_std)
             kls.append(kl)
         return means, stds, torch.stack(kls).sum()
 
@@ -217,32 +258,47 @@ class Variational(Method):
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """The family's conditional on the zeros: correlated survivors move to where it wants them."""
-        self.family.assign(bnn.model, bnn.posterior_.condition(masks, **options), masks)
+        inside = {name: mask for name, mask in masks.items() if name in bnn.sites.names}
+        self.family.assign(bnn.model, self._ungated(bnn).condition(inside, **options), inside)
+        if self.gates is not None:
+            gating.forget_masks(bnn)
+
+    def _ungated(self, bnn: Bayesian) -> Posterior:
+        return self.family.posterior(bnn.model, bnn.sites.names)
 
     def posterior(self, bnn: Bayesian) -> Posterior:
         """The fitted family, as it is now: training on does not change it."""
-        return self.family.posterior(bnn.model, bnn.sites.names)
+        gates, base = self._gating(bnn), self._ungated(bnn)
+        if gates is None:
+            return base
+        own = {name: bnn.model.get_parameter(name).detach().clone() for name in gates.parameters}
+        points = {name: value for name, value in own.items() if name not in base.names}
+        no_spread = {name: torch.zeros_like(value) for name, value in points.items()}
+        return Gated(Diagonal({**base.mean, **points}, {**base.std, **no_spread}), gates.scales())
 
     def mean_params(self, bnn: Bayesian) -> Params:
         """Means that do not count as they are trained."""
-        family = self.family
-        if not isinstance(family, DiagonalGaussian) or not family.counts_otherwise:
-            return {}
-        return {name: family.mean(bnn.model, name) for name in bnn.sites.names}
+        family, gates = self.family, self._gating(bnn)
+        means: Params = {}
+        if isinstance(family, DiagonalGaussian) and family.counts_otherwise:
+            means = {name: family.mean(bnn.model, name) for name in bnn.sites.names}
+        return means if gates is None else gates.mean_params(means)
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """One draw of the network, with the training estimator's noise, differentiable."""
-        if not isinstance(self.family, DiagonalGaussian):
-            q = self.family.density(bnn.model, bnn.sites.names, bnn.masks)
+        family, gates = self.family, self._gating(bnn)
+        if not isinstance(family, (DiagonalGaussian, Point)):
+            q = family.density(bnn.model, bnn.sites.names, bnn.masks)
             component = torch.multinomial(q.log_weights.detach().exp(), 1)[0]
             return call(bnn.model, inputs, _as_parameters(bnn, q.draw(q.noise(), component).weights))
         self._retype(bnn, inputs)
         params = {}
         for name in self._whole(bnn):
-            mean, std = self.family.mean(bnn.model, name), self.family.std(bnn.model, name)
+            assert isinstance(family, DiagonalGaussian)
+            mean, std = family.mean(bnn.model, name), family.std(bnn.model, name)
             params[name] = torch.addcmul(mean, std, standard_normal_like(std)).to(mean.dtype)
         with stochastic.noise(bnn.model, on=True):
-            return call(bnn.model, inputs, params)
+            return call(bnn.model, inputs, params) if gates is None else gates.run(inputs, params)[0]
 
 
 def _as_parameters(bnn: Bayesian, weights: Params) -> Params:

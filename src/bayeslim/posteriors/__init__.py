@@ -4,6 +4,7 @@ from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.posteriors.conditioned import Conditioned
 from bayeslim.posteriors.dense import Dense
 from bayeslim.posteriors.diagonal import Diagonal
+from bayeslim.posteriors.gated import Gated, Scales
 from bayeslim.posteriors.gaussian import Gaussian
 from bayeslim.posteriors.kronecker import Kronecker
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
@@ -14,7 +15,7 @@ from bayeslim.posteriors.particles import Particles
 from bayeslim.posteriors.saliency import group_saliency, saliency, slice_indices
 
 POSTERIORS: dict[str, type[Posterior]] = {
-    p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, LowRankCovariance, Mixture, Particles, Conditioned)
+    p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, LowRankCovariance, Mixture, Particles, Conditioned, Gated)
 }
 """Posteriors by the name they are saved under; a new family is added here."""
 
@@ -23,6 +24,7 @@ __all__ = [
     "Conditioned",
     "Dense",
     "Diagonal",
+    "Gated",
     "Gaussian",
     "Kronecker",
     "KroneckerFactors",
@@ -31,6 +33,7 @@ __all__ = [
     "Mixture",
     "Particles",
     "Posterior",
+    "Scales",
     "check_masks",
     "group_saliency",
     "saliency",

@@ -1,0 +1,208 @@
+"""Weights times scales that they share in groups: w = z ∘ w̃.
+
+w̃ has a posterior of its own, and so has each gate z; all are independent. A weight under several gates (a column's and
+a row's) is scaled by all of them. With m and v for means and variances,
+
+    E[w] = m_w m_z,      Var[w] = v_w (m_z² + v_z) + m_w² v_z.
+
+Weights that share a gate go up and down together, so they are *not* independent: means and variances here are those of
+each weight alone, and only draws show how weights depend on each other. A closed gate is zero, and so is all it scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.noise import drawing_from
+from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.diagonal import Diagonal
+from bayeslim.types import Params
+
+if TYPE_CHECKING:
+    from bayeslim.gates import Gate
+    from bayeslim.gates.placement import Place
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """The gates of one side of a layer.
+
+    Attributes:
+        gate: what they are.
+        place: where they stand.
+        own: their parameters, by short name.
+        cut: which of them have no weights left, (count,).
+    """
+
+    gate: Gate
+    place: Place
+    own: Params
+    cut: Tensor
+
+    @cached_property
+    def fixed(self) -> Tensor:
+        """What multiplies the weights of the mean network, (count,): zero where closed."""
+        return self.gate.fixed(self.own).masked_fill(self.cut, 0.0)
+
+    @cached_property
+    def closed(self) -> Tensor:
+        """Which gates are zero, (count,)."""
+        return ~self.gate.opened(self.own) | self.cut
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Of what multiplies the weights, (count,)."""
+        if not self.gate.multiplies:
+            return torch.zeros_like(self.fixed)
+        return self.gate.variance(self.own).masked_fill(self.closed, 0.0)
+
+    def draw(self, shape: tuple[int, ...]) -> Tensor:
+        """Draws of what multiplies the weights, (*shape, count)."""
+        if not self.gate.multiplies:
+            return self.fixed.expand(*shape, -1)
+        return self.gate.draw(self.own, shape).masked_fill(self.closed, 0.0)
+
+
+class Gated(Posterior):
+    """A posterior over scaled weights.
+
+    Args:
+        base: over the weights before they are scaled, w̃; all that gates scale is among them, points too.
+        scales: the gates.
+    """
+
+    kind: ClassVar[str] = "gated"
+
+    def __init__(self, base: Posterior, scales: Sequence[Scales]):
+        self.base = base
+        self.scales = tuple(scales)
+
+    @cached_property
+    def mean(self) -> Params:
+        """E[w], exactly zero behind closed gates."""
+        return self._moments[0]
+
+    @cached_property
+    def variance(self) -> Params:
+        """Var[w] of each weight alone, likewise."""
+        return self._moments[1]
+
+    @cached_property
+    def _moments(self) -> tuple[Params, Params]:
+        means, variances = dict(self.base.mean), dict(self.base.variance)
+        for scales in self.scales:
+            for part in scales.place.parts:
+                mean, variance = means[part.parameter], variances[part.parameter]
+                m, v = (scales.place.along(t, part, mean.ndim) for t in (scales.fixed, scales.variance))
+                means[part.parameter] = (mean * m).to(mean.dtype)
+                variances[part.parameter] = variance * (m.square() + v) + mean.square() * v
+        return means, variances
+
+    def marginals(self) -> Diagonal:
+        """Independent weights with the same means and variances."""
+        return Diagonal(self.mean, self.std)
+
+    def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
+        """Draw w̃, then z, and multiply."""
+        weights = self.base.sample(n, generator=generator)
+        with torch.no_grad(), drawing_from(generator):
+            for scales in self.scales:
+                z = scales.draw(() if n is None else (n,))
+                for part in scales.place.parts:
+                    weight = weights[part.parameter]
+                    own = self.base.mean[part.parameter].ndim
+                    weights[part.parameter] = (weight * scales.place.along(z, part, own)).to(weight.dtype)
+        return weights
+
+    def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Not in closed form."""
+        raise BayeslimError(
+            "The density of weights that share random scales is an integral over all scales, which has no closed form. "
+            "Take draws (posterior.sample), or the density of the weights before they are scaled: "
+            "posterior.base.log_prob."
+        )
+
+    def condition(self, masks: Mapping[str, Tensor]) -> Gated:
+        """Zeros where a mask is False; a gate all of whose weights are cut is closed. The rest stays."""
+        kept = check_masks(masks, self.base.mean)
+        scales = [replace(one, cut=one.cut | ~_left(one.place, kept)) for one in self.scales]
+        return Gated(self.base.condition(masks), scales)
+
+    def silenced(self, masks: Mapping[str, Tensor]) -> Params:
+        """Masks of the shifts and norms behind closed gates all of whose weights go.
+
+        A plan ranks weights. What else a closed gate scales (a convolution's bias, a norm's scale and shift) is as
+        little needed as those, and goes with them, so that training cannot bring it back.
+
+        Args:
+            masks: of the weights, True = kept; those without a mask stay.
+        """
+        kept = check_masks({n: m for n, m in masks.items() if n in self.base.mean}, self.base.mean)
+        found: Params = {}
+        for scales in self.scales:
+            place = scales.place
+            ranked = [part for part in place.parts if kept[part.parameter].ndim > 1]
+            silent = scales.closed.clone()
+            for part in ranked:
+                silent &= ~place.gathered(kept[part.parameter], part).any(1)
+            for part in place.parts:
+                if part in ranked or not bool(silent.any()):
+                    continue
+                mask = kept[part.parameter] & ~place.along(silent, part, kept[part.parameter].ndim)
+                found[part.parameter] = found.get(part.parameter, mask) & mask
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """The base's kind and configuration, the gates and where they stand."""
+        scales = [{"gate": one.gate, "place": asdict(one.place), "own": list(one.own)} for one in self.scales]
+        return {"base": self.base.kind, "base_config": self.base.config(), "scales": scales}
+
+    def tensors(self) -> Params:
+        """All of the base's, and of every gate."""
+        tensors = {f"base/{name}": t for name, t in self.base.tensors().items()}
+        for scales in self.scales:
+            tensors[f"cut:{scales.place.name}"] = scales.cut
+            tensors |= {f"own:{scales.place.parameter(name)}": t for name, t in scales.own.items()}
+        return tensors
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Build it again from `config()` and `tensors()`."""
+        from bayeslim.gates.placement import Part, Place
+        from bayeslim.posteriors import POSTERIORS
+
+        if config["base"] not in POSTERIORS:
+            raise CorruptFile(f"A gated posterior has a base of a kind that this bayeslim does not have: {config!r}.")
+        inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
+        scales = []
+        for entry in config["scales"]:
+            parts = tuple(Part(**part) for part in entry["place"]["parts"])
+            place = Place(**(entry["place"] | {"parts": parts}))
+            own = {name: tensors[f"own:{place.parameter(name)}"] for name in entry["own"]}
+            scales.append(Scales(entry["gate"], place, own, tensors[f"cut:{place.name}"]))
+        return cls(POSTERIORS[config["base"]].restore(config["base_config"], inner), scales)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters it is a distribution over."""
+        return self.base.names
+
+    def __repr__(self) -> str:
+        count, closed = (sum(int(n) for n in each) for each in zip(*self._counts(), strict=True))
+        return f"{super().__repr__()}: {count - closed:,} of {count:,} gates open"
+
+    def _counts(self) -> list[tuple[int, int]]:
+        return [(one.place.count, int(one.closed.sum())) for one in self.scales]
+
+
+def _left(place: Place, kept: Params) -> Tensor:
+    """Which gates have something left to scale, (count,)."""
+    each = [place.gathered(kept[part.parameter], part).any(1) for part in place.parts]
+    return torch.stack(each).any(0)
