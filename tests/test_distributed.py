@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimWarning
-from bayeslim.families import DiagonalGaussian, LowRankGaussian, MixtureOfGaussians
+from bayeslim.families import DiagonalGaussian, DropoutGaussian, LowRankGaussian, MixtureOfGaussians
 
 WORLD = 2
 WHOLE = {
+    "dropout": bl.Variational(DropoutGaussian(0.2, per="unit", largest=1.0), estimator="shared"),
     "lowrank": bl.Variational(LowRankGaussian(2, initial_std=0.2)),
     "mixture": bl.Variational(MixtureOfGaussians(2, initial_std=0.2)),
     "renyi": bl.Variational(DiagonalGaussian(initial_std=0.2), renyi=0.5, samples=2),
@@ -140,7 +141,7 @@ def ranks(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
     return [load_file(folder / f"rank{rank}.safetensors") for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("kind", ["shared", "lowrank", "mixture"])
+@pytest.mark.parametrize("kind", ["shared", "dropout", "lowrank", "mixture"])
 def test_the_gradient_of_two_processes_is_that_of_one_with_the_same_weights_drawn(ranks, kind):
     bnn = network(kind)
     torch.manual_seed(7)

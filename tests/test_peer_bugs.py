@@ -280,3 +280,33 @@ def test_evidence_draws_whole_weights(monkeypatch):
     plain = bnn.mean_network()
     log_likelihood = [bnn.likelihood.log_prob(functional_call(plain, w, batch[0]), batch[1]).sum() for w in draws]
     assert found == pytest.approx(torch.stack(log_likelihood).mean().item() - kl_of(bnn), rel=1e-5)
+
+
+@pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
+def test_a_dropout_rate_is_the_probability_of_a_drop(drop):
+    """α = p/(1 − p) taken with p the probability to keep, or used as a standard deviation."""
+    torch.manual_seed(0)
+    family = bl.families.DropoutGaussian(rate=drop, learn=False)
+    bnn = bl.bayesianize(mlp(), bl.Variational(family), likelihood=likelihoods.Gaussian(1.0), num_data=50)
+    weight = bnn.model[0].weight.detach()
+    dropped = nn.functional.dropout(torch.ones(40_000, 1, 1), drop) * weight
+    q = bnn.posterior_
+    assert torch.allclose(q.mean["0.weight"], dropped.mean(0), atol=0.05)
+    assert torch.allclose(q.variance["0.weight"], dropped.var(0), rtol=0.1)
+    assert torch.allclose(q.sample(40_000)["0.weight"].var(0), dropped.var(0), rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    "prior", [priors.LogUniform(), priors.LogUniform("approximate"), priors.RelevanceDetermination()]
+)
+def test_alpha_is_a_ratio_of_variances(prior):
+    """Log σ taken for log σ², or σ/|μ| for α, in the divergence of a sparsity prior or in the score to prune by."""
+    bnn = make(prior=prior, std=0.1)
+    bnn.loss((torch.randn(4, 3), torch.randn(4, 2)))
+    q = bnn.posterior_
+    alpha = torch.cat([(q.variance[n] / q.mean[n].square()).flatten() for n in q.names]).double()
+    least = 0.5 * alpha.reciprocal().log1p().sum().item()
+    assert least * (1 - 1e-5) <= bnn.terms.kl.item() <= least + 0.6358 * len(alpha)
+    by_alpha = bl.plan(bnn, bl.Budget(threshold=-2.0), criterion="log_alpha").masks
+    for name in q.names:
+        assert torch.equal(by_alpha[name], -(q.variance[name] / q.mean[name].square()).log() >= -2.0)

@@ -16,6 +16,9 @@ from bayeslim.posteriors import LowRankCovariance, Mixture
 METHODS = {
     "lowrank": bl.Variational(families.LowRankGaussian(2, initial_std=0.1)),
     "mixture": bl.Variational(families.MixtureOfGaussians(2, initial_std=0.1)),
+    "dropout": bl.Variational(families.DropoutGaussian(0.2)),
+    "dropout of units": bl.Variational(families.DropoutGaussian(0.2, per="unit"), estimator="shared"),
+    "dropout, fixed": bl.Variational(families.DropoutGaussian(alpha=0.2, learn=False)),
     "renyi": bl.Variational(families.DiagonalGaussian(0.1), renyi=0.5, samples=2),
     "mixture, renyi": bl.Variational(families.MixtureOfGaussians(2, initial_std=0.1), renyi=-math.inf, samples=2),
     "lowrank, pairs": bl.Variational(families.LowRankGaussian(2, initial_std=0.1), samples=2, antithetic=True),

@@ -35,7 +35,8 @@ class DropoutGaussian(DiagonalGaussian):
     """Independent Gaussians whose spread is a share of their size, σ = √α |μ|.
 
     A weight that is zero has no noise, and other priors than those of α alone (`priors.LogUniform`,
-    `priors.RelevanceDetermination`) keep weights away from there: log σ is part of their KL.
+    `priors.RelevanceDetermination`) keep weights away from there: log σ is part of their KL. Weights that share an α
+    have the same signal-to-noise ratio: prune those by criterion="magnitude".
 
     Attributes:
         rate: p, the probability of a *drop*, to start from or to stay at; 0.5 unless `alpha` is given.
