@@ -15,7 +15,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from bayeslim.errors import closest
-from bayeslim.posteriors import Diagonal, Gaussian, Mixture, Particles, Posterior
+from bayeslim.posteriors import Diagonal, Gated, Gaussian, Mixture, Particles, Posterior
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
 from bayeslim.prune import score, unit_score
@@ -65,8 +65,9 @@ def default_criterion(posterior: Posterior, units: bool) -> str:
     return "magnitude" if units else "snr"
 
 
-@default_criterion.register
-def _(posterior: Diagonal, units: bool) -> str:
+@default_criterion.register(Diagonal)
+@default_criterion.register(Gated)
+def _(posterior: Posterior, units: bool) -> str:
     return "curvature" if units else "snr"
 
 

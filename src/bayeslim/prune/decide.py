@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
-from bayeslim.posteriors import Gaussian, Posterior
+from bayeslim.posteriors import Gated, Gaussian, Posterior
 from bayeslim.posteriors.gaussian import How
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import Criterion, WeightScores, find_criterion
@@ -101,8 +102,10 @@ def decide(
         if share < 1 and count > ranking.gone:
             left = len(items) - ranking.gone
             count = len(items) - round(left * ((len(items) - count) / left) ** share)
-    if count <= ranking.gone:
+    silent = _newly_silent(bnn, ranking) if count <= ranking.gone else False
+    if count <= ranking.gone and not silent:
         raise NothingToCut(_nothing(budget, ranking))
+    count = max(count, ranking.gone)
     return plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
 
 
@@ -131,10 +134,32 @@ def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan
         items = unit_items(scene, settings.example)
     else:
         items = weight_items(scene)
+    if isinstance(posterior, Gated):
+        items = replace(items, masks=_with_silenced(items, posterior))
     if budget is None:
         return rank(items, "global", keep_best=False), criterion
     by_size = criterion.additive and budget.goal != "threshold"
     return rank(items, budget.scope, budget.empty_layers == "keep best", by_size), criterion
+
+
+def _with_silenced(items: Items, posterior: Gated) -> Callable[[Tensor], Params]:
+    """Masks of a cut, with those of the biases and norms that go with closed gates."""
+
+    def masks(cut: Tensor) -> Params:
+        own = items.masks(cut)
+        silent = {name: mask.cpu() for name, mask in posterior.silenced(own).items()}
+        return own | {name: mask & own.get(name, mask) for name, mask in silent.items()}
+
+    return masks
+
+
+def _newly_silent(bnn: Bayesian, ranking: Ranking) -> bool:
+    """Whether gates have closed whose biases or norms are not cut yet, though no weight is left to cut."""
+    posterior = bnn.posterior_
+    if not isinstance(posterior, Gated):
+        return False
+    silent = posterior.silenced(ranking.items.masks(ranking.cut(ranking.gone)))
+    return any(bool((bnn.masks.get(n, torch.ones_like(mask)) & ~mask).any()) for n, mask in silent.items())
 
 
 def _check(bnn: Bayesian, budget: Budget | None, settings: Settings) -> tuple[int, int] | None:
@@ -221,7 +246,7 @@ def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budg
     masks = {n: m for n, m in items.masks(chosen).items() if n in items.weights or not bool(m.all())}
     stays = torch.ones(len(items), dtype=torch.bool)
     stays[chosen] = False
-    left = dict(items.left)
+    left = {name: why for name, why in items.left.items() if name not in masks}
     thresholds: dict[str, float] = {}
     for place, layer in enumerate(items.layer_names):
         scores = items.scores[stays & (items.layers == place)]
