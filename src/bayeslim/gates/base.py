@@ -123,14 +123,14 @@ def log_alpha(mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """The exponential, but a straight line from where single precision would soon overflow: its slope stays finite."""
-    return exponent.clamp(max=LARGEST_EXPONENT).exp() * (1 + (exponent - LARGEST_EXPONENT).clamp(min=0))
+    """The exponential, but a logarithm from where single precision would soon overflow: finite, as is its slope."""
+    return exponent.clamp(max=LARGEST_EXPONENT).exp() * (1 + (exponent - LARGEST_EXPONENT).clamp(min=0).log1p())
 
 
 def uniform(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Draw u ~ U(0, 1) beside a tensor, never 0 or 1, whose logits would be infinite."""
     half_step = 0.5 * torch.finfo(like.dtype).eps
-    return torch.rand(shape, dtype=like.dtype, device=like.device).clamp_(half_step, 1 - half_step)
+    return torch.rand(shape, dtype=like.dtype, device=like.device).clamp(half_step, 1 - half_step)
 
 
 def positive(setting: str, value: float) -> None:

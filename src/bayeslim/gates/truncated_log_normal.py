@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bayeslim.gates import truncated_normal
 from bayeslim.gates.base import Gate, positive, precise, uniform
+from bayeslim.gates.truncated_normal import log_mass, log_mass_over_edge
 from bayeslim.types import Params
 
 WIDEST = 10.0
@@ -84,14 +85,26 @@ class TruncatedLogNormal(Gate):
         return ratio.clamp(min=torch.finfo(torch.float32).tiny)
 
     def _log_moment(self, own: Params, k: int) -> Tensor:
-        """Log E[z^k]."""
+        """Log E[z^k].
+
+        Where the mass is in a tail of the normal, at an end of the interval, squares that cancel are left out:
+        log E[z^k] = k log b + log(Z_k / φ(B − kσ)) − log(Z_0 / φ(B)), and likewise at a.
+        """
         mean, log_std, a, b = self._standardised(own)
-        std = log_std.exp()
-        masses = truncated_normal.log_mass(a - k * std, b - k * std) - truncated_normal.log_mass(a, b)
-        return k * mean + 0.5 * (k * std).square() + masses
+        shift = k * log_std.exp()
+        whole = k * mean + 0.5 * shift.square() + log_mass(a - shift, b - shift) - log_mass(a, b)
+        at_high = k * self.log_high + _over_edges(a, b, -shift, b < 0)
+        at_low = k * self.log_low + _over_edges(-b, -a, shift, a > shift)
+        return torch.where(b < 0, at_high, torch.where(a > shift, at_low, whole))
 
     def _standardised(self, own: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """μ, log σ, and the interval's ends in standard deviations from μ; in double precision."""
         mean, log_std = own["log_mean"].double(), own["log_std"].double().clamp(max=WIDEST)
         std = log_std.exp()
         return mean, log_std, (self.log_low - mean) / std, (self.log_high - mean) / std
+
+
+def _over_edges(a: Tensor, b: Tensor, shift: Tensor, where: Tensor) -> Tensor:
+    """Log of the mass of [a, b] shifted, over φ of its edge, less that of [a, b] itself; of another, if not `where`."""
+    a, b = torch.where(where, a, -2 - shift.abs()), torch.where(where, b, -1 - shift.abs())
+    return log_mass_over_edge(a + shift, b + shift) - log_mass_over_edge(a, b)
