@@ -127,7 +127,7 @@ def _near(u: Tensor) -> tuple[Tensor, Tensor]:
     coefficients = _taylor(u.dtype, u.device)
     nearest = (u / STEP).round_()
     off = u - nearest * STEP
-    index = nearest.nan_to_num_().to(torch.int32).view(-1)  # what is not a number stays so in `off`
+    index = nearest.nan_to_num_().to(torch.int32).reshape(-1)  # what is not a number stays so in `off`
     value, slope = coefficients[-1].index_select(0, index).view_as(u), torch.zeros_like(u)
     for n in range(2, len(coefficients) + 1):
         slope.mul_(off).add_(value)
