@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import bayeslim as bl
+from bayeslim import gates
 
 METHODS: dict[str, Callable[[], bl.Method]] = {
     "variational-local": lambda: bl.Variational(estimator="local"),
@@ -16,6 +17,11 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "variational-lowrank": lambda: bl.Variational(bl.families.LowRankGaussian(rank=2)),
     "variational-mixture": lambda: bl.Variational(bl.families.MixtureOfGaussians(components=2)),
     "variational-renyi": lambda: bl.Variational(renyi=0.5, samples=2),
+    "variational-gates": lambda: bl.Variational(gates=gates.HalfCauchy()),
+    "variational-gates-points": lambda: bl.Variational(bl.families.Point(), gates=gates.HardConcrete()),
+    "variational-gates-shared": lambda: bl.Variational(
+        bl.families.SparseGaussian(), gates=gates.NormalJeffreys(), estimator="shared"
+    ),
     "laplace-kron": lambda: bl.Laplace(),
     "laplace-diag": lambda: bl.Laplace("diag"),
     "deep-ensemble": lambda: bl.DeepEnsemble(members=2),
