@@ -13,6 +13,7 @@ from scipy import integrate, optimize, special, stats
 
 from bayeslim import gates
 from bayeslim.errors import UnsupportedModel
+from bayeslim.gates import truncated_normal
 from bayeslim.priors import Laplace, LogUniform, Normal
 
 
@@ -162,6 +163,12 @@ def test_draws_of_truncated_log_normals_in_the_tails(mean, log_std):
     assert ((z >= math.exp(-20)) & (z <= 1)).all()
     uniform = np.interp(z.log().numpy(), points[order], below)
     assert stats.kstest(uniform, "uniform").pvalue > 1e-3
+
+
+def test_the_inverse_of_the_log_distribution_function():
+    x = -torch.cat([torch.linspace(0, 60, 500), torch.logspace(1.6, 4, 100)]).double()
+    found = truncated_normal.inverse_log_ndtr(torch.special.log_ndtr(x))
+    assert ((found - x).abs() < 1e-7 / x.abs().clamp(min=1)).all()  # the tail's own scale is 1/|x|
 
 
 @pytest.mark.parametrize("log_alpha", [-6.0, -1.0, 0.0, 2.0, 7.0])

@@ -78,16 +78,16 @@ def draw(a: Tensor, b: Tensor, u: Tensor) -> Tensor:
 def inverse_log_ndtr(log_probability: Tensor) -> Tensor:
     """X with log Φ(x) as given, at most log ½.
 
-    In the far tail log Φ(−t) = −t²/2 − log t − ½ log 2π + log(1 − t⁻² + 3 t⁻⁴ − ...), solved for t by iteration, which
-    gains a factor t² each time.
+    In the far tail −2 log Φ(−t) = t² + 2 log t + log 2π + 2 t⁻² − 5 t⁻⁴ + ..., solved for t² by iteration, which gains a
+    factor t² each time.
     """
     near = ndtri(log_probability.clamp(min=FAR).exp())
-    square = -2 * (log_probability.clamp(max=FAR) + HALF_LOG_2PI)
+    whole = -2 * (log_probability.clamp(max=FAR) + HALF_LOG_2PI)
+    square = whole - whole.log()
+    for _ in range(2):
+        inverse = square.reciprocal()
+        square = whole - square.log() - inverse * (2 - inverse * (5 - 74 / 3 * inverse))
     t = square.sqrt()
-    for _ in range(4):
-        inverse = t.square().reciprocal()
-        series = -inverse * (1 - inverse * (3 - 15 * inverse))
-        t = (square - 2 * t.log() + 2 * torch.log1p(series)).sqrt()
     return torch.where(log_probability < FAR, -t, near)
 
 
