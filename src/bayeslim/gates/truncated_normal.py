@@ -78,8 +78,8 @@ def draw(a: Tensor, b: Tensor, u: Tensor) -> Tensor:
 def inverse_log_ndtr(log_probability: Tensor) -> Tensor:
     """X with log Φ(x) as given, at most log ½.
 
-    In the far tail −2 log Φ(−t) = t² + 2 log t + log 2π + 2 t⁻² − 5 t⁻⁴ + ..., solved for t² by iteration, which gains a
-    factor t² each time.
+    In the far tail −2 log Φ(−t) = t² + 2 log t + log 2π + 2 t⁻² − 5 t⁻⁴ + ..., solved for t² by iteration, which gains
+    a factor t² each time.
     """
     near = ndtri(log_probability.clamp(min=FAR).exp())
     whole = -2 * (log_probability.clamp(max=FAR) + HALF_LOG_2PI)
