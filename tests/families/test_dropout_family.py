@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from scipy import integrate, optimize, special
 from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 import bayeslim as bl
 from bayeslim import likelihoods, priors
@@ -236,6 +238,43 @@ def test_gradients_are_finite_at_the_ends_of_alpha(prior, log_alpha):
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(p.grad).all() for p in bnn.parameters())
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@pytest.mark.parametrize("family", [DropoutGaussian(0.2, per="unit", largest=1.0), DropoutGaussian(0.2, learn=False)])
+def test_noise_at_the_layers_survives_activation_checkpointing(family, estimator):
+    """Layers that run again in the backward pass, where σ is found anew, have the gradients of those that do not."""
+    layer, head = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
+
+    class Recomputed(nn.Module):
+        def __init__(self, again: bool):
+            super().__init__()
+            self.layer, self.head, self.again = layer, head, again
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(checkpoint(self.layer, x, use_reentrant=False) if self.again else self.layer(x))
+
+    gradients = []
+    for again in (True, False):
+        bnn = network(family, Recomputed(again), estimator=estimator)
+        torch.manual_seed(1)
+        bnn.loss((X.double(), Y)).backward()
+        gradients.append([p.grad for p in bnn.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+def test_log_std_is_differentiable_twice():
+    bnn = network(DropoutGaussian(0.2, largest=1.0), nn.Linear(3, 2).double())
+    family, model = bnn.method.family, bnn.model
+
+    def kl(weight: torch.Tensor, log_alpha: torch.Tensor) -> torch.Tensor:
+        log_std = functional_call(model, {"weight": weight, "weight_log_alpha": log_alpha}, (family,))
+        return priors.Normal(1.0).kl(weight, log_std.exp(), log_std)
+
+    model.forward = lambda family: family.log_std(model, "weight")
+    values = (model.weight.detach().requires_grad_(), torch.randn(2, 3).double().clamp(max=-0.1).requires_grad_())
+    assert torch.autograd.gradcheck(kl, values)
+    assert torch.autograd.gradgradcheck(kl, values)
 
 
 def test_cut_weights_have_no_noise_and_no_divergence():
