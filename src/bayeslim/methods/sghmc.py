@@ -2,8 +2,8 @@
 
     v ← (1 − α) v − lr ∇L(w) + √(2 α lr T / N) ε          w ← w + v
 
-and with `adapt` a scale for every weight, and less noise where minibatches bring their own, both measured during the
-burn-in (`bayeslim.samplers.hamiltonian`).
+and with `adapt` the same with a scale for every weight, measured during the burn-in (`bayeslim.samplers.hamiltonian`,
+which also says why nothing is taken off the injected noise for that of minibatches).
 
 Chen, Fox & Guestrin 2014, arXiv:1402.4102 · Springenberg et al. 2016
 """
@@ -25,8 +25,8 @@ class SGHMC(ChainMethod):
 
     Attributes:
         friction: α, one minus the momentum.
-        adapt: whether scales and the noise of gradients are measured; then `lr` is as of RMSprop. On minibatches of
-            reshuffled data its draws are narrower than the posterior (see `bayeslim.samplers.hamiltonian`).
+        adapt: whether scales are measured; then `lr` is as of RMSprop. Minibatches of reshuffled data make the draws
+            wider than the posterior by an amount that falls with the square of `lr`.
     """
 
     friction: float = 0.1

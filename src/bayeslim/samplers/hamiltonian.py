@@ -1,26 +1,29 @@
 """Stochastic gradient Hamiltonian Monte Carlo: gradient descent with momentum, with noise.
 
-    v ← (1 − α) v − lr P ∇L(w) + √(2 α lr T P / N − lr² P² B) ε          w ← w + v
+    v ← (1 − α) v − lr ∇L(w) + √(2 α lr T / N) ε          w ← w + v
 
-With P = 1 and without B this is Chen et al.'s equation 15 at η = lr / N: SGD with momentum 1 − α, where α is the
-friction. In a direction of curvature λ of L the variance of the chain is the posterior's times
-1 / (1 − lr λ / (4 − 2α)), for any friction; minibatches add lr / (2α) times the variance of their gradients, over λ.
+This is Chen et al.'s equation 15 at η = lr / N: SGD with momentum 1 − α, where α is the friction. In a direction of
+curvature λ of L the variance of the chain is the posterior's times 1 / (1 − lr λ / (4 − 2α)), for any friction.
+
+With `adapt_steps` the same is done in coordinates √P z = w, of a scale of their own for every weight: ∇L becomes √P ∇L,
+and the move √P v. P = 1 / (√V + ϵ) comes from the second moment V of the gradients, averaged over a window that widens
+where they are noisy (Springenberg et al.). It is measured over so many steps, the chain's burn-in, and then held, so
+that the target is exact for what it is.
+
+Minibatches bring noise of their own, of variance B. If it were independent from step to step it would heat the chain by
+a share F = lr P B N / (2 α T) of its variance. The batches of an epoch are not: they share no example, and over the
+epoch their noise cancels. What a direction remembers for longer than an epoch is hardly heated, and where examples are
+as noisy as the model says, directions forget within an epoch only where F is about one; below, the heat falls with the
+square of lr. So nothing is taken off the injected noise for it: that would make the chain too cold, by nearly F.
+
+With `independent` batches, drawn with replacement, the variance lr² P² B of their noise takes the place of as much
+injected noise. Then B = ½ (g_t − g_{t−1})² is measured as V is. (Springenberg et al. take V for B, which takes the
+gradients of a full batch for noise, as would the variance around a mean over a chain that moves meanwhile.) It counts
+what the chain's own step changes a gradient by too, about (lr P λ)² / (4α) of the injected noise, which is small where
+lr is; and where F exceeds one, the chain is too hot without any injected noise.
 
 The velocity is kept in units of the noise of its last step, as what was drawn then plus what was there before: that is
 one pass over memory less than to slow it down, and then to add to it.
-
-With `adapt_steps` P and B are measured over so many steps, the chain's burn-in, and then held, so that the target is
-exact for what they are: P = 1 / (√V + ϵ) from the second moment V of the gradients, averaged over a window that widens
-where they are noisy (Springenberg et al.), and B = ½ (g_t − g_{t−1})², averaged over the same window: the variance of
-the noise of gradients, which then takes the place of injected noise. Theirs takes V for B, which also takes the
-gradients of a full batch for noise, as would the variance around a mean over a chain that moves meanwhile.
-
-B is an approximation. It still counts what the chain's own step changes a gradient by, which takes about a share
-(lr P λ)² / (4α) of the injected noise even on full batches: it is small only where lr is. It takes the noise of
-successive gradients for independent. That of the batches of an epoch is not: they share no example, and over an epoch
-their noise cancels, so that more is left out than they bring, and the chain is too cold, the more so the smaller the
-batches and the larger lr. Where lr² P² B exceeds the injected noise, none is injected. Small batches need a small lr,
-or `adapt_steps` 0.
 
 Chen, Fox & Guestrin 2014, arXiv:1402.4102 · Springenberg et al. 2016
 """
@@ -44,7 +47,9 @@ class StochasticHamiltonian(Sampler):
         lr: the learning rate, as of SGD with momentum; as of RMSprop where scales are adapted.
         num_data: N.
         friction: α, one minus the momentum; 1 is Langevin dynamics.
-        adapt_steps: how many steps scales and the noise of gradients are measured for; 0 for neither.
+        adapt_steps: how many steps scales are measured for; 0 for none.
+        independent: with `adapt_steps`, whether every batch is drawn anew from all the data, so that its noise can be
+            measured and take the place of injected noise; not for the batches of an epoch, which cancel.
         floor: ϵ, the least root mean square of a gradient that counts.
         **settings: those of every sampler, `temperature` and `masks`.
     """
@@ -57,33 +62,51 @@ class StochasticHamiltonian(Sampler):
         num_data: int,
         friction: float = 0.1,
         adapt_steps: int = 0,
+        independent: bool = False,
         floor: float = 1e-5,
         **settings: Any,
     ):
         if not 0 < friction <= 1:
             raise ValueError(f"friction must be in (0, 1]. Got {friction}.")
-        own: dict[str, Any] = {"friction": friction, "adapt_steps": adapt_steps, "floor": floor}
-        own |= {"steps": 0, "unit": 1.0}
-        super().__init__(params, lr, num_data=num_data, **own, **settings)
+        own: dict[str, Any] = {
+            "friction": friction,
+            "adapt_steps": adapt_steps,
+            "independent": independent,
+            "floor": floor,
+        }
+        super().__init__(params, lr, num_data=num_data, **own, steps=0, unit=1.0, **settings)
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Slow down, accelerate, add noise, move."""
+        roots = None
+        if group["adapt_steps"]:
+            roots = self.buffers(params, "root_scale")
+            if group["steps"] < group["adapt_steps"]:
+                self._measure(group, params, grads, roots)
+            group["steps"] += 1
+            grads = torch._foreach_mul(grads, roots)
+        velocity = self.buffers(params, "velocity")
         # of each step the variance 2 α lr T / N is the temperature's
         heat = 2 * group["friction"] * group["lr"] * group["temperature"] / group["num_data"]
-        if group["adapt_steps"]:
-            self._adapted(group, params, grads, heat)
-            return
-        velocity = self.buffers(params, "velocity")
         if heat:
             velocity = self._reborn(group, params, velocity, heat)
         else:
             torch._foreach_mul_(velocity, 1 - group["friction"])
         torch._foreach_add_(velocity, grads, alpha=-group["lr"] / group["unit"])
-        torch._foreach_add_(params, velocity, alpha=group["unit"])
+        if roots is None:
+            torch._foreach_add_(params, velocity, alpha=group["unit"])
+        else:
+            torch._foreach_addcmul_(params, velocity, roots, value=group["unit"])
 
     def _reborn(self, group: dict[str, Any], params: Tensors, velocity: Tensors, heat: float) -> Tensors:
         """Noise, with what is left of the velocity added to it, in units of that noise."""
         noise, deviation = self.noise(params)
+        if group["adapt_steps"] and group["independent"]:
+            share = torch._foreach_mul(self.buffers(params, "noise"), -(group["lr"] ** 2) / heat)
+            torch._foreach_add_(share, 1.0)
+            torch._foreach_clamp_min_(share, 0.0)
+            torch._foreach_sqrt_(share)
+            torch._foreach_mul_(noise, share)
         unit = math.sqrt(heat) / deviation
         change, group["unit"] = group["unit"] / unit, unit
         torch._foreach_add_(noise, velocity, alpha=(1 - group["friction"]) * change)
@@ -94,43 +117,31 @@ class StochasticHamiltonian(Sampler):
                 self.state[p]["velocity"].mul_(change)  # as fast as before, in the new units
         return noise
 
-    def _adapted(self, group: dict[str, Any], params: Tensors, grads: Tensors, heat: float) -> None:
-        velocity = self.buffers(params, "velocity")
-        torch._foreach_mul_(velocity, 1 - group["friction"])
-        scale, spread = self.buffers(params, "scale"), self.buffers(params, "spread")
-        if group["steps"] < group["adapt_steps"]:
-            self._measure(params, grads, scale, spread, group["floor"])
-        group["steps"] += 1
-        torch._foreach_addcmul_(velocity, grads, scale, value=-group["lr"])
-        if heat:
-            variance = torch._foreach_mul(scale, heat)
-            torch._foreach_addcmul_(variance, spread, spread, value=-(group["lr"] ** 2))
-            torch._foreach_clamp_min_(variance, 0.0)
-            torch._foreach_sqrt_(variance)
-            self.add_noise_(velocity, params, 1.0, variance)
-        torch._foreach_add_(params, velocity)
-
-    def _measure(self, params: Tensors, grads: Tensors, scale: Tensors, spread: Tensors, floor: float) -> None:
-        """P, and the standard deviation P √B of a scaled gradient."""
-        window, mean, square, noise = (self.buffers(params, name) for name in ("window", "mean", "square", "noise"))
-        for p, grad in zip(params, grads, strict=True):
-            self.state[p].setdefault("previous", grad.clone())  # the first gradient differs from none
-        previous = self.buffers(params, "previous")
+    def _measure(self, group: dict[str, Any], params: Tensors, grads: Tensors, roots: Tensors) -> None:
+        """√P, and P B of independent batches."""
+        window, mean, square = (self.buffers(params, name) for name in ("window", "mean", "square"))
         share = torch._foreach_add(window, 1.0)
         torch._foreach_reciprocal_(share)
         torch._foreach_lerp_(mean, grads, share)
-        squares = torch._foreach_mul(grads, grads)
-        torch._foreach_lerp_(square, squares, share)
-        changes = torch._foreach_sub(grads, previous)
-        torch._foreach_copy_(previous, grads)
-        torch._foreach_mul_(changes, changes)
-        torch._foreach_mul_(changes, 0.5)
-        torch._foreach_lerp_(noise, changes, share)
+        torch._foreach_lerp_(square, torch._foreach_mul(grads, grads), share)
+        scale = torch._foreach_sqrt(square)
+        torch._foreach_add_(scale, group["floor"])
+        torch._foreach_reciprocal_(scale)
+        torch._foreach_copy_(roots, torch._foreach_sqrt(scale))
+        if group["independent"]:
+            self._measure_noise(params, grads, scale, share)
         means = torch._foreach_mul(mean, mean)
         signal = torch._foreach_div(means, torch._foreach_add(square, 1e-38))
         torch._foreach_addcmul_(window, window, signal, value=-1.0)
         torch._foreach_add_(window, 1.0)
-        roots = torch._foreach_sqrt(square)
-        torch._foreach_add_(roots, floor)
-        torch._foreach_copy_(scale, torch._foreach_reciprocal(roots))
-        torch._foreach_copy_(spread, torch._foreach_mul(torch._foreach_sqrt(noise), scale))
+
+    def _measure_noise(self, params: Tensors, grads: Tensors, scale: Tensors, share: Tensors) -> None:
+        for p, grad in zip(params, grads, strict=True):
+            self.state[p].setdefault("previous", grad.clone())  # the first gradient differs from none
+        previous, changes = (self.buffers(params, name) for name in ("previous", "changes"))
+        change = torch._foreach_sub(grads, previous)
+        torch._foreach_copy_(previous, grads)
+        torch._foreach_mul_(change, change)
+        torch._foreach_mul_(change, 0.5)
+        torch._foreach_lerp_(changes, change, share)
+        torch._foreach_copy_(self.buffers(params, "noise"), torch._foreach_mul(changes, scale))
