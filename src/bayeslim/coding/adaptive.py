@@ -1,0 +1,82 @@
+"""Models that learn as they code: counts of what was seen so far are the probabilities of what comes.
+
+With n₀ zeros and n₁ ones seen, the next bit is 1 with probability (n₁ + ½) / (n₀ + n₁ + 1), which costs at most
+½ log2 n + 1 bits more than the best fixed probability (Krichevsky & Trofimov 1981). Larger alphabets are trees of such bits.
+
+A bit may have several contexts, from coarse to fine. The probability of each is the prior mean of the next, worth as much as
+two observations, so that a fine context takes over only once it has seen something.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+
+from bayeslim.coding.coders import Coder
+
+_ONE = 1 << 24
+_BACKING = 2
+
+
+class Bits:
+    """Adaptive bits, one for every context that is asked for."""
+
+    def __init__(self) -> None:
+        self._counts: defaultdict[Hashable, list[int]] = defaultdict(lambda: [0, 0])
+
+    def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
+        """Pass one bit through the coder and learn from it.
+
+        Args:
+            coder: which way.
+            value: the bit, for those that write.
+            *contexts: from coarse to fine.
+        """
+        probability, backing, counts = _ONE >> 1, 1, [self._counts[context] for context in contexts]
+        for zeros, ones in counts:
+            probability = (ones * _ONE + backing * probability) // (zeros + ones + backing)
+            backing = _BACKING
+        value = coder.bit(value, min(max(probability, 1), _ONE - 1), _ONE)
+        for count in counts:
+            count[value] += 1
+        return value
+
+
+class Naturals:
+    """Adaptive numbers 0, 1, 2, ...: how many binary digits they have, one by one, then the digits (Elias γ).
+
+    The first two digits after the leading one are learned as well; the others are taken as they come.
+    """
+
+    def __init__(self, largest: int):
+        self._digits, self._bits = (largest + 1).bit_length(), Bits()
+
+    def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
+        """Pass one number through the coder and learn from it."""
+        contexts = (None, *contexts)
+        digits, length = (value + 1).bit_length(), 1
+        while length < self._digits and self._bits.code(coder, int(digits > length), *((c, length) for c in contexts)):
+            length += 1
+        found = 1
+        for place in range(length - 2, -1, -1):
+            digit = (value + 1) >> place & 1
+            learned = length - 2 - place < 2
+            digit = self._bits.code(coder, digit, (length, found)) if learned else coder.bit(digit, 1, 2)
+            found = found << 1 | digit
+        return found - 1
+
+
+class Symbols:
+    """Adaptive symbols 0 to count - 1, as a binary tree of adaptive bits."""
+
+    def __init__(self, count: int):
+        self._depth, self._count, self._bits = (count - 1).bit_length(), count, Bits()
+
+    def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
+        """Pass one symbol through the coder and learn from it."""
+        contexts, found = (None, *contexts), 0
+        for place in range(self._depth - 1, -1, -1):
+            found <<= 1
+            if (found | 1) << place < self._count:  # else the bit can only be 0
+                found |= self._bits.code(coder, value >> place & 1, *((c, place, found) for c in contexts))
+        return found

@@ -1,0 +1,69 @@
+"""Signed codes of the non-zeros of a weight.
+
+Neighbours in a picture tend to have one sign, and sizes that are alike: they are the context of a code, as far as they
+were coded before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from bayeslim.coding.adaptive import Bits, Naturals, Symbols
+from bayeslim.coding.coders import Coder
+from bayeslim.coding.geometry import Grid, Integers
+
+BEFORE = ((0, -1), (-1, 0), (-1, 1), (-1, -1))
+LARGEST_ALPHABET = 256
+_SIZES = 5
+
+
+def code_codes(
+    coder: Coder, given: Integers | None, hits: Sequence[Integers], grid: Grid, most: tuple[int, int]
+) -> Integers:
+    """Pass the codes of all non-zeros, row by row, through a coder.
+
+    Args:
+        coder: which way.
+        given: the codes, none of them 0; None when reading.
+        hits: the columns of each row's non-zeros.
+        grid: the columns.
+        most: the largest absolute codes, of negative and of positive ones; 0 where there are none.
+    """
+    signs = Bits()
+    sizes = [(Symbols if largest <= LARGEST_ALPHABET else Naturals)(max(largest, 1)) for largest in most]
+    found, place = np.zeros(sum(map(len, hits)), np.int64), 0
+    for columns in hits:
+        row: dict[int, int] = {}
+        last = 0
+        for column in columns.tolist():
+            code = int(given[place]) if given is not None else 0
+            beside = [row[other] for other in grid.at(column, BEFORE) if other in row] if grid.area > 1 else []
+            code = _code_one(coder, code, beside, last, signs, sizes, most)
+            row[column] = found[place] = last = code
+            place += 1
+    return found
+
+
+def _code_one(
+    coder: Coder,
+    code: int,
+    beside: list[int],
+    last: int,
+    signs: Bits,
+    sizes: Sequence[Symbols | Naturals],
+    most: tuple[int, int],
+) -> int:
+    positive = int(most[1] > 0)
+    if all(most):
+        majority = sum(_sign(other) for other in beside)
+        contexts: tuple[Hashable, ...] = (_sign(majority), (_sign(majority), _sign(last))) if beside else ()
+        positive = signs.code(coder, int(code > 0), None, *contexts)
+    contexts = (min((2 * sum(map(abs, beside)) // len(beside)).bit_length(), _SIZES),) if beside else ()
+    size = sizes[positive].code(coder, abs(code) - 1, *contexts) + 1
+    return size if positive else -size
+
+
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)

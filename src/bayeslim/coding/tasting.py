@@ -1,0 +1,105 @@
+"""What the features of a weight's columns are worth: chosen by the writer, for the fewest bits.
+
+One pass gathers, for a part of the non-zeros, the features of what was chosen and of all that could have been; then the
+cost of any choice of worths is a few products of small matrices, and one worth at a time is improved until none can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayeslim.coding.evidence import CONSTANT, FEATURES, Evidence
+from bayeslim.coding.geometry import Integers
+from bayeslim.coding.positions import GAMMAS, WORTHS, Taste
+
+_MOST = 4096
+_START = 4
+_BITS_OF_A_WORTH = 4.0
+_LEAST_SHARE = 2.0**-28
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Non-zeros as choices among columns, (choices, features) each but `left`.
+
+    Attributes:
+        all: features summed over the columns that were left.
+        beyond: summed over the chosen column and those after it.
+        chosen: of the chosen column.
+        left: how many were still to come, itself included.
+        scale: how many non-zeros each of them stands for.
+    """
+
+    all: NDArray[np.float64]
+    beyond: NDArray[np.float64]
+    chosen: NDArray[np.float64]
+    left: NDArray[np.float64]
+    scale: float
+
+    def bits(self, taste: Taste) -> float:
+        """About what the columns cost."""
+        worths = taste.values.astype(float)
+        all_ = self.all @ worths
+        beyond = self.beyond @ worths / all_
+        after = np.maximum(beyond - self.chosen @ worths / all_, 0.0)
+        rho = 1 + (self.left - 1) * (taste.gamma / GAMMAS)
+        shares = np.maximum(beyond**rho - after**rho, _LEAST_SHARE)
+        extra = _BITS_OF_A_WORTH * sum(worth > 0 for worth in taste.worths[1:])
+        return float(-np.log2(shares).sum()) * self.scale + extra
+
+
+def gather(hits: Sequence[Integers], evidence: Evidence) -> Choices:
+    """The choices made in a weight whose rows have non-zeros in the columns `hits`; at most a few thousand of them."""
+    total = sum(len(columns) for columns in hits)
+    every = max(1, -(-total // _MOST))
+    found: list[tuple[Integers, Integers, Integers, int]] = []
+    seen = 0
+    for columns in hits:
+        if not len(columns):
+            continue
+        first = 0
+        for place, column in enumerate(columns.tolist()):
+            if seen % every == 0:
+                values = evidence.values
+                beyond = values[:, column:].sum(1)
+                found.append(
+                    (values[:, first:column].sum(1) + beyond, beyond, values[:, column].copy(), len(columns) - place)
+                )
+            evidence.touch(column)
+            first = column + 1
+            seen += 1
+        evidence.leave(columns.tolist())
+    table = np.array([[*all_, *beyond, *chosen, left] for all_, beyond, chosen, left in found], float)
+    table = table.reshape(len(found), 3 * FEATURES + 1)
+    parts = np.split(table, [FEATURES, 2 * FEATURES, 3 * FEATURES], axis=1)
+    return Choices(parts[0], parts[1], parts[2], parts[3][:, 0], total / max(len(found), 1))
+
+
+def best_taste(choices: Choices) -> tuple[Taste, float]:
+    """The worths that cost the fewest bits, found one at a time, and those bits."""
+    best = Taste((_START, *Taste().worths[1:]))
+    least = choices.bits(best)
+    used = [feature for feature in range(FEATURES) if choices.chosen[:, feature].any()]
+    before = float("inf")
+    while least < before:
+        before = least
+        for feature in (*used, None):
+            least, best = min(
+                ((choices.bits(taste), taste) for taste in _changes(best, feature)), key=lambda found: found[0]
+            )
+    return best, least
+
+
+def _changes(taste: Taste, feature: int | None) -> list[Taste]:
+    """The taste with every worth of one feature, or with every γ; itself first."""
+    if feature is None:
+        return [taste, *(Taste(taste.worths, gamma) for gamma in range(GAMMAS + 1))]
+    worths = range(int(feature == CONSTANT), len(WORTHS))
+    return [
+        taste,
+        *(Taste((*taste.worths[:feature], worth, *taste.worths[feature + 1 :]), taste.gamma) for worth in worths),
+    ]
