@@ -22,6 +22,7 @@ from bayeslim import (
 )
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.benchmark import Benchmark, benchmark
+from bayeslim.coding import Encoded, decode, encode
 from bayeslim.compress import Compressed, compress
 from bayeslim.distill import distill
 from bayeslim.evidence import log_evidence
@@ -50,6 +51,7 @@ from bayeslim.methods import (
 )
 from bayeslim.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, plan, prune
+from bayeslim.quantise import Quantised, quantise
 from bayeslim.report import report
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.saving import load, save
@@ -72,6 +74,7 @@ __all__ = [
     "Budget",
     "Compressed",
     "DeepEnsemble",
+    "Encoded",
     "Evidence",
     "Fit",
     "Laplace",
@@ -82,6 +85,7 @@ __all__ = [
     "MultiSWAG",
     "Plan",
     "Prediction",
+    "Quantised",
     "Snapshot",
     "Subnetwork",
     "Subspace",
@@ -94,8 +98,10 @@ __all__ = [
     "compress",
     "continual",
     "data",
+    "decode",
     "diagnostics",
     "distill",
+    "encode",
     "errors",
     "export",
     "families",
@@ -108,6 +114,7 @@ __all__ = [
     "predict",
     "priors",
     "prune",
+    "quantise",
     "report",
     "samplers",
     "save",

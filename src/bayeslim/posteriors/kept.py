@@ -90,9 +90,9 @@ class KeptBlock:
         """For each group: flat places of the kept weights, and the Cholesky factor of their precision, in float64."""
         for group, kept in enumerate(self.kept):
             places = kept.flatten().nonzero()[:, 0]
-            yield places, cholesky(self._entries(group, places).double())[0]
+            yield places, cholesky(self.entries(group, places).double())[0]
 
-    def _entries(self, group: int, places: Tensor) -> Tensor:
+    def entries(self, group: int, places: Tensor) -> Tensor:
         """P of one group at flat places, (n, n)."""
         block = self.block
         inputs = block.inputs.size
@@ -123,7 +123,7 @@ def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tens
     rows = block.rowwise
     pull = rows.precision_product(mean * ~kept) * kept
     moved = torch.zeros_like(mean)
-    for row, places, valid, factor in _kept_rows(rows, kept, kept.any(-1) & ~kept.all(-1)):
+    for row, places, valid, factor in kept_rows(rows, kept, kept.any(-1) & ~kept.all(-1)):
         target = pull[row[:, 0], row[:, 1]].gather(1, places)[..., None]
         solved = torch.cholesky_solve(target, factor)[..., 0] * valid
         moved[row[:, 0], row[:, 1]] = torch.zeros_like(mean[0, 0]).expand(len(row), -1).scatter_add(1, places, solved)
@@ -132,13 +132,13 @@ def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tens
 
 def _rowwise_variance(block: KroneckerBlock, kept: Tensor) -> Tensor:
     variance = torch.zeros_like(block.eigenvalues)
-    for row, places, valid, factor in _kept_rows(block.rowwise, kept, kept.any(-1)):
+    for row, places, valid, factor in kept_rows(block.rowwise, kept, kept.any(-1)):
         inverse = torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1) * valid
         variance[row[:, 0], row[:, 1]] = inverse.new_zeros(len(row), kept.shape[-1]).scatter_add(1, places, inverse)
     return variance
 
 
-def _kept_rows(rows: KroneckerBlock, kept: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def kept_rows(rows: KroneckerBlock, kept: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Chunks of rows with the Cholesky factors of their kept precision.
 
     Rows of like counts go together; shorter ones are padded with places whose precision is the identity.

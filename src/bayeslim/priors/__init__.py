@@ -20,12 +20,14 @@ from bayeslim.priors.log_uniform import LogUniform
 from bayeslim.priors.normal import Normal
 from bayeslim.priors.relevance import RelevanceDetermination
 from bayeslim.priors.scale_mixture import ScaleMixture
+from bayeslim.priors.soft_sharing import SoftSharing
 from bayeslim.priors.student_t import StudentT
 from bayeslim.priors.table import Priors
 from bayeslim.priors.torch_distributions import DISTRIBUTIONS
 
 PRIORS: dict[str, type[Prior]] = {
-    c.name: c for c in (Normal, Laplace, ScaleMixture, StudentT, LogUniform, RelevanceDetermination, Distribution)
+    c.name: c
+    for c in (Normal, Laplace, ScaleMixture, SoftSharing, StudentT, LogUniform, RelevanceDetermination, Distribution)
 }
 """Priors by the name they are saved under; a new one is added here."""
 
@@ -42,6 +44,7 @@ __all__ = [
     "Priors",
     "RelevanceDetermination",
     "ScaleMixture",
+    "SoftSharing",
     "StudentT",
     "per_layer",
     "per_parameter",

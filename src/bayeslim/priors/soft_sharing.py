@@ -1,0 +1,117 @@
+"""Soft weight sharing: a mixture of Gaussians that learns where weights gather, one component pinned at zero.
+
+    p(w) = π₀ N(w | 0, s₀²) + Σ_k π_k N(w | m_k, s_k²)
+
+Means, widths and shares are learned with the weights, which are drawn to the means in turn; afterwards
+`bayeslim.quantise(bnn, codebook="prior")` sets each to the mean of a component, and most to zero. The KL is estimated.
+
+Nowlan & Hinton 1992, "Simplifying neural networks by soft weight-sharing" · Ullrich, Meeds & Welling 2017,
+arXiv:1702.04008, who start from a trained network, and hold the share of zero near one
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.constraints import Constraint
+
+from bayeslim.priors.learnable import Learnable
+
+
+@dataclass(frozen=True, repr=False)
+class SoftSharing(Learnable):
+    """A mixture of Gaussians, shared by all parameters that it is the prior of; `priors.per_layer` for one a layer.
+
+    Attributes:
+        components: how many there are, the one at zero included; 2^bits for codes of a width.
+        spread: means start evenly between −spread and spread: about the largest weight.
+        zero: the share of the component at zero at the start.
+        means: where the others start instead, (components − 1,).
+        stds: the widths at the start, zero's first, (components,); a third of the means' distance if not given.
+        logits: log-shares up to a constant, zero's first, likewise.
+        samples: draws for the KL.
+    """
+
+    components: int = 16
+    spread: float = 0.5
+    zero: float = 0.9
+    means: Any = field(default=None, kw_only=True)
+    stds: Any = field(default=None, kw_only=True)
+    logits: Any = field(default=None, kw_only=True)
+    samples: int = field(default=1, kw_only=True)
+    learn: bool | str | tuple[str, ...] = field(default=True, kw_only=True)
+    name: ClassVar[str] = "soft_sharing"
+
+    def __post_init__(self) -> None:
+        if type(self.components) is not int or self.components < 2:
+            raise ValueError(f"SoftSharing needs zero and at least one more component. Got {self.components!r}.")
+        if not 0 < self.spread < math.inf or not 0 < self.zero < 1:
+            raise ValueError(f"spread must be positive, and zero a share. Got {self.spread} and {self.zero}.")
+        others = self.components - 1
+        below, above = others // 2, others - others // 2
+        start = torch.cat([-torch.arange(below, 0, -1) / max(below, 1), torch.arange(1, above + 1) / above])
+        shares = torch.tensor([self.zero, *[(1 - self.zero) / others] * others], dtype=torch.float64)
+        for name, value in (
+            ("means", self.spread * start.double()),
+            ("stds", torch.full((self.components,), self.spread / above / 3, dtype=torch.float64)),
+            ("logits", shares.log()),
+        ):
+            given = getattr(self, name)
+            if given is None:
+                object.__setattr__(self, name, value.float())
+            elif not isinstance(given, Tensor) or given.shape != value.shape:
+                shown = tuple(given.shape) if isinstance(given, Tensor) else given
+                raise ValueError(
+                    f"SoftSharing({name}=...) must be a tensor of shape {tuple(value.shape)}. Got {shown}."
+                )
+        super().__post_init__()
+
+    def hyperparameters(self) -> Mapping[str, Constraint]:
+        """What the hyperparameters may be."""
+        return {"means": constraints.real, "stds": constraints.positive, "logits": constraints.real}
+
+    @property
+    def centres(self) -> Tensor:
+        """The components' means, zero first, (components,)."""
+        means: Tensor = self.means
+        return torch.cat([means.new_zeros(1), means])
+
+    @property
+    def shares(self) -> Tensor:
+        """Their shares π, (components,)."""
+        logits: Tensor = self.logits
+        return logits.softmax(0)
+
+    def log_joint(self, weight: Tensor) -> Tensor:
+        """Log π_k N(w | m_k, s_k²) of every weight and component, (..., components)."""
+        widths = self.setting_like("stds", weight)
+        off = (weight.unsqueeze(-1) - self.centres.to(weight)) / widths
+        return self.shares.to(weight).log() - widths.log() - 0.5 * off.square() - 0.5 * math.log(2 * math.pi)
+
+    def log_prob(self, weight: Tensor) -> Tensor:
+        """Log Σ_k π_k N(w | m_k, s_k²)."""
+        return self.log_joint(weight).logsumexp(-1)
+
+    def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw a component for each weight, then the weight."""
+        count = math.prod(shape)
+        chosen = torch.multinomial(self.shares.detach(), count, replacement=True, generator=generator).reshape(shape)
+        stds: Tensor = self.stds
+        return self.centres[chosen] + stds[chosen] * torch.randn(shape, generator=generator)
+
+    def at(self, mask: Tensor) -> Self:
+        """Itself: no weight has settings of its own."""
+        return self
+
+    def check_fits(self, name: str, parameter: Tensor) -> None:
+        """It fits every parameter."""
+
+    def __repr__(self) -> str:
+        learned = "" if self.learned else ", learn=False"
+        return f"SoftSharing(components={self.components}{learned})"

@@ -1,0 +1,212 @@
+"""`quantise`: fewer bits for a network, as its posterior says that its weights deserve them.
+
+For a Gaussian posterior rounding w_i by δ_i costs ½ δᵀ P δ nats: little where the posterior is wide. That decides how
+many bits each layer or unit gets (`allocate`), which level a weight goes to (`rounding`), and where the weights that
+are not rounded yet go (`moves`).
+
+Hinton & van Camp 1993, "Keeping neural networks simple by minimizing the description length of the weights" ·
+Louizos, Ullrich & Welling 2017, arXiv:1705.08665
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError
+from bayeslim.priors import SoftSharing
+from bayeslim.prune.budget import Budget
+from bayeslim.prune.search import fewest
+from bayeslim.quantise.carry_out import Settings, carry_out
+from bayeslim.quantise.result import Quantised
+from bayeslim.quantise.source import BitsSpec, Source, source_of, widths
+from bayeslim.quantise.spend import WIDTHS, Spending
+from bayeslim.quantise.validate import error_of
+
+MEAN_WIDTHS = tuple(width / 4 for width in range(4 * WIDTHS[0], 4 * WIDTHS[-1] + 1))
+"""The mean widths that a search tries."""
+
+
+def quantise(
+    bnn: Bayesian,
+    *,
+    bits: BitsSpec | None = None,
+    budget: float | Budget | None = None,
+    per: Literal["layer", "unit"] = "layer",
+    how: Literal["posterior", "nearest"] = "posterior",
+    strength: float = 1.0,
+    codebook: Literal["kmeans", "prior"] | None = None,
+    move: Literal["joint", "row"] | None = "joint",
+    steps: int = 8,
+    rest: int | None = 8,
+    validate: Iterable[Any] | None = None,
+    max_error_increase: float | None = None,
+) -> Quantised:
+    """Round the weights of a fitted network to few levels; zeros stay zero, and `bnn` is not touched.
+
+    The widths are given (`bits`), or chosen so that the posterior is hurt least (`budget`), or the smallest that do no
+    harm on validation data (`max_error_increase`).
+
+    Args:
+        bnn: a fitted Bayesian network; pruned or compacted before, if it is to be.
+        bits: the width of a code, 4 if nothing is given; or a dict from selections of parameters (as in `bl.sites`) to
+            widths, such as {"fc1": 2, "all": 4}.
+        budget: the mean width over the weights that are not zero, such as 3.5; or `Budget(bytes=...)`, at most that
+            when entropy-coded. Of one parameter, or unit, a width from 1 to 8.
+        per: one grid a parameter ("layer"), or one for each of its units, the slices of its first dimension ("unit").
+        how: "posterior" rounds within the noise: to the level with the shortest code among those that the posterior
+            cannot tell apart, and what is not rounded yet moves to its conditional mean; "nearest" to the nearest.
+        strength: what a nat of the file counts against a nat of log-posterior, for how="posterior".
+        codebook: levels anywhere instead of evenly spaced: "kmeans" fits 2^bits of them to each parameter; "prior"
+            takes the means of the `priors.SoftSharing` that the network was trained with.
+        move: whether weights move, for correlated posteriors: "joint" solves for all of a layer together; "row"
+            (Kronecker only) row by row, one weight after the other; None leaves them.
+        steps: in how many parts move="joint" rounds; a dense posterior always goes weight by weight.
+        rest: the width of parameters that the posterior does not know, such as biases; None leaves them as they are.
+        validate: validation data, as a loader.
+        max_error_increase: how much the validation error may rise: in percentage points for classes, in per cent of the
+            root mean squared error for values and counts.
+
+    Raises:
+        NotFitted: if there is no posterior yet.
+        ValueError: for a budget that is impossible; it says the least that is.
+    """
+    _check(bnn, bits, budget, per, how, strength, codebook, move, steps, validate, max_error_increase)
+    source = source_of(bnn, by_unit=per == "unit")
+    plain = how == "nearest"
+    settings = Settings(0.0 if plain else float(strength), codebook, None if plain else move, steps)
+    _check_codebook(bnn, codebook, source)
+
+    def rounded(chosen: dict[str, Tensor]) -> Quantised:
+        others = {name: torch.tensor([rest]) for name in source.others} if rest is not None else {}
+        return carry_out(source, others | chosen, settings, bnn.priors)
+
+    fixed = widths(4 if bits is None else bits, rest, source)
+    if budget is None and max_error_increase is None:
+        return rounded({name: _of_units(source, name, width) for name, width in fixed.items()})
+    spending = Spending(source)
+    if isinstance(budget, (int, float)):
+        return rounded(spending.at(budget))
+    tried: dict[int, Quantised] = {}
+
+    def attempt(place: int) -> Quantised:
+        if place not in tried:
+            tried[place] = rounded(spending.at(MEAN_WIDTHS[place]))
+        return tried[place]
+
+    if isinstance(budget, Budget):
+        return _that_fits(attempt, budget.value)
+    assert validate is not None
+    assert max_error_increase is not None
+    return _harmless(attempt, bnn, source, validate, max_error_increase)
+
+
+def _of_units(source: Source, name: str, width: int) -> Tensor:
+    weights = source.weights.get(name)
+    if weights is None:
+        return torch.tensor([width])
+    return torch.full((weights.units,), width, device=weights.values.device)
+
+
+def _that_fits(attempt: Callable[[int], Quantised], most: float) -> Quantised:
+    """The widest that takes at most so many bytes."""
+    last = len(MEAN_WIDTHS) - 1
+    found = attempt(last - fewest(lambda narrower: attempt(last - narrower).coded_bytes, most, 0, last))
+    if found.coded_bytes > most:
+        raise ValueError(
+            f"Budget(bytes={most:g}) is impossible: the least is {found.coded_bytes:,.0f}, at {MEAN_WIDTHS[0]:g} bit a "
+            "weight. Cut weights first (bl.prune), raise strength, or ask for more."
+        )
+    return found
+
+
+def _harmless(
+    attempt: Callable[[int], Quantised], bnn: Bayesian, source: Source, validate: Iterable[Any], increase: float
+) -> Quantised:
+    """The narrowest whose validation error rises by at most so much."""
+    before, percent = error_of(source.network, bnn.likelihood, validate)
+    allowed = before + increase * (1 if percent else before / 100) + 1e-9
+
+    def error(place: int) -> float:
+        return error_of(attempt(place).network, bnn.likelihood, validate)[0]
+
+    place = fewest(error, allowed, 0, len(MEAN_WIDTHS) - 1)
+    after = error(place)
+    if after > allowed:
+        raise ValueError(
+            f"max_error_increase={increase:g} is impossible: the validation error rises from {before:.4g} to "
+            f"{after:.4g} with {MEAN_WIDTHS[place]:g} bits a weight. Lower strength, or allow more."
+        )
+    return attempt(place)
+
+
+def _check_codebook(bnn: Bayesian, codebook: str | None, source: Source) -> None:
+    if codebook != "prior":
+        return
+    for name in source.weights:
+        prior = bnn.priors.get(name)
+        if not isinstance(prior, SoftSharing):
+            raise ValueError(
+                f'codebook="prior" needs weights whose prior is priors.SoftSharing(). That of "{name}" is {prior!r}. '
+                'Use codebook="kmeans".'
+            )
+
+
+def _check(
+    bnn: Any,
+    bits: Any,
+    budget: Any,
+    per: Any,
+    how: Any,
+    strength: Any,
+    codebook: Any,
+    move: Any,
+    steps: Any,
+    validate: Any,
+    increase: Any,
+) -> None:
+    if not isinstance(bnn, Bayesian):
+        raise TypeError(
+            f"quantise takes a Bayesian network, whose posterior says what may be rounded. Got {type(bnn).__name__}. "
+            "For a trained network: bl.bayesianize(model, bl.Laplace(), likelihood=...).fit(loader) first."
+        )
+    for name, value, known in (
+        ("per", per, ("layer", "unit")),
+        ("how", how, ("posterior", "nearest")),
+        ("codebook", codebook, (None, "kmeans", "prior")),
+        ("move", move, ("joint", "row", None)),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}. Got {value!r}.")
+    given = [n for n, v in (("bits", bits), ("budget", budget), ("max_error_increase", increase)) if v is not None]
+    if len(given) > 1:
+        raise ValueError(f"Only one of bits, budget and max_error_increase can be given. Got {' and '.join(given)}.")
+    if isinstance(budget, Budget) and budget.goal != "bytes":
+        raise ValueError(f"budget is a mean width or Budget(bytes=...). Got {budget}.")
+    if budget is not None and not isinstance(budget, Budget):
+        _check_number("budget", budget, "the mean bits of a weight")
+    if not 0 <= _check_number("strength", strength, "what bits count", least=0.0) < math.inf:
+        raise ValueError(f"strength must be finite. Got {strength}.")
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps is a number of parts and must be at least 1. Got {steps!r}.")
+    if codebook is not None and per == "unit":
+        raise ValueError('A codebook is shared by all of a parameter: use per="layer" with it.')
+    if increase is not None:
+        _check_number("max_error_increase", increase, "a rise of the error", least=0.0)
+        if validate is None:
+            raise ValueError("max_error_increase is measured on data: pass validate=loader.")
+        if iter(validate) is validate:
+            raise BayeslimError("validate is read several times: pass a loader or a list, not an iterator.")
+
+
+def _check_number(name: str, value: Any, meaning: str, least: float = 1e-12) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise TypeError(f"{name} is {meaning} and must be a number. Got {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} is {meaning} and must be {'positive' if least else 'at least 0'}. Got {value}.")
+    return float(value)

@@ -1,0 +1,215 @@
+"""Survivors move: what is rounded is known, and the others go to their conditional mean.
+
+Given w_S = q_S, a Gaussian with precision P expects the weights R that are not rounded yet at
+
+    μ_R − Σ_RS Σ_SS⁻¹ (μ_S − q_S) = μ_R + P_RR⁻¹ P_RS (μ_S − q_S),
+
+as in pruning, which is rounding to zero. Weights go one by one where their covariance can be written out: with
+Σ = UᵀU (U upper triangular), U_ii² is the variance of weight i given those before it, (w_i − q_i) / U_ii times the rest
+of row i is how the others move, and ½ Σ ((w_i − q_i) / U_ii)² is the whole loss (Hassibi & Stork 1993; Frantar et al.
+2022, arXiv:2210.17323). Larger layers go in parts, and what is left makes up for each part. The sharpest go first, as
+the others have more room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker, Posterior
+from bayeslim.posteriors.cholesky import cholesky
+from bayeslim.posteriors.conjugate import DEFAULT_SOLVER
+from bayeslim.posteriors.kept import EXACT, KeptBlock, kept_rows
+from bayeslim.posteriors.kronecker_block import KroneckerBlock
+from bayeslim.quantise.rounding import Rounder
+from bayeslim.types import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """What is to be rounded, and how; all by name, in one dimension.
+
+    Attributes:
+        mean: the weights, float64.
+        kept: which of them are to be rounded.
+        precision: the diagonal of the posterior's precision.
+        rounders: of every parameter of which something is kept.
+        shapes: the parameters' own.
+    """
+
+    mean: Params
+    kept: Params
+    precision: Params
+    rounders: Mapping[str, Rounder]
+    shapes: Mapping[str, torch.Size]
+
+    def only(self, kept: Mapping[str, Tensor]) -> Rounding:
+        """The same for fewer weights."""
+        return replace(self, kept={name: mask & kept[name] for name, mask in self.kept.items()})
+
+    def shaped(self, params: Params) -> Params:
+        """Flat parameters in their own shapes."""
+        return {name: value.reshape(*value.shape[:-1], *self.shapes[name]) for name, value in params.items()}
+
+    def codes(self, name: str, places: Tensor, values: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and levels of some weights of a parameter, by their places."""
+        rounder = self.rounders[name].at(places)
+        found = rounder(values, precision)
+        return found, rounder.levels(found)
+
+    def nothing(self) -> Params:
+        """All codes zero."""
+        return {name: torch.zeros_like(value, dtype=torch.int64) for name, value in self.mean.items()}
+
+
+@singledispatch
+def round_jointly(posterior: Posterior, task: Rounding, parts: int) -> Params:
+    """Codes by name, flat; zero where nothing was kept.
+
+    Args:
+        posterior: whose correlations say how survivors move; without any, nothing does.
+        task: what to round.
+        parts: in how many steps large layers go.
+    """
+    return _in_parts(None, task, 1)
+
+
+@round_jointly.register
+def _(posterior: Gaussian, task: Rounding, parts: int) -> Params:
+    return _in_parts(posterior, task, parts)
+
+
+@round_jointly.register
+def _(posterior: Conditioned, task: Rounding, parts: int) -> Params:
+    return round_jointly(posterior.base, task, parts)
+
+
+@round_jointly.register
+def _(posterior: Dense, task: Rounding, parts: int) -> Params:
+    support = {name: random.flatten() for name, random in posterior.support.items()}
+    moving = task.only(support)
+    codes = _in_parts(None, task.only({name: ~random for name, random in support.items()}), 1)
+    kept = torch.cat([moving.kept[name] for name in task.mean])[posterior.places].nonzero()[:, 0]
+    _one_by_one(posterior.precision[kept][:, kept], posterior.places[kept], tuple(task.mean), task, codes)
+    return codes
+
+
+@round_jointly.register
+def _(posterior: Kronecker, task: Rounding, parts: int) -> Params:
+    """Layers of few kept weights one by one, the others in parts."""
+    small = [b for b in posterior.blocks if int(_matrix(b, task.shaped(task.kept)).flatten(1).sum(1).max()) <= EXACT]
+    exact = {name for block in small for name in block.layer.names}
+    others = {name: torch.full_like(mask, name not in exact) for name, mask in task.kept.items()}
+    codes = _in_parts(posterior, task.only(others), parts)
+    for block in small:
+        kept = KeptBlock(block, _matrix(block, task.shaped(task.kept)))
+        where = _matrix(block, task.shaped(_places(block.layer.names, task)))
+        for group, mask in enumerate(kept.kept):
+            places = mask.flatten().nonzero()[:, 0]
+            precision = kept.entries(group, places)
+            _one_by_one(precision, where[group].flatten()[places], block.layer.names, task, codes)
+    return codes
+
+
+def round_rows(posterior: Posterior, task: Rounding) -> Params:
+    """For Kronecker posteriors: every output's row by itself, weight by weight, with precision G_oo A + δ I.
+
+    All rows go abreast, so it is fast; exact only if outputs are uncorrelated.
+    """
+    base = posterior.base if isinstance(posterior, Conditioned) else posterior
+    if not isinstance(base, Kronecker):
+        raise ValueError(f'move="row" needs a Kronecker posterior, which has rows. Got {type(base).__name__}.')
+    inside = {name for block in base.blocks for name in block.layer.names}
+    codes = _in_parts(None, task.only({n: torch.full_like(k, n not in inside) for n, k in task.kept.items()}), 1)
+    for block in base.blocks:
+        kept = _matrix(block, task.shaped(task.kept))
+        where = _matrix(block, task.shaped(_places(block.layer.names, task)))
+        matrix = _matrix(block, task.shaped(task.mean))
+        for row, places, valid, factor in kept_rows(block.rowwise, kept, kept.any(-1)):
+            group, output = row.unbind(1)
+            targets = where[group, output].gather(1, places).masked_fill(~valid, -1)
+            values = matrix[group, output].gather(1, places)
+            _last_to_first(values, targets, factor.double(), block.layer.names, task, codes)
+    return codes
+
+
+def _one_by_one(precision: Tensor, targets: Tensor, names: Sequence[str], task: Rounding, codes: Params) -> None:
+    """Round weights with this precision, (n, n), at places (n,) of the parameters laid end to end; into `codes`."""
+    order = precision.diagonal().argsort()
+    targets = targets[order]
+    factor = cholesky(precision[order][:, order].double())[0]
+    values = torch.cat([task.mean[name] for name in names])[targets]
+    _last_to_first(values[None], targets[None], factor[None], names, task, codes)
+
+
+def _last_to_first(
+    values: Tensor, targets: Tensor, factor: Tensor, names: Sequence[str], task: Rounding, codes: Params
+) -> None:
+    """Round rows of weights abreast, from the last to the first, moving the rest of each row; into `codes`.
+
+    Args:
+        values: (rows, n).
+        targets: their places in the parameters laid end to end, −1 for padding, (rows, n).
+        factor: L of each row's precision L Lᵀ, (rows, n, n): read backwards, its inverse is U of the covariance.
+        names: the parameters.
+        task: how to round.
+        codes: where the codes go.
+    """
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    upper = torch.linalg.solve_triangular(factor, identity, upper=False).flip(-1, -2)
+    targets, values = targets.flip(-1), values.flip(-1)
+    ends = torch.tensor([task.mean[name].numel() for name in names]).cumsum(0).tolist()
+    bounds = list(zip(names, [0, *ends[:-1]], ends, strict=True))
+    for step in range(values.shape[1]):
+        spread = upper[:, step, step]
+        error = torch.zeros_like(spread)
+        for name, start, end in bounds:
+            mine = ((targets[:, step] >= start) & (targets[:, step] < end)).nonzero()[:, 0]
+            if not len(mine):
+                continue
+            at = targets[mine, step] - start
+            found, levels = task.codes(name, at, values[mine, step], spread[mine].square().reciprocal())
+            error[mine] = (values[mine, step] - levels) / spread[mine]
+            codes[name][at] = found
+        values[:, step + 1 :] -= error[:, None] * upper[:, step, step + 1 :]
+
+
+def _in_parts(posterior: Gaussian | None, task: Rounding, parts: int) -> Params:
+    """Round the sharpest weights, move the others, and so on; without a posterior nothing moves."""
+    current, codes = dict(task.mean), task.nothing()
+    free = {name: kept.clone() for name, kept in task.kept.items()}
+    order = {}
+    for name in task.rounders:
+        places = task.kept[name].nonzero()[:, 0]
+        order[name] = places[task.precision[name][places].argsort(descending=True)]
+    for part in range(parts):
+        errors = {name: torch.zeros_like(value) for name, value in current.items()}
+        for name, places in order.items():
+            chosen = places[len(places) * part // parts : len(places) * (part + 1) // parts]
+            values = current[name][chosen]
+            codes[name][chosen], levels = task.codes(name, chosen, values, task.precision[name][chosen])
+            errors[name][chosen] = values - levels
+            free[name][chosen] = False
+        if posterior is not None and any(bool(left.any()) for left in free.values()):
+            pull = posterior.precision_product(task.shaped(errors))
+            shift = posterior.restrict(task.shaped(free), DEFAULT_SOLVER).solve(pull)
+            current = {name: value + shift[name].flatten().double() * free[name] for name, value in current.items()}
+    return codes
+
+
+def _matrix(block: KroneckerBlock, params: Params) -> Tensor:
+    return block.layer.matrix({name: params[name] for name in block.layer.names})
+
+
+def _places(names: Sequence[str], task: Rounding) -> Params:
+    """Where each weight is when the parameters are laid end to end."""
+    found, start = {}, 0
+    for name in names:
+        size = task.mean[name].numel()
+        found[name] = torch.arange(start, start + size, device=task.mean[name].device)
+        start += size
+    return found

@@ -1,0 +1,113 @@
+"""What there is to round in a network: the weights its posterior knows, and the others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import NoSiteMatched, closest
+from bayeslim.posteriors import Posterior
+from bayeslim.quantise.certainty import precision_of
+from bayeslim.quantise.grids import MOST_BITS
+from bayeslim.quantise.weights import Weights
+from bayeslim.select import matcher, owner
+
+BitsSpec = int | Mapping[Any, int]
+"""One width for all, or a dict from selections of parameters (as in `bayeslim.sites`) to widths; the first counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A network to be rounded.
+
+    Attributes:
+        network: a plain copy, at the posterior's mean.
+        posterior: over some of its parameters.
+        weights: of the parameters that the posterior knows, by name.
+        others: of the other floating-point parameters, with precision one.
+    """
+
+    network: nn.Module
+    posterior: Posterior
+    weights: dict[str, Weights]
+    others: dict[str, Weights]
+
+    def copy(self) -> nn.Module:
+        """A copy of the network, to change."""
+        return copy.deepcopy(self.network)
+
+    @property
+    def kept(self) -> int:
+        """How many weights that the posterior knows are not zero."""
+        return sum(len(weights) for weights in self.weights.values())
+
+
+def source_of(bnn: Bayesian, by_unit: bool) -> Source:
+    """Take a fitted network apart; zeros of its mean and of its masks stay zero."""
+    posterior = bnn.posterior_
+    precision = precision_of(posterior)
+    network = bnn.mean_network()
+    weights, others = {}, {}
+    for name, parameter in network.named_parameters():
+        if not parameter.is_floating_point() or not parameter.numel():
+            continue
+        value = parameter.detach()
+        kept = value != 0
+        if name in bnn.masks:
+            kept &= bnn.masks[name].to(value.device)
+        known = precision[name].to(value.device) if name in precision else torch.full_like(value, torch.inf)
+        certain = known.isinf()
+        if bool((kept & ~certain).any()):
+            # A point mass counts as much as what is known best beside it.
+            known = known.masked_fill(certain, float(known[~certain].max()))
+            weights[name] = Weights.of(value, known, kept, by_unit)
+        else:
+            others[name] = Weights.of(value, torch.ones_like(value), kept, False)
+    return Source(network, posterior, weights, others)
+
+
+def widths(bits: BitsSpec, rest: int | None, source: Source) -> dict[str, int]:
+    """The width of every parameter that is to be rounded.
+
+    Raises:
+        NoSiteMatched: for an entry that matches nothing, or a parameter that the posterior knows and no entry matches.
+    """
+    found: dict[str, int] = {} if rest is None else dict.fromkeys(source.others, _checked(rest, "rest"))
+    if not isinstance(bits, Mapping):
+        return found | dict.fromkeys(source.weights, _checked(bits, "bits"))
+    names = [name for name, _ in source.network.named_parameters()]
+    taken: set[Any] = set()
+    for name in (*source.weights, *source.others):
+        module, _ = owner(source.network, name)
+        parameter = source.network.get_parameter(name)
+        chosen = [key for key in bits if matcher(key)(name, parameter, module)]
+        taken.update(chosen)
+        if chosen:
+            found[name] = _checked(bits[chosen[0]], f"bits[{chosen[0]!r}]")
+        elif name in source.weights:
+            raise NoSiteMatched(
+                f'No bits were given for "{name}": the dict has {", ".join(map(repr, bits))}. '
+                'Add an entry for it, or "all" as the last key for the rest.'
+            )
+    for key in bits:
+        if key not in taken:
+            near = closest(key, names) if isinstance(key, str) else ""
+            raise NoSiteMatched(
+                f"bits[{key!r}] matches no parameter of {type(source.network).__name__}. "
+                f"Closest names: {near or ', '.join(names[:3])}."
+            )
+    return found
+
+
+def _checked(bits: Any, what: str) -> int:
+    if isinstance(bits, bool) or not isinstance(bits, int):
+        raise TypeError(f"{what} is the width of a code and must be a whole number. Got {bits!r}.")
+    if not 1 <= bits <= MOST_BITS:
+        raise ValueError(f"{what} is the width of a code, from 1 to {MOST_BITS}. Got {bits}.")
+    return bits
