@@ -7,7 +7,7 @@ which is finite however small μ and σ are, and zero at μ = 0.
     sigmoid       ½ log(1 + 1/α) + k₁ s(−k₂ − k₃ log α)                 log-uniform, within 0.01 at every α
     polynomial    ½ (γ + log 2) − ½ log α − c₁ α − c₂ α² − c₃ α³        log-uniform, within 0.05 at α ≤ 1
 
-(s is the logistic function). The polynomial is fitted at α ≤ 1 and stays there what it is at 1.
+(s is the logistic function). The polynomial is a fit at α ≤ 1; beyond, it stays what it is at 1.
 
 Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369, equation 14 · Kingma, Salimans & Welling 2015, arXiv:1506.02557
 """
