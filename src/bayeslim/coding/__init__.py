@@ -1,8 +1,9 @@
 """`encode` and `decode`: a network as one small file, entropy-coded, and back to the bit.
 
-The file is two bytes that say what it is, one for the version, the network as one number (`coders.py`), and a checksum. The
-network is its architecture (`architecture.py`), then for each weight where its non-zeros are (`positions.py`) and what they are
-(`values.py`). All models are integers, so that every machine reads what another wrote; nothing is pickled.
+The file is two bytes that say what it is, one for the version, the network as one number (`coders.py`), and a
+checksum. The network is its architecture (`architecture.py`), then for each weight where its non-zeros are
+(`positions.py`) and what they are (`values.py`). All models count in integers, so that every machine reads what another
+wrote; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.coding.architecture import read_architecture, tensors_of, write_architecture
 from bayeslim.coding.coders import Reader, Writer
-from bayeslim.coding.network import POSITIONS, Passage
+from bayeslim.coding.network import POSITIONS, VALUES, Passage
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.export.files import write_file
 
@@ -59,19 +60,19 @@ class Encoded:
         return sum(size for (_, one), size in self.parts.items() if one == part)
 
     def __repr__(self) -> str:
-        width = max(map(len, self.entries), default=4)
+        def line(name: str, entries: int, nonzero: int, positions: float, values: float) -> str:
+            return f"  {name:<{width}}  {entries:>10,}  {nonzero:>9,}  {positions:>9,.1f}  {values:>9,.1f}"
+
+        width = max(map(len, ("header", *self.entries)))
+        heading = f"  {'':<{width}}  {'entries':>10}  {'non-zero':>9}  {'positions':>9}  {'values':>9}"
         lines = [
-            f"Encoded {self.path}: {self.bytes:,} bytes",
-            f"  {'':<{width}}  {'entries':>10}  {'non-zero':>9}  {'positions':>9}  {'values':>9}",
+            line(name, *counts, *(self.parts.get((name, part), 0.0) for part in (POSITIONS, VALUES)))
+            for name, counts in self.entries.items()
         ]
-        for name, (entries, nonzero) in self.entries.items():
-            positions, values = (self.parts.get((name, part), 0.0) for part in (POSITIONS, "values"))
-            lines.append(f"  {name:<{width}}  {entries:>10,}  {nonzero:>9,}  {positions:>9,.1f}  {values:>9,.1f}")
         entries, nonzero = (sum(counts[place] for counts in self.entries.values()) for place in (0, 1))
-        lines.append(
-            f"  {'all':<{width}}  {entries:>10,}  {nonzero:>9,}  {self.total(POSITIONS):>9,.1f}  {self.total('values'):>9,.1f}"
-        )
-        return "\n".join([*lines, f"  {'header':<{width}}  {'':>32}{self.header:>9,.1f}"])
+        lines.append(line("all", entries, nonzero, self.total(POSITIONS), self.total(VALUES)))
+        header = f"  {'header':<{width}}  {self.header:>43,.1f}"
+        return "\n".join([f"Encoded {self.path}: {self.bytes:,} bytes", heading, *lines, header])
 
 
 def encode(network: nn.Module | Quantised, path: str | os.PathLike[str], *, raw: bool = False) -> Encoded:
@@ -92,8 +93,8 @@ def encode(network: nn.Module | Quantised, path: str | os.PathLike[str], *, raw:
     plain = network if isinstance(network, nn.Module) else getattr(network, "network", None)
     if isinstance(plain, Bayesian) or not isinstance(plain, nn.Module):
         raise TypeError(
-            f"encode takes a plain torch.nn.Module, or what quantise returned. Got {type(network).__name__}. Of a Bayesian "
-            "network, encode quantise(bnn), or bnn.mean_network()."
+            f"encode takes a plain torch.nn.Module, or what quantise returned. Got {type(network).__name__}. Of a "
+            "Bayesian network, encode quantise(bnn), or bnn.mean_network()."
         )
     target = Path(path)
     if target.is_dir():
@@ -106,8 +107,8 @@ def encode(network: nn.Module | Quantised, path: str | os.PathLike[str], *, raw:
     passage.run()
     if passage.raw and not raw:
         raise ValueError(
-            f"The values of {', '.join(passage.raw[:3])}{' and more' if len(passage.raw) > 3 else ''} lie on no grid, and would "
-            "take up the most of the file. Round them first (bl.quantise), or pass raw=True to store them as they are."
+            f"The values of {', '.join(passage.raw[:3])}{' and more' if len(passage.raw) > 3 else ''} lie on no grid. "
+            "Round them first (bl.quantise), or pass raw=True to store them as they are."
         )
     content = MAGIC + bytes([VERSION]) + writer.finish()
     content += zlib.crc32(content).to_bytes(_CHECK, "big")
@@ -122,8 +123,8 @@ def decode(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.M
 
     Args:
         path: the file.
-        model: a network of the architecture and the sizes that were coded (its values do not matter and are not changed). Not
-            needed for networks of `bayeslim.zoo`, compacted or not.
+        model: a network of the architecture and the sizes that were coded (its values do not matter and are not
+            changed). Not needed for networks of `bayeslim.zoo`, compacted or not.
 
     Raises:
         CorruptFile: if the file is truncated, damaged, foreign or of another version, or does not fit the model.
@@ -158,6 +159,7 @@ def _checked(path: Path) -> bytes:
         raise CorruptFile(f"{path} does not match its checksum: it was truncated or changed. Copy it again.")
     if content[len(MAGIC)] != VERSION:
         raise CorruptFile(
-            f"{path} has version {content[len(MAGIC)]}; this bayeslim reads version {VERSION}. Use the release that wrote it."
+            f"{path} has version {content[len(MAGIC)]}; this bayeslim reads version {VERSION}. "
+            "Use the release that wrote it."
         )
     return content

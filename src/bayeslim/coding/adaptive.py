@@ -1,10 +1,11 @@
 """Models that learn as they code: counts of what was seen so far are the probabilities of what comes.
 
 With n₀ zeros and n₁ ones seen, the next bit is 1 with probability (n₁ + ½) / (n₀ + n₁ + 1), which costs at most
-½ log2 n + 1 bits more than the best fixed probability (Krichevsky & Trofimov 1981). Larger alphabets are trees of such bits.
+½ log2 n + 1 bits more than the best fixed probability (Krichevsky & Trofimov 1981). Larger alphabets are trees of such
+bits.
 
-A bit may have several contexts, from coarse to fine. The probability of each is the prior mean of the next, worth as much as
-two observations, so that a fine context takes over only once it has seen something.
+A bit may have several contexts, from coarse to fine. The probability of each is the prior mean of the next, worth as
+much as two observations, so that a fine context takes over only once it has seen something.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which network a file is of, in a few bytes.
 
-A network of `bayeslim.zoo` is its name and the arguments that are not the usual ones; if it was compacted, also the sizes
-that shrank. Of any other network only a checksum of its tensors' names, shapes and types is stored, and the caller brings the
-network. Either way that checksum says whether weights and network belong together.
+A network of `bayeslim.zoo` is its name and the arguments that are not the usual ones; if it was compacted, also the
+sizes that shrank. Of any other network only a checksum of its tensors' names, shapes and types is stored, and the
+caller brings the network. Either way that checksum says whether weights and network belong together.
 """
 
 from __future__ import annotations

@@ -2,14 +2,12 @@
 
 A column is likelier to hold a non-zero where others are: every non-zero adds to features of the columns around it.
 
-| feature | counts |
-|---|---|
-| constant | 1 |
-| alive, feeder | whether the unit that feeds the column reads anything; how many entries it reads |
-| column, beside, channel, place | earlier rows' non-zeros in the column, next to it, in its channel, at its place in any channel |
-| right, below, corner | this row's non-zeros whose neighbour in that direction it is |
-| popular | those to the right and below, times the earlier rows' non-zeros in the column and next to it |
-| same channel, same place | this row's non-zeros in its channel, or at its place |
+* constant: 1;
+* alive, feeder: whether the unit that feeds the column reads anything, and how many entries it reads;
+* column, beside, channel, place: earlier rows' non-zeros in the column, next to it, in its channel, at its place;
+* right, below, corner: this row's non-zeros whose neighbour in that direction it is;
+* popular: those to the right and below, times the earlier rows' non-zeros in the column and next to it;
+* same channel, same place: this row's non-zeros in its channel, or at its place.
 
 A column's weight is the sum of its features, each times its worth.
 """
@@ -27,8 +25,6 @@ CONSTANT, ALIVE, FEEDER, COLUMN, BESIDE, CHANNEL, PLACE = range(7)
 RIGHT, BELOW, CORNER, POPULAR, SAME_CHANNEL, SAME_PLACE = range(7, FEATURES)
 HERE = slice(RIGHT, None)
 """The features that change within a row."""
-
-AROUND = ((0, -1), (0, 1), (-1, 0), (1, 0))
 
 
 class Evidence:
@@ -67,13 +63,17 @@ class Evidence:
         values[SAME_CHANNEL, column + 1 : column - column % area + area] += 1
         values[SAME_PLACE, column + area :: area] += 1
 
-    def leave(self, columns: Sequence[int]) -> None:
+    def leave(self, columns: Sequence[int] | Integers) -> None:
         """End a row, with its non-zeros."""
-        area, values = self.grid.area, self.values
-        values[HERE] = 0
-        for column in columns:
-            first = column - column % area
-            values[COLUMN, column] += 1
-            values[BESIDE, self.grid.at(column, AROUND)] += 1
-            values[CHANNEL, first : first + area] += 1
-            values[PLACE, column % area :: area] += 1
+        grid = self.grid
+        self.values[HERE] = 0
+        pictures = np.zeros((grid.channels, grid.height, grid.width), np.int64)
+        pictures.reshape(-1)[columns] = 1
+        column, beside, channel, place = self.values[COLUMN : PLACE + 1].reshape(-1, *pictures.shape)
+        column += pictures
+        beside[:, :, 1:] += pictures[:, :, :-1]
+        beside[:, :, :-1] += pictures[:, :, 1:]
+        beside[:, 1:] += pictures[:, :-1]
+        beside[:, :-1] += pictures[:, 1:]
+        channel += pictures.sum((1, 2), keepdims=True)
+        place += pictures.sum(0)

@@ -1,8 +1,8 @@
 """Logarithms and powers of two in integers, the same on every machine.
 
 A floating-point library may round its logarithm one way here and another there, and a coder that disagrees with itself
-in one place reads nonsense from there on. So both are tables of 1,024 integers, made by integer square roots and squares,
-with straight lines between them: both are monotone, and off by less than one part in a million.
+in one place reads nonsense from there on. So both are tables of 1,024 integers, made by integer square roots and
+squares, with straight lines between them: both are monotone, and off by less than one part in a million.
 """
 
 from __future__ import annotations

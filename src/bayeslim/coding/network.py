@@ -1,4 +1,4 @@
-"""All tensors of a network through a coder: weights first, then vectors, which know the weights' zeros, then integers."""
+"""All tensors of a network through a coder: weights, then vectors, which know the weights' zeros, then integers."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Passage:
             if tensor.dtype not in FORMATS and (
                 tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
             ):
+                known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FORMATS)
                 raise UnsupportedModel(
-                    f'"{name}" is {tensor.dtype}; files hold {", ".join(str(dtype)[6:] for dtype in FORMATS)}, integers '
-                    "and booleans. Convert the network first."
+                    f'"{name}" is {tensor.dtype}; files hold {known}, integers and booleans. Convert the network first.'
                 )
 
     def run(self) -> Params:
@@ -61,7 +61,7 @@ class Passage:
         for name, layout in plans.items():
             found[name] = self._weight(name, layout, units)
             units = found[name].flatten(1).count_nonzero(1).numpy()
-        lives = _lives(list(self.outline), plans, found)
+        lives = _lives({name: tensor.numel() for name, tensor in self.outline.items()}, plans, found)
         for name, tensor in floating.items():
             if tensor.ndim < 2:
                 found[name] = self._vector(name, lives.get(name, ()))
@@ -131,17 +131,18 @@ class Passage:
         return torch.tensor(found, dtype=torch.int64).to(outline.dtype).view(outline.shape)
 
 
-def _lives(names: Sequence[str], plans: Mapping[str, Layout], weights: Params) -> dict[str, list[Integers]]:
+def _lives(sizes: Mapping[str, int], plans: Mapping[str, Layout], weights: Params) -> dict[str, list[Integers]]:
     """For vectors with an entry for each unit of the weight before: what the units read, and what reads them."""
     found: dict[str, list[Integers]] = {}
     order, last = list(plans), -1
-    for name in names:
+    for name in sizes:
         if name in plans:
             last = order.index(name)
         elif last >= 0:
-            found[name] = [weights[order[last]].flatten(1).count_nonzero(1).numpy()]
+            units = [weights[order[last]].flatten(1).count_nonzero(1).numpy()]
             following = order[last + 1] if last + 1 < len(order) else None
             if following and plans[following].reads_previous:
-                read = weights[following].flatten(1).count_nonzero(0).numpy()
-                found[name].append(read.reshape(plans[following].columns.channels, -1).sum(1))
+                grid = plans[following].columns
+                units.append(weights[following].flatten(1).count_nonzero(0).numpy().reshape(-1, grid.area).sum(1))
+            found[name] = [counts for counts in units if len(counts) == sizes[name]]
     return found

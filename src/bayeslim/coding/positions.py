@@ -1,13 +1,13 @@
 """Which entries of a weight are not zero.
 
-Rows are coded in turn: how many of a row's entries are not zero, then where, in rising order. With r of them still to come
-the next is beyond column j with probability
+Rows are coded in turn: how many of a row's entries are not zero, then where, in rising order. With r of them still to
+come the next is beyond column j with probability
 
     (W_j / W)^ρ,     ρ = 1 + γ (r − 1),
 
-where W sums the weights of all columns left, and W_j of those after j. With γ = 1 these are r independent draws in order, and
-a row of k costs about log2 (W^k / k! Π w) bits, whatever its length; where non-zeros come in clusters, whose first member
-raises the weights of the next, a smaller γ says that fewer than r clusters are to come.
+where W sums the weights of all columns left, and W_j of those after j. With γ = 1 these are r independent draws in
+order, and a row of k costs about log2 (W^k / k! Π w) bits, whatever its length; where non-zeros come in clusters, whose
+first member raises the weights of the next, a smaller γ says that fewer than r clusters are to come.
 
 Rows that are more than an eighth full are coded column by column: with n columns left, a non-zero has the odds
 r w : (n − r) W / n, which is exact for equal weights.

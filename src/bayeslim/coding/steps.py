@@ -1,7 +1,7 @@
 """Values that lie on a grid: exactly integers times one step.
 
-A floating-point number is an integer times a power of two, so a common step is a greatest common divisor: it is found from
-the values alone, whoever rounded them, and gives each of them back to the bit.
+A floating-point number is an integer times a power of two, so a common step is a greatest common divisor: it is found
+from the values alone, whoever rounded them, and gives each of them back to the bit.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What the features of a weight's columns are worth: chosen by the writer, for the fewest bits.
 
-One pass gathers, for a part of the non-zeros, the features of what was chosen and of all that could have been; then the
-cost of any choice of worths is a few products of small matrices, and one worth at a time is improved until none can be.
+One pass gathers, for a part of the rows, the features of the columns that were chosen and of all that could have been;
+then the cost of any worths is a few products of small matrices, and one worth at a time is improved until none can be.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ _MOST = 4096
 _START = 4
 _BITS_OF_A_WORTH = 4.0
 _LEAST_SHARE = 2.0**-28
+_LARGEST_SUM = 2.0**56
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Choices:
         """About what the columns cost."""
         worths = taste.values.astype(float)
         all_ = self.all @ worths
+        if all_.max(initial=0.0) > _LARGEST_SUM:
+            return math.inf
         beyond = self.beyond @ worths / all_
         after = np.maximum(beyond - self.chosen @ worths / all_, 0.0)
         rho = 1 + (self.left - 1) * (taste.gamma / GAMMAS)
@@ -54,27 +58,22 @@ class Choices:
 
 def gather(hits: Sequence[Integers], evidence: Evidence) -> Choices:
     """The choices made in a weight whose rows have non-zeros in the columns `hits`; at most a few thousand of them."""
-    total = sum(len(columns) for columns in hits)
+    full = [columns for columns in hits if len(columns)]
+    total = sum(map(len, full))
     every = max(1, -(-total // _MOST))
-    found: list[tuple[Integers, Integers, Integers, int]] = []
-    seen = 0
-    for columns in hits:
-        if not len(columns):
-            continue
+    found: list[list[float]] = []
+    for row, columns in enumerate(full):
         first = 0
-        for place, column in enumerate(columns.tolist()):
-            if seen % every == 0:
-                values = evidence.values
-                beyond = values[:, column:].sum(1)
-                found.append(
-                    (values[:, first:column].sum(1) + beyond, beyond, values[:, column].copy(), len(columns) - place)
-                )
+        for place, column in enumerate(columns.tolist() if row % every == 0 else ()):
+            values = evidence.values
+            beyond = values[:, column:].sum(1)
+            found.append(
+                [*(values[:, first:column].sum(1) + beyond), *beyond, *values[:, column], len(columns) - place]
+            )
             evidence.touch(column)
             first = column + 1
-            seen += 1
-        evidence.leave(columns.tolist())
-    table = np.array([[*all_, *beyond, *chosen, left] for all_, beyond, chosen, left in found], float)
-    table = table.reshape(len(found), 3 * FEATURES + 1)
+        evidence.leave(columns)
+    table = np.array(found, np.float64).reshape(len(found), 3 * FEATURES + 1)
     parts = np.split(table, [FEATURES, 2 * FEATURES, 3 * FEATURES], axis=1)
     return Choices(parts[0], parts[1], parts[2], parts[3][:, 0], total / max(len(found), 1))
 

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bayeslim.coding.adaptive import Naturals, Symbols
 from bayeslim.coding.coders import Coder, Meter
-from bayeslim.coding.codes import code_codes
+from bayeslim.coding.codes import LARGEST_ALPHABET, code_codes
 from bayeslim.coding.formats import Format, Patterns
 from bayeslim.coding.geometry import Grid, Integers
 from bayeslim.coding.steps import Step, Steps, common_step
@@ -25,6 +26,7 @@ GRID, ROWS, TABLE, RAW = range(4)
 _LARGEST_CODE = 1 << 16
 _LARGEST_TABLE = 1 << 12
 _PIECE = 16
+_NO_STEP = Step(1, 0)
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,14 @@ class Places:
         """How many there are."""
         return sum(map(len, self.hits))
 
-    @property
-    def ends(self) -> list[int]:
-        """Where rows end in the list of all non-zeros."""
-        return np.cumsum([len(columns) for columns in self.hits])[:-1].tolist()
+    def rows(self, listed: Patterns) -> list[Patterns]:
+        """A list of something for all non-zeros, row by row, without the rows that have none."""
+        ends = np.cumsum([len(columns) for columns in self.hits])[:-1]
+        return [part for part in np.split(listed, ends) if len(part)]
+
+
+class Impossible(Exception):
+    """A way that these values cannot go."""
 
 
 class Values:
@@ -59,12 +65,15 @@ class Values:
 
     def best(self, patterns: Patterns, places: Places, form: Format) -> int:
         """The way that takes the fewest bits."""
+        found = common_step(form.floats(patterns))
+        if found is not None and np.abs(found[1]).max() <= LARGEST_ALPHABET:
+            return GRID
         costs = {}
         for kind in (GRID, ROWS, TABLE, RAW):
             meter = Meter()
             try:
                 copy.deepcopy(self).code(meter, kind, patterns, places, form)
-            except _Impossible:
+            except Impossible:
                 continue
             costs[kind] = meter.bits
         return min(costs, key=lambda kind: costs[kind])
@@ -78,35 +87,36 @@ class Values:
             patterns: the values' bits; None when reading.
             places: where they are.
             form: what numbers they are.
+
+        Raises:
+            Impossible: if these values cannot go that way.
         """
-        kind = self._kinds.code(coder, kind)
-        way = (self._grid, self._rows, self._table, self._raw)[kind]
+        way = (self._grid, self._rows, self._table, self._raw)[self._kinds.code(coder, kind)]
         return way(coder, patterns, places, form)
 
     def _grid(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
-        found = None if patterns is None else _on_step(patterns, form)
-        step, codes = found or (Step(1, 0), None)
-        step = self._steps.code(coder, step)
+        given, codes = _on_step(patterns, form) if patterns is not None else (_NO_STEP, None)
+        step = self._steps.code(coder, given)
         codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes))
         return form.nearest(step.values(codes))
 
     def _rows(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
-        ends, codes, steps = places.ends, None, list[Step]()
+        given, codes = [_NO_STEP] * len(places.hits), None
         if patterns is not None:
-            found = [_on_step(part, form) for part in np.split(patterns, ends) if len(part)]
-            codes, given = np.concatenate([codes for _, codes in found]), [step for step, _ in found]
+            found = [_on_step(row, form) for row in places.rows(patterns)]
+            given, codes = [step for step, _ in found], np.concatenate([codes for _, codes in found])
         rows = sum(len(columns) > 0 for columns in places.hits)
-        steps = [self._steps.code(coder, given[row] if patterns is not None else Step(1, 0)) for row in range(rows)]
+        steps = [self._steps.code(coder, step) for step in given[:rows]]
         codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes))
-        parts = [part for part in np.split(codes, ends) if len(part)]
-        return np.concatenate([form.nearest(step.values(part)) for step, part in zip(steps, parts, strict=True)])
+        parts = zip(steps, places.rows(codes.view(np.uint64)), strict=True)
+        return np.concatenate([form.nearest(step.values(part.view(np.int64))) for step, part in parts])
 
     def _table(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         negative, positive = self._choose_table(coder, patterns, form)
         codes = None
         if patterns is not None:
-            minus = patterns >> np.uint64(form.bits - 1) == 1
-            codes = np.where(minus, -1 - np.searchsorted(negative, patterns), 1 + np.searchsorted(positive, patterns))
+            ranks = np.searchsorted(negative, patterns), np.searchsorted(positive, patterns)
+            codes = np.where(_is_negative(patterns, form), -1 - ranks[0], 1 + ranks[1])
         codes = code_codes(coder, codes, places.hits, places.grid, (len(negative), len(positive)))
         found = np.zeros(len(codes), np.uint64)
         found[codes > 0] = positive[codes[codes > 0] - 1]
@@ -115,12 +125,12 @@ class Values:
 
     def _raw(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         heads = Symbols(1 << (form.bits - form.fraction))
-        found = np.zeros(places.count, np.uint64)
-        for place in range(len(found)):
-            pattern = int(patterns[place]) if patterns is not None else 0
-            head = heads.code(coder, pattern >> form.fraction)
-            found[place] = head << form.fraction | _code_bits(coder, pattern, form.fraction)
-        return found
+        given = patterns.tolist() if patterns is not None else [0] * places.count
+        found = [
+            heads.code(coder, one >> form.fraction) << form.fraction | _code_bits(coder, one, form.fraction)
+            for one in given
+        ]
+        return np.array(found, np.uint64)
 
     def _most(self, coder: Coder, codes: Integers | None) -> tuple[int, int]:
         """The largest absolute values of negative and of positive codes."""
@@ -138,29 +148,29 @@ class Values:
 
     def _new_table(self, coder: Coder, wanted: Patterns, form: Format) -> tuple[Patterns, Patterns]:
         if len(wanted) > _LARGEST_TABLE:
-            raise _Impossible
-        minus = wanted >> np.uint64(form.bits - 1) == 1
-        joint = int(np.bitwise_or.reduce(wanted)) if len(wanted) else 0
-        idle = coder.uniform((joint & -joint).bit_length() - 1 if joint else 0, form.bits)
-        parts = []
-        for given in (wanted[minus], wanted[~minus]):
+            raise Impossible
+        joint = int(np.bitwise_or.reduce(wanted)) if len(wanted) else 1
+        idle = coder.uniform((joint & -joint).bit_length() - 1, form.bits)
+        negative = _is_negative(wanted, form)
+
+        def entries(given: list[int], sign: int) -> Patterns:
             count = self._sizes.code(coder, len(given))
-            padded = [*given.tolist(), *[0] * (count - len(given))]
-            sign = (1 << form.bits - 1) * (not parts)
-            entries = [_code_bits(coder, entry >> idle, form.bits - 1 - idle) << idle | sign for entry in padded]
-            parts.append(np.array(entries, np.uint64))
-        return parts[0], parts[1]
+            padded = given or [0] * count
+            found = [_code_bits(coder, entry >> idle, form.bits - 1 - idle) << idle | sign for entry in padded]
+            return np.array(found, np.uint64)
 
-
-class _Impossible(Exception):
-    """A way that these values cannot go."""
+        return entries(wanted[negative].tolist(), 1 << (form.bits - 1)), entries(wanted[~negative].tolist(), 0)
 
 
 def _on_step(patterns: Patterns, form: Format) -> tuple[Step, Integers]:
     found = common_step(form.floats(patterns))
     if found is None or np.abs(found[1]).max() > _LARGEST_CODE:
-        raise _Impossible
+        raise Impossible
     return found
+
+
+def _is_negative(patterns: Patterns, form: Format) -> NDArray[np.bool_]:
+    return (patterns >> np.uint64(form.bits - 1)).astype(np.bool_)
 
 
 def _code_bits(coder: Coder, number: int, bits: int) -> int:
