@@ -208,11 +208,16 @@ class Bayesian(nn.Module):
         """A module whose forward is the loss, to wrap for distributed training or to compile."""
         return Objective(self)
 
-    def optimizer(self, lr: float = 1e-3, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:
-        """The method's own optimizer where it needs one, else a fused Adam; it also counts steps for schedules."""
+    def optimizer(self, lr: float | None = None, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:
+        """The method's own optimizer where it needs one, else a fused Adam; it also counts steps for schedules.
+
+        Args:
+            lr: the learning rate; the method's usual one if not given.
+            steps_per_epoch: minibatches in an epoch, for schedules.
+        """
         if steps_per_epoch is not None:
             self.steps_per_epoch = steps_per_epoch
-        optimizer = self.method.optimizer(self, lr)
+        optimizer = self.method.optimizer(self, self.method.default_lr(self) if lr is None else lr)
         self.count_steps_of(optimizer)
         return optimizer
 

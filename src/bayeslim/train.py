@@ -86,7 +86,7 @@ def fit(
     loader: Any,
     *,
     epochs: int = 1,
-    lr: float = 1e-3,
+    lr: float | None = None,
     lr_schedule: str | Callable[[float], float] = "constant",
     optimizer: torch.optim.Optimizer | None = None,
     validate: Any = None,
@@ -107,7 +107,7 @@ def fit(
         bnn: the network.
         loader: an iterable of batches with a length, such as a DataLoader or `bayeslim.data.Loader`.
         epochs: passes over the loader.
-        lr: the learning rate.
+        lr: the learning rate; the method's usual one if not given, which for Adam is 1e-3.
         lr_schedule: "constant", "linear" or "cosine" decay to zero, "half-then-linear" (constant for the first half),
             or a function from the fraction of training done to a factor.
         optimizer: used instead of `bnn.optimizer(lr)`.

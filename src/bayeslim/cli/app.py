@@ -111,7 +111,7 @@ def data(
 def fit(
     config: o.Config = None, model: o.Model = None, data: o.Data = None, out: o.FitOut = None,
     weights: o.Weights = None, method: o.FitMethod = None, prior: o.PriorName = None,
-    likelihood: o.LikelihoodName = None, epochs: o.Epochs = None, lr: o.Lr = None, lr_schedule: o.LrSchedule = None,
+    likelihood: o.LikelihoodName = None, epochs: o.Epochs = None, lr: o.FitLr = None, lr_schedule: o.LrSchedule = None,
     patience: o.Patience = None, tune: o.Tune = None, batch_size: o.BatchSize = None,
     validation: o.Validation = None, seed: o.Seed = None, device: o.Device = None,
 ) -> None:  # fmt: skip

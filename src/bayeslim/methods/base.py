@@ -5,6 +5,7 @@ Its hooks, in the order of their life; all have defaults but `posterior`:
     convert      prepare the model (already a copy, or the user's own for `bayesianize_`)
     strip        take out of a copy of the model what `convert` put in
     loss         the terms of the training loss of one batch
+    default_lr   the learning rate where none is given
     optimizer    the optimizer to train with
     observe      called after every optimizer step
     fit          train, or compute what there is to compute
@@ -84,6 +85,10 @@ class Method:
         inputs, targets = split_batch(batch)
         nll = -bnn.likelihood.log_prob(call(bnn.model, inputs), targets).mean()
         return Terms(nll, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
+
+    def default_lr(self, bnn: Bayesian) -> float:
+        """The learning rate of `fit` and `bnn.optimizer` where none is given: a usual one of the optimizer, Adam's."""
+        return 1e-3
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
         """Adam on everything trainable, fused where torch has a fused kernel for the parameters."""

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from bayeslim.errors import NoSiteMatched
+from bayeslim.likelihoods import Gaussian
 from bayeslim.methods.base import Terms
 from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.moving import Moving, moving_weights
@@ -92,6 +93,16 @@ class ChainMethod(ParticleMethod):
         """The schedule of a chain."""
         return Schedule(self.schedule, self.burn_in, self.cycles)
 
+    usual_lr: ClassVar[float]
+    """The learning rate for a network with classes, or values with noise of standard deviation one."""
+
+    def default_lr(self, bnn: Bayesian) -> float:
+        """That of gradient descent; σ² times that for values with a noise σ below one, as the loss is 1/σ² as steep."""
+        likelihood = bnn.likelihood
+        if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
+            return self.usual_lr * min(1.0, float(likelihood.noise.detach()) ** 2)
+        return self.usual_lr
+
     @abstractmethod
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
         """The optimizer that makes the steps.
@@ -132,7 +143,7 @@ class ChainMethod(ParticleMethod):
         loader: Any,
         *,
         epochs: int = 1,
-        lr: float = 1e-3,
+        lr: float | None = None,
         start: Callable[[], nn.Module] | None = None,
         dtype: torch.dtype | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -147,7 +158,7 @@ class ChainMethod(ParticleMethod):
             bnn: the network; the first chain starts from its weights.
             loader: batches of inputs and targets.
             epochs: the length of every chain.
-            lr: the learning rate, in the scale of the loss (see the sampler's equation).
+            lr: the learning rate, in the scale of the loss (see the sampler's equation); `default_lr` if not given.
             start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
             dtype: to keep the networks in, such as torch.bfloat16; the network's own if not given.
             checkpoint: a folder that every network is written to as it is kept, and the state of the run after every
@@ -165,6 +176,7 @@ class ChainMethod(ParticleMethod):
                 f"{type(self).__name__} takes no {', '.join(sorted(unknown))}. The step size follows the method's own "
                 "schedule, and the optimizer is the sampler."
             )
+        lr = self.default_lr(bnn) if lr is None else lr
         rank, world = rank_and_world()
         if self.chains * world > 1 and self.subset == "all" and start is None:
             check_resettable(bnn.model)

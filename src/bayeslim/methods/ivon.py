@@ -60,6 +60,10 @@ class IVON(Variational):
         if not self.curvature > 0:
             raise ValueError(f"curvature must be positive. Got {self.curvature}.")
 
+    def default_lr(self, bnn: Bayesian) -> float:
+        """That of gradient descent with momentum."""
+        return 0.1
+
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
         """Natural gradients; before the first step, spreads are set by the curvature to start from."""
         assert isinstance(self.family, DiagonalGaussian)
@@ -76,15 +80,14 @@ class IVON(Variational):
         betas = (self.momentum, self.memory)
         return NaturalGradient(means, log_stds, points, lr, num_data=num_data, curvature=self.curvature, betas=betas)
 
-    def fit(self, bnn: Bayesian, loader: Any, *, lr: float = 0.1, **options: Any) -> Fit:
+    def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
         """Train.
 
         Args:
             bnn: the network.
             loader: batches of inputs and targets.
-            lr: the learning rate, as of gradient descent with momentum.
-            **options: further ones of `bayeslim.train.fit`.
+            **options: those of `bayeslim.train.fit`.
         """
         if options.get("optimizer") is not None:
             raise TypeError("IVON is an optimizer itself and takes no other. Use bl.Variational() to train with one.")
-        return super().fit(bnn, loader, lr=lr, **options)
+        return super().fit(bnn, loader, **options)

@@ -10,11 +10,14 @@ Li, Chen, Carlson & Carin 2016, arXiv:1512.07666
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslim.methods.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.preconditioned import PreconditionedLangevin
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,16 @@ class PSGLD(ChainMethod):
     floor: float = 1e-5
 
     name: ClassVar[str] = "psgld"
+    usual_lr: ClassVar[float] = 3e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.decay < 1 or not self.floor > 0:
             raise ValueError(f"decay must be in [0, 1) and floor positive. Got {self.decay} and {self.floor}.")
+
+    def default_lr(self, bnn: Bayesian) -> float:
+        """That of RMSprop, which knows how steep the loss is."""
+        return self.usual_lr
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
         """Preconditioned Langevin dynamics."""

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bayeslim.methods.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.hamiltonian import StochasticHamiltonian
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,16 @@ class SGHMC(ChainMethod):
     adapt: bool = False
 
     name: ClassVar[str] = "sghmc"
+    usual_lr: ClassVar[float] = 0.03
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.friction <= 1:
             raise ValueError(f"friction must be in (0, 1]. Got {self.friction}.")
+
+    def default_lr(self, bnn: Bayesian) -> float:
+        """That of SGD with momentum; with `adapt` that of RMSprop, which knows how steep the loss is."""
+        return 1e-3 if self.adapt else super().default_lr(bnn)
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
         """Hamiltonian dynamics with friction."""

@@ -31,6 +31,7 @@ class SGNHT(ChainMethod):
     coupling: float = 0.01
 
     name: ClassVar[str] = "sgnht"
+    usual_lr: ClassVar[float] = 0.03
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -99,7 +99,6 @@ class SVGD(ParticleMethod):
         bnn: Bayesian,
         loader: Any,
         *,
-        lr: float = 1e-3,
         start: Callable[[], nn.Module] | None = None,
         optimizer: OptimizerOf | None = None,
         seed: int | None = None,
@@ -110,7 +109,6 @@ class SVGD(ParticleMethod):
         Args:
             bnn: the network; frozen parameters stay as they are in every particle.
             loader: batches of inputs and targets, which all particles see alike.
-            lr: the learning rate.
             start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
             optimizer: a function that makes an optimizer of the parameters; Adam if not given.
             seed: makes the run repeat, and leaves the global random state as it was.
@@ -135,7 +133,7 @@ class SVGD(ParticleMethod):
             made = None
             if optimizer is not None:
                 made = self._steered(optimizer([p for p in together.parameters() if p.requires_grad]), together)
-            result = fit(together, loader, lr=lr, optimizer=made, **training)
+            result = fit(together, loader, optimizer=made, **training)
         bnn.to(device_of(flock))
         bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, num_data, together.steps_per_epoch
         for epoch in result.history:
