@@ -294,7 +294,10 @@ class _Run:
 
 
 def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
-    """Validation metrics of the mean network: `val_nll`, with `val_error` for classes and `val_rmse` for values."""
+    """Validation metrics of the mean network: `val_nll`, with `val_error` for classes and `val_rmse` for values.
+
+    Of a method that has only several networks together, of their average.
+    """
     from bayeslim.predict import predict
 
     device = device_of(bnn.model)
@@ -304,7 +307,8 @@ def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
         inputs, targets = to_device(split_batch(batch), device)
         prediction = predict(bnn, inputs, samples=1, how="mean", batch_size=None)
         with torch.no_grad():
-            log_prob = bnn.likelihood.log_prob(prediction.samples[0], targets)
+            each = torch.stack([bnn.likelihood.log_prob(outputs, targets) for outputs in prediction.samples])
+            log_prob = each.logsumexp(0) - math.log(len(each))
         total, count = total - float(log_prob.double().sum()), count + len(log_prob)
         if prediction.kind == "classes" and targets.ndim == 1:
             classes.update(prediction.mean, targets)

@@ -236,3 +236,8 @@ def test_mistakes_get_one_line_and_leave_nothing_behind(tmp_path, capsys, words,
     assert message in shown.err
     assert shown.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_particles_by_steins_method():
+    call("fit", "--model", MODEL, "--data", "digits", "--method", "svgd(particles=2)", "--epochs", 1)
+    assert bl.load("fit/network").posterior_.count == 2

@@ -218,8 +218,6 @@ def test_what_it_does_not_take():
     with pytest.raises(ValueError, match="bandwidth must be"):
         bl.SVGD(bandwidth=0.0)
     bnn, loader = linear(bl.SVGD(particles=2)), bl.data.Loader(X, Y, batch_size=20)
-    with pytest.raises(ValueError, match="SVGD takes no validate"):
-        bnn.fit(loader, validate=loader)
     with pytest.raises(TypeError, match="a function that makes an optimizer"):
         bnn.fit(loader, optimizer=torch.optim.SGD(bnn.parameters(), lr=0.1))
 
@@ -234,3 +232,30 @@ def test_what_it_does_not_take():
     other = bl.bayesianize(Own(), bl.SVGD(particles=2), likelihood=bl.likelihoods.Gaussian(0.5))
     with pytest.raises(UnsupportedModel, match="no fresh start"):
         other.fit(loader)
+
+
+@pytest.mark.parametrize("width", [4, 400])  # a flock under one vmap, and networks one after the other
+def test_validation_is_of_all_particles_together(width):
+    y = (X[:, 0] > 0).long()
+    model = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, width), nn.Linear(width, 2))
+    bnn = bl.bayesianize(model, bl.SVGD(particles=3), likelihood=bl.likelihoods.Categorical())
+    loader = bl.data.Loader(X, y, batch_size=20)
+    result = bnn.fit(loader, epochs=2, validate=loader, seed=0, progress=False)
+    probs = bl.predict(bnn, X).probs
+    nll = -probs[torch.arange(N), y].log().mean()
+    assert result.history[-1]["val_nll"] == pytest.approx(float(nll), rel=1e-4)
+    assert result.history[-1]["val_error"] == pytest.approx(float((probs.argmax(-1) != y).float().mean()))
+
+
+def test_patience_goes_back_to_the_best_particles():
+    bnn = linear(bl.SVGD(particles=3))
+    seen = []
+
+    def spoil(epoch):
+        seen.append(epoch.bnn.model.tensors()["weight"].clone())
+        epoch.metrics["val_nll"] = float(epoch.number)  # the first is best
+
+    loader = bl.data.Loader(X, Y, batch_size=N)
+    result = bnn.fit(loader, epochs=9, lr=0.1, validate=loader, patience=2, callbacks=[spoil], seed=0, progress=False)
+    assert (result.stopped, len(result.history)) == ("early stopping", 3)
+    assert torch.equal(bnn.posterior_.values["weight"], seen[0])

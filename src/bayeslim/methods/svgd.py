@@ -32,8 +32,8 @@ from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.particle_method import ParticleMethod, set_tensors, snapshot
 from bayeslim.methods.stein import descent
 from bayeslim.posteriors import Particles
-from bayeslim.results import Fit
-from bayeslim.types import Batch, Params, call, device_of, split_batch
+from bayeslim.results import Fit, Prediction
+from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -112,8 +112,8 @@ class SVGD(ParticleMethod):
             start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
             optimizer: a function that makes an optimizer of the parameters; Adam if not given.
             seed: makes the run repeat, and leaves the global random state as it was.
-            **training: options of `bayeslim.train.fit`, but for `validate` and `patience`, which look at one network.
-                Callbacks see all particles stacked in one network.
+            **training: options of `bayeslim.train.fit`. What is measured on `validate` is the average of the particles'
+                predictions; callbacks see all particles stacked in one network.
 
         Returns:
             the history, with the means over the particles.
@@ -121,7 +121,7 @@ class SVGD(ParticleMethod):
         from bayeslim.bayesian import Bayesian
         from bayeslim.train import _num_data, _rank_and_world, _seeded, fit
 
-        self._check(bnn, start, optimizer, training)
+        self._check(bnn, start, optimizer)
         num_data = _num_data(bnn, loader)
         with _seeded(seed, _rank_and_world()[0]):
             flock = Flock(bnn.model, self._starts(bnn, start))
@@ -142,6 +142,14 @@ class SVGD(ParticleMethod):
         own = {name: found.pop(name) for name in bnn.sites.names}
         self.keep(bnn, Particles(own, buffers=found))
         return result
+
+    def predictive(
+        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """Of a flock, the prediction of all its networks together."""
+        if isinstance(bnn.model, Flock):
+            return bnn.likelihood.predict(call(bnn.model, inputs))
+        return super().predictive(bnn, inputs, samples, how, generator)
 
     def _starts(self, bnn: Bayesian, start: Callable[[], nn.Module] | None) -> list[Params]:
         """Where the particles begin; the network is as it was afterwards."""
@@ -178,15 +186,12 @@ class SVGD(ParticleMethod):
         for p, part in zip(weights, parts, strict=True):
             p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers take it for dense
 
-    def _check(self, bnn: Bayesian, start: Any, optimizer: Any, training: dict[str, Any]) -> None:
+    def _check(self, bnn: Bayesian, start: Any, optimizer: Any) -> None:
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
             raise TypeError(
                 "The particles are stacked in parameters of their own: pass a function that makes an optimizer, such "
                 f"as optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
             )
-        for option in ("validate", "patience"):
-            if training.get(option) is not None:
-                raise ValueError(f"SVGD takes no {option}, which looks at one network: use bl.predict after training.")
         if bnn.anchor is not None:
             raise BayeslimError("SVGD does not learn on from a posterior of data before. Use bl.Laplace() for that.")
         if bnn.state.get("posterior") is None and start is None:
