@@ -32,12 +32,17 @@ from bayeslim.methods import gating
 from bayeslim.methods.base import Method, Terms
 from bayeslim.noise import standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
+from bayeslim.priors import Prior
 from bayeslim.schedules import Schedule, Uniform
 from bayeslim.select import owner
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
+
+
+LARGE = 1 << 21
+"""Weights of a parameter from which on a GPU computes longer than it takes to launch what it computes."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,7 @@ class Variational(Method):
         stds: Params = {}
         family, gates = self.family, self._gating(bnn)
         kls = [] if gates is None else [gates.kl()]
+        together: dict[Prior, list[tuple[Tensor, Tensor]]] = {}
         for name, prior in bnn.priors.items():
             mean: Tensor = bnn.model.get_parameter(name)
             log_std = family.log_std(bnn.model, name) if isinstance(family, DiagonalGaussian) else None
@@ -217,10 +223,15 @@ class Variational(Method):
                 kept = bnn.masks[name]
                 stds[name] = log_std.exp()
                 kl = prior.at(kept).kl(mean.to(log_std.dtype)[kept], stds[name][kept], log_std[kept])
+            elif prior.is_one_for_all and mean.is_cuda and mean.numel() < LARGE:
+                stds[name] = log_std.exp()
+                together.setdefault(prior, []).append((mean, log_std))
             else:
                 mean, stds[name], kl = prior.weights(mean, log_std)
             means[name] = family.counted(mean, log_std)
-            kls.append(kl)
+            if kl is not None:
+                kls.append(kl)
+        kls += [prior.kl_of_all(pairs) for prior, pairs in together.items()]
         return means, stds, torch.stack(kls).sum()
 
     def _whole_loss(self, bnn: Bayesian, inputs: Inputs, targets: Tensor, kl_weight: float, num_data: int) -> Terms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,8 @@ class Prior:
     name: ClassVar[str]
     is_proper: ClassVar[bool] = True
     """Whether it integrates to one; an evidence exists only then."""
+    is_one_for_all: ClassVar[bool] = False
+    """Whether its KL is the same function of every weight, whatever the parameter, and has no settings of its own."""
     samples: int = 1
     """Draws for a KL that is estimated."""
 
@@ -49,6 +52,11 @@ class Prior:
         std = log_std.exp()
         # The sum over the weights of a half-precision network needs the precision of σ.
         return mean, std, self.kl(mean.to(std.dtype), std, log_std)
+
+    def kl_of_all(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """The KL of several parameters' (μ, log σ) at once: as many steps of the graph as for one of them."""
+        log_std = torch.cat([log_std.reshape(-1) for _, log_std in pairs])
+        return self.kl(torch.cat([mean.reshape(-1) for mean, _ in pairs]).to(log_std.dtype), log_std.exp(), log_std)
 
     def at(self, mask: Tensor) -> Prior:
         """The prior of the weights that a mask picks, in a row; itself, unless weights have settings of their own."""

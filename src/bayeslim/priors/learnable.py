@@ -81,7 +81,10 @@ class Learnable(Prior):
 
     def setting_like(self, name: str, weight: Tensor) -> Tensor:
         """A hyperparameter as a tensor beside a weight."""
-        return torch.as_tensor(self.setting(name), dtype=weight.dtype, device=weight.device)
+        value = self.setting(name)
+        if isinstance(value, Tensor):
+            return value.to(device=weight.device, dtype=weight.dtype)
+        return torch.full((), value, dtype=weight.dtype, device=weight.device)  # made there: nothing is copied
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
         """A fixed copy with other hyperparameters, unchecked: a check on a GPU would wait for it."""

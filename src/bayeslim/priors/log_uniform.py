@@ -64,6 +64,7 @@ class LogUniform(Prior):
     divergence: Divergence = "exact"
     name: ClassVar[str] = "log_uniform"
     is_proper: ClassVar[bool] = False
+    is_one_for_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.divergence not in get_args(Divergence):

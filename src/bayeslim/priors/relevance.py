@@ -33,6 +33,7 @@ class RelevanceDetermination(Prior):
 
     name: ClassVar[str] = "relevance_determination"
     is_proper: ClassVar[bool] = False
+    is_one_for_all: ClassVar[bool] = True
 
     def log_prob(self, weight: Tensor) -> Tensor:
         """There is none of a weight alone."""
