@@ -80,6 +80,11 @@ def _update(
 def _(
     method: Variational, bnn: Bayesian, loader: Any, strength: float, centre: Centre, training: dict[str, Any]
 ) -> Bayesian:
+    if method.gates is not None:
+        raise BayeslimError(
+            "A network with gates cannot learn on: the posterior of its scaled weights is no prior of the weights "
+            "before they are scaled. Use Variational without gates, or Laplace on bnn.mean_network()."
+        )
     seen = bnn.data_size()
     last = bnn.posterior_
     # A power of a Gaussian is a Gaussian with a smaller spread.

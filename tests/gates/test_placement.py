@@ -87,7 +87,7 @@ def test_frozen_and_unselected_layers_have_none():
     model[0].requires_grad_(False)
     assert [place.name for place in place_gates(model, ["2.weight"])] == ["2.inputs"]
     assert list(placed(model)) == ["1.inputs", "2.inputs"]
-    with pytest.raises(UnsupportedModel, match='"0.weight" is frozen'):
+    with pytest.raises(UnsupportedModel, match=r'"0\.weight" is frozen'):
         placed(model, {"0": "inputs"})
 
 
