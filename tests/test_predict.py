@@ -215,9 +215,46 @@ def test_a_method_may_know_better():
     known = likelihoods.Categorical().predict(torch.zeros(1, 2, 3))
 
     class Knowing(bl.Variational):
-        def predictive(self, bnn, inputs, samples, how, generator):
+        def predictive(self, bnn, batches, samples, how, generator):
             return known if how == "auto" else None
 
     bnn = classifier(Knowing())
     assert bl.predict(bnn, torch.randn(6, 3)) is known
     assert len(bl.predict(bnn, torch.randn(6, 3), how="sample", samples=2)) == 6
+
+
+class Watched(nn.Module):
+    """Remembers how many examples it was given at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+        self.seen: list[int] = []
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        bl.Variational(), bl.Laplace(), bl.MCDropout(), bl.MCAugmentation(noise=0.1), bl.MCBatchNorm(2),
+        bl.SWAG(samples=2, every=1), bl.SWA(), bl.SGLD(samples=2), bl.SVGD(particles=2), bl.DeepEnsemble(2),
+    ],
+    ids=lambda method: method.name,
+)  # fmt: skip
+@pytest.mark.parametrize("how", ["auto", "mean"])
+def test_no_more_examples_at_once_than_asked_for(method, how):
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    bnn = bl.bayesianize(Watched(), method, likelihood=likelihoods.Categorical())
+    options = {} if method.name in ("laplace", "mc-batch-norm") else {"epochs": 4}
+    bnn.fit(bl.data.Loader(x, y, batch_size=10), **options)
+    bnn.model.seen.clear()
+    prediction = bl.predict(bnn, x, samples=2, how=how, batch_size=5)
+    assert len(prediction) == 20
+    probes = 1 if method.name == "mc-dropout" else 0  # a pass with one more tells which dimension has the examples
+    assert 0 < max(bnn.model.seen) <= 5 + probes
+    bnn.model.seen.clear()
+    bl.predict(bnn, x, samples=2, how=how, batch_size=None)
+    assert max(bnn.model.seen) >= 20

@@ -7,7 +7,7 @@ new posteriors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any
@@ -22,7 +22,18 @@ from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, Params, arguments, batch_size, call, device_of, fitting, split_batch, to_device
+from bayeslim.types import (
+    Batches,
+    Inputs,
+    Params,
+    arguments,
+    batch_size,
+    call,
+    device_of,
+    fitting,
+    split_batch,
+    to_device,
+)
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -58,12 +69,12 @@ def predict(
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
-        known = bnn.method.predictive(bnn, x, samples, how, generator)
+        batches = _batches(x, batch_size, device_of(bnn.model))
+        known = bnn.method.predictive(bnn, batches, samples, how, generator)
         if known is not None:
             return known
         if how not in WAYS:
             raise ValueError(f"how must be one of {', '.join(WAYS)} for {bnn.method.name}. Got {how!r}.")
-        batches = _batches(x, batch_size, device_of(bnn.model))
         if how == "moments":
             return moments.predict(bnn, batches, samples, generator)
         if how == "local":
@@ -77,7 +88,7 @@ def predict(
 def predictive(
     posterior: Posterior,
     bnn: Bayesian,
-    batches: Callable[[], Iterator[Inputs]],
+    batches: Batches,
     samples: int,
     how: str,
     generator: torch.Generator | None,
@@ -97,7 +108,7 @@ def predictive(
 def _(
     posterior: Particles,
     bnn: Bayesian,
-    batches: Callable[[], Iterator[Inputs]],
+    batches: Batches,
     samples: int,
     how: str,
     generator: torch.Generator | None,
@@ -143,11 +154,11 @@ def _all_samples(bnn: Bayesian, how: str) -> int:
     return moments.SAMPLES if how == "moments" else 32
 
 
-def _local_pass(bnn: Bayesian, batches: Callable[[], Iterator[Inputs]]) -> Tensor:
+def _local_pass(bnn: Bayesian, batches: Batches) -> Tensor:
     return torch.cat([bnn.method.draw(bnn, inputs) for inputs in batches()])
 
 
-def _batches(x: Any, size: int | None, device: torch.device) -> Callable[[], Iterator[Inputs]]:
+def _batches(x: Any, size: int | None, device: torch.device) -> Batches:
     """A function that starts a fresh pass over the inputs."""
     if _is_loader(x):
         kept = [split_batch(batch)[0] for batch in x]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,9 @@ Inputs: TypeAlias = Any
 
 Batch: TypeAlias = Any
 """Inputs with targets: `(x, y)`, `(x1, x2, ..., y)`, or a dict with one of the keys in `TARGET_KEYS`."""
+
+Batches: TypeAlias = Callable[[], Iterator[Inputs]]
+"""Inputs in parts, on the network's device: a function that starts a pass over them."""
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.types import Batch, Inputs, Params, call, fitting, split_batch
+from bayeslim.types import Batch, Batches, Inputs, Params, call, fitting, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -131,9 +131,9 @@ class Method:
                 bnn.model.get_parameter(name).copy_(value)
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """A prediction, or None to leave it to the posterior's type."""
+        """A prediction for all inputs, which come in parts, or None to leave it to the posterior's type."""
         return None
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence | None:

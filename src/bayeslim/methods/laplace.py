@@ -28,7 +28,7 @@ from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Gaussian
 from bayeslim.priors import Normal
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.types import Inputs, call, device_of
+from bayeslim.types import Batches, call
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -186,16 +186,11 @@ class Laplace(FoundPosterior):
         return result
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """The linearised network's prediction in closed form, or by draws of it where there is none."""
-        from bayeslim.predict import _batches
-
         if how == "sample":
             return None
-        batches = _batches(inputs, 1024, device_of(bnn.model))
-        if hasattr(inputs, "__next__"):  # a generator, which is gone after one pass
-            batches = list(batches()).__iter__
         if how in ("mean", "map"):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
         if how not in gaussian_outputs.LINKS:

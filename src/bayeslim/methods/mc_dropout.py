@@ -24,7 +24,7 @@ from bayeslim.errors import UnsupportedModel
 from bayeslim.methods.dropout_masks import dropping_out, drops_out, masks_of, mentions_dropout, one_probe_each
 from bayeslim.methods.noisy_network import NoisyNetwork, random_seed
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, call
+from bayeslim.types import Batches, Inputs, call
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -47,11 +47,11 @@ class MCDropout(NoisyNetwork):
             raise UnsupportedModel(_NONE.format(type(bnn.model).__name__))
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """From draws of masks; by "mean" and "map" without any."""
         with one_probe_each():
-            return super().predictive(bnn, inputs, samples, how, generator)
+            return super().predictive(bnn, batches, samples, how, generator)
 
     def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
         """The outputs of one network, or of one for every example."""

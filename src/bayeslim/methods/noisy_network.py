@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeslim.methods.point_network import PointNetwork
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, call, device_of
+from bayeslim.types import Batches, Inputs, call
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -30,17 +30,15 @@ class NoisyNetwork(PointNetwork):
         """The outputs for all inputs with one draw of the noise, or with `local` one for every example."""
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """From draws of the noise; by "mean" and "map" without any."""
-        from bayeslim.predict import _batches
-
         if how not in ("auto", "sample", "local", "mean", "map"):
             return None
-        batches = list(_batches(inputs, 1024, device_of(bnn.model))())
+        parts = list(batches())
         if how in ("mean", "map"):
-            return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches]).unsqueeze(0))
-        passes = [self.noisy_pass(bnn, batches, how == "local") for _ in range(samples)]
+            return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in parts]).unsqueeze(0))
+        passes = [self.noisy_pass(bnn, parts, how == "local") for _ in range(samples)]
         return bnn.likelihood.predict(torch.stack(passes))
 
 

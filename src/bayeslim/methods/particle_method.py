@@ -13,7 +13,7 @@ from bayeslim.errors import NotFitted
 from bayeslim.methods.base import Method
 from bayeslim.posteriors.particles import Particles, stacked, tensors_of
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, Params, call, device_of
+from bayeslim.types import Batches, Inputs, Params, call
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -83,16 +83,13 @@ class ParticleMethod(Method):
                 weight.masked_fill_(~mask.to(weight.device), 0)
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """None, but for the one network while training, when there are no particles yet."""
-        from bayeslim.predict import _batches
-
         if how == "local":
             raise ValueError(f'The networks of {self.name} have no noise to draw for every example. Use how="sample".')
         if how not in ("mean", "map") or "posterior" in bnn.state:
             return None
-        batches = _batches(inputs, 1024, device_of(bnn.model))
         return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
 
 

@@ -24,7 +24,7 @@ from bayeslim.likelihoods import Categorical
 from bayeslim.methods.base import Terms
 from bayeslim.methods.point_network import PointNetwork
 from bayeslim.results import Prediction
-from bayeslim.types import Batch, Inputs, call, device_of, split_batch
+from bayeslim.types import Batch, Batches, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -75,14 +75,11 @@ class Student(PointNetwork):
         return Terms(distance.mean(), outputs.new_zeros(()), 0.0, 1)
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """Of a Dirichlet in closed form, with draws from it as samples; "sample" takes everything from the draws."""
-        from bayeslim.predict import _batches
-
         if how not in ("auto", "sample", "mean", "map"):
             return None
-        batches = _batches(inputs, 1024, device_of(bnn.model))
         outputs = torch.cat([call(bnn.model, x) for x in batches()])
         if self.outputs != "dirichlet" or how in ("mean", "map"):
             return bnn.likelihood.predict(outputs.unsqueeze(0))

@@ -33,7 +33,7 @@ from bayeslim.methods.particle_method import ParticleMethod, set_tensors, snapsh
 from bayeslim.methods.stein import descent
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit, Prediction
-from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
+from bayeslim.types import Batch, Batches, Params, call, device_of, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -144,12 +144,12 @@ class SVGD(ParticleMethod):
         return result
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """Of a flock, the prediction of all its networks together."""
         if isinstance(bnn.model, Flock):
-            return bnn.likelihood.predict(call(bnn.model, inputs))
-        return super().predictive(bnn, inputs, samples, how, generator)
+            return bnn.likelihood.predict(torch.cat([call(bnn.model, inputs) for inputs in batches()], 1))
+        return super().predictive(bnn, batches, samples, how, generator)
 
     def _starts(self, bnn: Bayesian, start: Callable[[], nn.Module] | None) -> list[Params]:
         """Where the particles begin; the network is as it was afterwards."""

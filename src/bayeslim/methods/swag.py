@@ -27,7 +27,7 @@ from bayeslim.methods.found_posterior import FoundPosterior
 from bayeslim.methods.refit import restored_on_failure
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Fit, Prediction
-from bayeslim.types import Inputs, call, device_of
+from bayeslim.types import Batches, call
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -73,18 +73,16 @@ class SWAG(GaussianAveraging, FoundPosterior):
         bnn.state.pop("networks", None)  # drawn from what the posterior was, and measured with it
 
     def predictive(
-        self, bnn: Bayesian, inputs: Inputs, samples: int, how: str, generator: torch.Generator | None
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """From the networks that were measured, where there are such; while training, of the one network."""
-        from bayeslim.predict import _batches, predictive
+        from bayeslim.predict import predictive
 
         if how == "local":
             raise ValueError('SWAG has no noise to draw for every example. Use how="sample".')
         networks = bnn.state.get("networks")
         if networks is not None and how in ("auto", "sample"):
-            batches = _batches(inputs, 1024, device_of(bnn.model))
             return bnn.likelihood.predict(predictive(networks, bnn, batches, samples, how, generator))
         if how not in ("mean", "map") or "posterior" in bnn.state:
             return None
-        batches = _batches(inputs, 1024, device_of(bnn.model))
         return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
