@@ -83,7 +83,9 @@ def test_a_useful_context_saves_bits_and_a_useless_one_costs_few():
 )
 def test_a_step_is_found_and_gives_every_value_back(dtype, codes, data):
     form = FORMATS[dtype]
-    scale = torch.tensor(data.draw(st.floats(0.001, 1.0))).to(torch.float16 if dtype == torch.float16 else torch.bfloat16)
+    scale = torch.tensor(data.draw(st.floats(0.001, 1.0))).to(
+        torch.float16 if dtype == torch.float16 else torch.bfloat16
+    )
     values = (torch.tensor(codes, dtype=torch.float64) * (1 if dtype == torch.bfloat16 else scale.double())).to(dtype)
     values = values[values != 0]
     patterns = form.patterns(values)
@@ -166,5 +168,9 @@ def test_neighbours_against_coordinates(grid):
             for right in (-1, 0, 1):
                 y, x = line + down, place + right
                 inside = 0 <= y < grid.height and 0 <= x < grid.width
-                wanted = [int(np.ravel_multi_index((channel, y, x), (grid.channels, grid.height, grid.width)))] if inside else []
+                wanted = (
+                    [int(np.ravel_multi_index((channel, y, x), (grid.channels, grid.height, grid.width)))]
+                    if inside
+                    else []
+                )
                 assert grid.at(column, [(down, right)]) == wanted

@@ -8,15 +8,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bayeslim.coding.adaptive import Naturals, Symbols
-from bayeslim.coding.coders import Coder, Meter
+from bayeslim.coding.coders import Coder
 from bayeslim.coding.codes import LARGEST_ALPHABET, code_codes
 from bayeslim.coding.formats import Format, Patterns
 from bayeslim.coding.geometry import Grid, Integers
@@ -26,6 +26,7 @@ GRID, ROWS, TABLE, RAW = range(4)
 _LARGEST_CODE = 1 << 16
 _LARGEST_TABLE = 1 << 12
 _PIECE = 16
+_BITS_OF_A_STEP = 24.0
 _NO_STEP = Step(1, 0)
 
 
@@ -64,18 +65,21 @@ class Values:
         self._tables: list[tuple[Patterns, Patterns]] = []
 
     def best(self, patterns: Patterns, places: Places, form: Format) -> int:
-        """The way that takes the fewest bits."""
-        found = common_step(form.floats(patterns))
-        if found is not None and np.abs(found[1]).max() <= LARGEST_ALPHABET:
-            return GRID
-        costs = {}
-        for kind in (GRID, ROWS, TABLE, RAW):
-            meter = Meter()
+        """The way that takes the fewest bits, by about what each takes."""
+        costs = {RAW: _entropy(patterns >> np.uint64(form.fraction)) + len(patterns) * form.fraction}
+        listed = np.unique(patterns)
+        if len(listed) <= _LARGEST_TABLE:
+            new = (
+                0 if any(_holds(table, listed) for table in self._tables) else len(listed) * (form.bits - _idle(listed))
+            )
+            costs[TABLE] = _entropy(patterns) + new
+        for kind, parts in ((GRID, [patterns]), (ROWS, places.rows(patterns))):
             try:
-                copy.deepcopy(self).code(meter, kind, patterns, places, form)
+                codes = np.concatenate([_on_step(part, form)[1] for part in parts])
             except Impossible:
                 continue
-            costs[kind] = meter.bits
+            few = np.abs(codes).max() <= LARGEST_ALPHABET
+            costs[kind] = _BITS_OF_A_STEP * len(parts) + (_entropy(codes) if few else _digits(codes))
         return min(costs, key=lambda kind: costs[kind])
 
     def code(self, coder: Coder, kind: int, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
@@ -140,7 +144,7 @@ class Values:
     def _choose_table(self, coder: Coder, patterns: Patterns | None, form: Format) -> tuple[Patterns, Patterns]:
         """An earlier table, or a new one: the values of either sign, in the order of their size."""
         wanted = np.unique(patterns) if patterns is not None else np.zeros(0, np.uint64)
-        fits = (place for place, table in enumerate(self._tables) if np.isin(wanted, np.concatenate(table)).all())
+        fits = (place for place, table in enumerate(self._tables) if _holds(table, wanted))
         place = coder.uniform(next(fits, len(self._tables)), len(self._tables) + 1)
         if place == len(self._tables):
             self._tables.append(self._new_table(coder, wanted, form))
@@ -149,8 +153,7 @@ class Values:
     def _new_table(self, coder: Coder, wanted: Patterns, form: Format) -> tuple[Patterns, Patterns]:
         if len(wanted) > _LARGEST_TABLE:
             raise Impossible
-        joint = int(np.bitwise_or.reduce(wanted)) if len(wanted) else 1
-        idle = coder.uniform((joint & -joint).bit_length() - 1, form.bits)
+        idle = coder.uniform(_idle(wanted), form.bits)
         negative = _is_negative(wanted, form)
 
         def entries(given: list[int], sign: int) -> Patterns:
@@ -167,6 +170,28 @@ def _on_step(patterns: Patterns, form: Format) -> tuple[Step, Integers]:
     if found is None or np.abs(found[1]).max() > _LARGEST_CODE:
         raise Impossible
     return found
+
+
+def _entropy(symbols: NDArray[Any]) -> float:
+    """About what adaptive symbols cost: their entropy, and a few bits for each that there is."""
+    counts = np.unique(symbols, return_counts=True)[1]
+    return float(-(counts * np.log2(counts / counts.sum())).sum()) + 4.0 * len(counts)
+
+
+def _digits(codes: Integers) -> float:
+    """About what codes of too many kinds to learn cost: their sign, how many digits they have, and those."""
+    digits = np.floor(np.log2(np.abs(codes)))
+    return float(digits.sum()) + len(codes) + _entropy(digits)
+
+
+def _holds(table: tuple[Patterns, Patterns], wanted: Patterns) -> bool:
+    return bool(np.isin(wanted, np.concatenate(table)).all())
+
+
+def _idle(patterns: Patterns) -> int:
+    """How many of the last bits are zero in all patterns."""
+    joint = int(np.bitwise_or.reduce(patterns)) if len(patterns) else 1
+    return (joint & -joint).bit_length() - 1
 
 
 def _is_negative(patterns: Patterns, form: Format) -> NDArray[np.bool_]:

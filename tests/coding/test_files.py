@@ -1,0 +1,349 @@
+"""Coded files: every network comes back to the bit; every other file is refused."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import bayeslim as bl
+import pytest
+import torch
+from bayeslim.coding.coders import Writer
+from bayeslim.errors import BayeslimError, CorruptFile, UnsupportedModel
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+
+def round_(network, levels=7, density=0.1, seed=0, dtype=torch.float32):
+    """Random sparse values on a grid for every weight, and finer ones for vectors."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            most = levels if parameter.ndim > 1 else 15
+            codes = torch.randint(-most, most + 1, parameter.shape, generator=generator)
+            kept = torch.rand(parameter.shape, generator=generator) < (density if parameter.ndim > 1 else 0.8)
+            scale = (torch.rand((), generator=generator) + 0.1).to(torch.bfloat16).float()
+            parameter.copy_((codes * kept).float() * scale)
+    return network.to(dtype)
+
+
+def same(one, other):
+    a, b = one.state_dict(), other.state_dict()
+    return list(a) == list(b) and all(
+        torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype and a[n].shape == b[n].shape for n in a
+    )
+
+
+class Odd(nn.Module):
+    """Tied weights, a scalar, an empty tensor, a buffer of integers, one of booleans, and one that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = nn.Linear(5, 5, bias=False)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(torch.tensor(0.75))
+        self.none = nn.Parameter(torch.zeros(0, 3))
+        self.nothing = nn.Parameter(torch.zeros(4, 0))
+        self.register_buffer("steps", torch.tensor([3, -7, 1 << 60]))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("passing", torch.ones(2), persistent=False)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_random_networks_come_back_to_the_bit(tmp_path, data):
+    inputs, units, outputs = (data.draw(st.integers(1, 30)) for _ in range(3))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
+    density = data.draw(st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+    levels = data.draw(st.sampled_from([1, 7, 100, 1000]))
+    network = nn.Sequential(nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, outputs))
+    round_(network, levels, density, data.draw(st.integers(0, 99)), dtype)
+    path = tmp_path / "network.bayes"
+    encoded = bl.encode(network, path, raw=True)
+    assert same(bl.decode(path, model=network), network)
+    assert encoded.bytes == os.path.getsize(path)
+    assert sum(encoded.parts.values()) == pytest.approx(encoded.bytes, abs=1.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_floats_as_they_are(tmp_path, dtype):
+    network = nn.Sequential(nn.Linear(30, 20, dtype=dtype), nn.Linear(20, 3, dtype=dtype))
+    with torch.no_grad():
+        network[0].weight[:, ::2] = 0
+        network[0].weight[0, 1] = float("nan")
+        network[0].weight[1, 1] = float("-inf")
+    with pytest.raises(ValueError, match=r"0\.weight.*no grid.*raw=True"):
+        bl.encode(network, tmp_path / "network.bayes")
+    assert not (tmp_path / "network.bayes").exists()
+    encoded = bl.encode(network, tmp_path / "network.bayes", raw=True)
+    found = bl.decode(tmp_path / "network.bayes", network)
+    for a, b in zip(found.parameters(), network.parameters(), strict=True):
+        assert torch.equal(a.detach().view(torch.uint8), b.detach().view(torch.uint8))
+    stored = sum(t.count_nonzero().item() * t.element_size() for t in network.parameters())
+    assert encoded.bytes < stored
+
+
+@pytest.mark.parametrize("name", ["lenet_300_100", "lenet5"])
+def test_the_zoo_needs_no_model_and_few_bytes_for_its_name(tmp_path, name):
+    network = round_(bl.zoo.create(name), density=0.004)
+    encoded = bl.encode(network, tmp_path / "slim.bayes")
+    found = bl.decode(tmp_path / "slim.bayes")
+    assert same(found, network)
+    assert found.zoo_config == network.zoo_config
+    assert encoded.header < 24
+
+
+def test_arguments_that_are_not_the_usual_ones(tmp_path):
+    network = round_(bl.zoo.mlp(20, inputs=49, classes=3, dropout=0.25))
+    bl.encode(network, tmp_path / "slim.bayes")
+    found = bl.decode(tmp_path / "slim.bayes")
+    assert same(found, network)
+    assert found.zoo_config == network.zoo_config
+
+
+def test_other_types_of_the_zoo(tmp_path):
+    network = round_(bl.zoo.lenet_300_100(), density=0.003).half()
+    bl.encode(network, tmp_path / "slim.bayes", raw=True)
+    assert same(bl.decode(tmp_path / "slim.bayes"), network)
+
+
+@pytest.mark.parametrize("name", ["lenet_300_100", "lenet5"])
+def test_compacted_networks_of_the_zoo(tmp_path, name):
+    network = bl.zoo.create(name)
+    with torch.no_grad():
+        for index, parameter in enumerate(network.parameters()):
+            if parameter.ndim > 1 and index < len(list(network.parameters())) - 2:
+                parameter[parameter.shape[0] // 3 :] = 0
+    x = torch.randn(2, 1, 28, 28)
+    slim = round_(bl.compact(network, example=x), density=0.02)
+    assert slim.state_dict()[next(iter(slim.state_dict()))].shape[0] < next(network.parameters()).shape[0]
+    encoded = bl.encode(slim, tmp_path / "slim.bayes")
+    found = bl.decode(tmp_path / "slim.bayes")
+    assert same(found, slim)
+    assert str(found) == str(slim)
+    assert torch.equal(found(x), slim(x))
+    assert encoded.header < 28
+
+
+def test_batch_norms_and_their_statistics(tmp_path):
+    network = bl.zoo.vgg(width=0.05)
+    network(torch.randn(4, 3, 32, 32))
+    round_(network, density=0.05)
+    bl.encode(network, tmp_path / "slim.bayes", raw=True)
+    assert same(bl.decode(tmp_path / "slim.bayes"), network)
+
+
+def test_ties_scalars_and_buffers(tmp_path):
+    network = round_(Odd(), density=0.5)
+    with torch.no_grad():
+        network.scale.fill_(0.75)
+    bl.encode(network, tmp_path / "odd.bayes")
+    model = Odd()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = bl.decode(tmp_path / "odd.bayes", model=model)
+    assert same(found, network)
+    assert found.second.weight is found.first.weight
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_step_for_each_unit_and_tables(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(50, 40, bias=False), nn.Linear(40, 50, bias=False), nn.Linear(50, 40, bias=False))
+    table = torch.randn(15, generator=generator).to(torch.bfloat16).float()
+    with torch.no_grad():
+        scales = torch.rand(40, 1, generator=generator).to(torch.bfloat16).float() + 0.1
+        network[0].weight.copy_(torch.randint(-7, 8, (40, 50), generator=generator) * scales.to(torch.bfloat16).float())
+        for layer in network[1:]:
+            layer.weight.copy_(table[torch.randint(0, 15, layer.weight.shape, generator=generator)])
+    encoded = bl.encode(network, tmp_path / "network.bayes")
+    assert same(bl.decode(tmp_path / "network.bayes", network), network)
+    assert encoded.parts["0.weight", "values"] < 2000 * 4 / 8 + 40 * 4
+    first, second = (encoded.parts[f"{layer}.weight", "values"] for layer in (1, 2))
+    assert first < 2000 * 3.91 / 8 + 15 * 2 + 30
+    assert second < first - 15  # the table is there already
+
+
+def test_the_same_network_is_the_same_bytes(tmp_path):
+    network = round_(bl.zoo.lenet_300_100(), density=0.003)
+    for name in "ab":
+        bl.encode(network, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_the_bytes_of_the_format(tmp_path):
+    """The file of one small network, byte by byte: a change of these is a change of the format, and of its version."""
+    network = nn.Linear(6, 4)
+    with torch.no_grad():
+        network.weight.copy_(
+            torch.tensor([[0, 0, 1, 0, 2, 0], [0] * 6, [-1, 0, 0, 0, 0, 3], [0, 0, 1, 1, 0, 0]]) * 0.375
+        )
+        network.bias.copy_(torch.tensor([0.5, 0, -1.5, 1.0]))
+    bl.encode(network, tmp_path / "a")
+    assert (tmp_path / "a").read_bytes().hex() == "GOLDEN"
+
+
+def test_what_quantise_returns(tmp_path):
+    class Result:
+        network = round_(bl.zoo.lenet_300_100(), density=0.003)
+
+    bl.encode(Result(), tmp_path / "slim.bayes")
+    assert same(bl.decode(tmp_path / "slim.bayes"), Result.network)
+
+
+def test_the_table_of_parts(tmp_path):
+    encoded = bl.encode(round_(bl.zoo.lenet_300_100(), density=0.003), tmp_path / "slim.bayes")
+    text = repr(encoded)
+    assert f"{encoded.bytes:,} bytes" in text
+    assert all(name in text for name in ("fc1.weight", "fc3.bias", "positions", "values", "header", "266,610"))
+    assert encoded.total("positions") + encoded.total("values") + encoded.header == pytest.approx(
+        encoded.bytes, abs=1.1
+    )
+
+
+def test_sizes_are_near_the_entropy(tmp_path):
+    """Unstructured weights: no more than 2 % above the entropy of positions and values, and a constant."""
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Linear(1000, 300, bias=False)
+    probabilities = torch.tensor([0.05, 0.15, 0.3, 0.3, 0.15, 0.05])
+    levels = torch.tensor([-3, -2, -1, 1, 2, 3]) * 0.125
+    kept = torch.rand(300, 1000, generator=generator) < 0.02
+    chosen = levels[torch.multinomial(probabilities, 300_000, replacement=True, generator=generator)].view(300, 1000)
+    with torch.no_grad():
+        network.weight.copy_(chosen * kept)
+    encoded = bl.encode(network, tmp_path / "a")
+    p = kept.double().mean()
+    of_positions = 300_000 * -(p * p.log2() + (1 - p) * (1 - p).log2()).item() / 8
+    of_values = int(kept.sum()) * -(probabilities * probabilities.log2()).sum().item() / 8
+    assert encoded.total("positions") < 1.02 * of_positions + 16
+    assert encoded.total("values") < 1.02 * of_values + 16
+    assert encoded.bytes > 0.97 * (of_positions + of_values)
+
+
+def test_every_damaged_byte_and_every_length_is_refused(tmp_path):
+    network = round_(nn.Linear(12, 9), density=0.2)
+    path = tmp_path / "a"
+    bl.encode(network, path)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        for flip in (1, 0x80, 0xFF):
+            path.write_bytes(content[:place] + bytes([content[place] ^ flip]) + content[place + 1 :])
+            with pytest.raises(CorruptFile):
+                bl.decode(path, network)
+        path.write_bytes(content[:place])
+        with pytest.raises(CorruptFile):
+            bl.decode(path, network)
+    path.write_bytes(content + b"\0")
+    with pytest.raises(CorruptFile, match="checksum"):
+        bl.decode(path, network)
+
+
+def signed(content):
+    return content + zlib.crc32(content).to_bytes(4, "big")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_hostile_files_with_good_checksums_do_no_harm(tmp_path, data):
+    """Whatever the bytes say, it is a network or a `CorruptFile`."""
+    network = nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 3))
+    path = tmp_path / "a"
+    if not path.exists():
+        bl.encode(round_(nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 3)), density=0.3), path)
+        (tmp_path / "b").write_bytes(path.read_bytes())
+    content = bytearray((tmp_path / "b").read_bytes()[:-4])
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(3, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(signed(bytes(content[: data.draw(st.integers(3, len(content)))])))
+    try:
+        found = bl.decode(path, network)
+    except BayeslimError:
+        return
+    assert {n: t.shape for n, t in found.state_dict().items()} == {n: t.shape for n, t in network.state_dict().items()}
+
+
+def header(name, text="", kind=1):
+    """A file that names a network of the zoo and ends there."""
+    from bayeslim.coding.architecture import _code_name, _code_text
+
+    writer = Writer()
+    writer.uniform(kind, 3)
+    _code_name(writer, name)
+    _code_text(writer, text)
+    return signed(b"bs\1" + writer.finish() + b"\0" * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("lenet7", "", "does not have"),
+        ("lenet5", '{"classes":1000000000}', "far larger"),
+        ("lenet5", '{"classes":9999,"in_channels":9999,"image_size":9999}', "far larger"),
+        ("lenet5", '{"classes":"many"}', "does not have"),
+        ("lenet5", '{"colour":1}', "does not have"),
+        ("lenet5", '{"classes":', "does not have"),
+        ("lenet5", "[1]", "does not have"),
+        ("lenet5", "\u00ff", "does not"),
+    ],
+)
+def test_networks_that_a_file_must_not_name(tmp_path, name, text, message):
+    path = tmp_path / "a"
+    path.write_bytes(header(name, text))
+    with pytest.raises(CorruptFile, match=message):
+        bl.decode(path)
+
+
+def test_foreign_files(tmp_path):
+    path = tmp_path / "a"
+    for content in (b"", b"bs", b"PK\3\4" + bytes(100), bytes(1000)):
+        path.write_bytes(content)
+        with pytest.raises(CorruptFile, match="not written by"):
+            bl.decode(path)
+    path.write_bytes(signed(b"bs\2abcdef"))
+    with pytest.raises(CorruptFile, match="version 2"):
+        bl.decode(path)
+    with pytest.raises(FileNotFoundError):
+        bl.decode(tmp_path / "nowhere")
+    with pytest.raises(CorruptFile, match="folder"):
+        bl.decode(tmp_path)
+
+
+def test_models_that_do_not_fit(tmp_path):
+    path = tmp_path / "a"
+    bl.encode(round_(nn.Linear(12, 9)), path)
+    with pytest.raises(BayeslimError, match=r"model=YourModel\(\)"):
+        bl.decode(path)
+    for other in (nn.Linear(12, 8), nn.Linear(12, 9, bias=False), nn.Linear(12, 9).double(), nn.Conv1d(12, 9, 1)):
+        with pytest.raises(CorruptFile, match="does not fit"):
+            bl.decode(path, model=other)
+    with pytest.raises(TypeError, match="plain"):
+        bl.decode(path, model="Linear")
+    bl.encode(round_(bl.zoo.lenet5(), density=0.001), path)
+    with pytest.raises(CorruptFile, match="does not fit"):
+        bl.decode(path, model=bl.zoo.lenet5(classes=11))
+
+
+def test_what_cannot_be_coded(tmp_path):
+    bnn = bl.bayesianize(nn.Linear(3, 2), bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    for wrong in (bnn, "network", {"weight": torch.zeros(3)}):
+        with pytest.raises(TypeError, match="plain"):
+            bl.encode(wrong, tmp_path / "a")
+    strange = nn.Linear(3, 2)
+    strange.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(UnsupportedModel, match="phase"):
+        bl.encode(strange, tmp_path / "a")
+    with pytest.raises(BayeslimError, match="folder"):
+        bl.encode(round_(nn.Linear(3, 2)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    bl.encode(round_(nn.Linear(3, 2)), path)
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(BayeslimError, match="No space left"):
+        bl.encode(round_(nn.Linear(3, 2), seed=1), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
