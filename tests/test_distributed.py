@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimWarning
-from bayeslim.families import DiagonalGaussian, DropoutGaussian, LowRankGaussian, MixtureOfGaussians
+from bayeslim.families import DiagonalGaussian, DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point
 
 WORLD = 2
 WHOLE = {
     "dropout": bl.Variational(DropoutGaussian(0.2, per="unit", largest=1.0), estimator="shared"),
+    "gates": bl.Variational(gates=bl.gates.HalfCauchy(initial_std=0.2), estimator="shared"),
+    "gated points": bl.Variational(Point(), gates=bl.gates.Bernoulli(), estimator="shared"),
     "lowrank": bl.Variational(LowRankGaussian(2, initial_std=0.2)),
     "mixture": bl.Variational(MixtureOfGaussians(2, initial_std=0.2)),
     "renyi": bl.Variational(DiagonalGaussian(initial_std=0.2), renyi=0.5, samples=2),
@@ -141,7 +143,7 @@ def ranks(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
     return [load_file(folder / f"rank{rank}.safetensors") for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("kind", ["shared", "dropout", "lowrank", "mixture"])
+@pytest.mark.parametrize("kind", ["shared", "dropout", "gates", "gated points", "lowrank", "mixture"])
 def test_the_gradient_of_two_processes_is_that_of_one_with_the_same_weights_drawn(ranks, kind):
     bnn = network(kind)
     torch.manual_seed(7)

@@ -179,6 +179,13 @@ def test_priors_may_be_made_of_priors():
     assert prior == bl.priors.Normal(learn=True, hyperprior=bl.priors.StudentT(df=4.0))
 
 
+def test_gates_by_name():
+    text = "variational(family=point(), gates=hard_concrete(cost=5.0), gate_at={'fc1': 'inputs'})"
+    assert sources.method_by_name(text) == bl.Variational(
+        bl.families.Point(), gates=bl.gates.HardConcrete(cost=5.0), gate_at={"fc1": "inputs"}
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

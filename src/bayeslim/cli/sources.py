@@ -19,6 +19,7 @@ from bayeslim.data.dataset import Dataset, Scale
 from bayeslim.data.load import IMAGE_SETS
 from bayeslim.data.loader import Loader
 from bayeslim.families import FAMILIES
+from bayeslim.gates import GATES
 from bayeslim.likelihoods import LIKELIHOODS, Likelihood
 from bayeslim.methods import METHODS, Method, Subnetwork
 from bayeslim.priors import PRIORS, Prior
@@ -27,7 +28,7 @@ from bayeslim.schedules import SCHEDULES
 from bayeslim.storage import INDEX, check_fits
 from bayeslim.types import Inputs, split_batch
 
-PARTS = {**FAMILIES, **SCHEDULES, "subnetwork": Subnetwork}
+PARTS = {**FAMILIES, **GATES, **SCHEDULES, "subnetwork": Subnetwork}
 """What a method may be made of, by name."""
 
 NETWORK = "network"
