@@ -22,6 +22,7 @@ from bayeslim.errors import NoSiteMatched
 from bayeslim.likelihoods import Gaussian
 from bayeslim.methods.base import Terms
 from bayeslim.methods.fresh import check_resettable, start_afresh_
+from bayeslim.methods.learned_noise import average_noise_, noise_of
 from bayeslim.methods.moving import Moving, moving_weights
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.methods.quick_prior import log_prior
@@ -154,6 +155,8 @@ class ChainMethod(ParticleMethod):
     ) -> Fit:
         """Run the chains, and keep their networks as the posterior.
 
+        A noise that is learned along is the average of where the chains have left it.
+
         Args:
             bnn: the network; the first chain starts from its weights.
             loader: batches of inputs and targets.
@@ -184,8 +187,8 @@ class ChainMethod(ParticleMethod):
         kept = self.time.kept(total, self.samples, self.thinning)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = moving_weights(bnn, self, loader)
-        begin, noise = _copied(bnn.model), _copied(bnn.likelihood)
-        result, found = Fit(), []
+        begin, noise = _copied(bnn.model), noise_of(bnn.likelihood)
+        result, found, noises = Fit(), [], []
         with restored_on_failure(bnn), ExitStack() as afterwards:
             afterwards.callback(bnn.state.pop, "course", None)
             for index in range(rank * self.chains, (rank + 1) * self.chains):
@@ -207,11 +210,13 @@ class ChainMethod(ParticleMethod):
                         accumulate=accumulate, **training,
                     )  # fmt: skip
                     found.append(chain.particles(bnn))
+                    noises.append(noise_of(bnn.likelihood))
                 several = {"chain": index + 1} if self.chains * world > 1 else {}
                 result.history += [several | epoch for epoch in done.history]
                 result.seconds += done.seconds
                 result.resumed_from += done.resumed_from
                 result.stopped = done.stopped
+            average_noise_(bnn.likelihood, noises, between_ranks=True)
         self.keep(bnn, between_ranks(joined(found)))
         result.details["chains"] = self.chains * world
         return result

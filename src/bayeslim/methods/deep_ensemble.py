@@ -24,6 +24,7 @@ from bayeslim.methods.abreast import SKELETON, Abreast, AbreastLoader, is_faster
 from bayeslim.methods.adversarial import adversarial_loss
 from bayeslim.methods.base import Terms
 from bayeslim.methods.fresh import check_resettable, start_afresh_
+from bayeslim.methods.learned_noise import average_noise_, noise_of
 from bayeslim.methods.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.refit import restored_on_failure
 from bayeslim.posteriors import Particles
@@ -94,6 +95,8 @@ class DeepEnsemble(ParticleMethod):
         **training: Any,
     ) -> Fit:
         """Train every member from a random start; an ensemble that is fitted already, from where its members are.
+
+        A noise that is learned along is the average of the members'.
 
         Args:
             bnn: the network; frozen parameters stay as they are in every member.
@@ -169,7 +172,7 @@ class _Job:
         from bayeslim.train import _rank_and_world, _seeded, fit
 
         bnn, result, found = self.bnn, Fit(), []
-        step, noise = bnn.step, {name: value.clone() for name, value in bnn.likelihood.state_dict().items()}
+        step, noise = bnn.step, noise_of(bnn.likelihood)
         noises: list[Params] = []
         for member in range(self.count):
             with _seeded(self._seed_of(member), _rank_and_world()[0]):
@@ -178,12 +181,12 @@ class _Job:
                 bnn.likelihood.load_state_dict(noise)
                 done = fit(bnn, self.loader, **self._options(bnn, f"member-{member + 1}"))
             found.append(snapshot(bnn))
-            noises.append({name: value.clone() for name, value in bnn.likelihood.state_dict().items()})
+            noises.append(noise_of(bnn.likelihood))
             result.history += [{"member": member + 1, **epoch} for epoch in done.history]
             result.seconds += done.seconds
             result.resumed_from += done.resumed_from
             result.stopped = done.stopped if result.stopped == "epochs" else result.stopped
-        bnn.likelihood.load_state_dict({name: torch.stack([each[name] for each in noises]).mean(0) for name in noise})
+        average_noise_(bnn.likelihood, noises)
         return result, gathered(found)
 
     def together(self) -> tuple[Fit, Particles]:

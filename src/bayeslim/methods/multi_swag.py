@@ -22,6 +22,7 @@ from torch import nn
 from bayeslim.methods.averaging import GaussianAveraging, averaged
 from bayeslim.methods.batch_statistics import drawn
 from bayeslim.methods.fresh import check_resettable, start_afresh_
+from bayeslim.methods.learned_noise import average_noise_, noise_of
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.methods.refit import restored_on_failure
 from bayeslim.results import Fit
@@ -67,7 +68,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
         seed: int | None = None,
         **training: Any,
     ) -> Fit:
-        """Train every member from a random start of its own, and draw networks around each.
+        """Train every member from a random start, and draw networks around each; a learned noise is their average.
 
         Args:
             bnn: the network. One that was pruned goes on from where it is instead, or its zeros would lose their sense.
@@ -91,7 +92,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
             )
         if start is None and not bnn.masks:
             check_resettable(bnn.model)
-        step, result, found = bnn.step, Fit(), []
+        step, result, found, noises = bnn.step, Fit(), [], []
         begin = {name: value.clone() for name, value in bnn.state_dict().items()}
         with restored_on_failure(bnn):
             for member in range(self.members):
@@ -107,10 +108,12 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
                         optimizer=None if optimizer is None else optimizer(_trainable(bnn)), **training,
                     )  # fmt: skip
                     found.append(drawn(bnn, trajectory.gaussian(self.scale), loader, self.samples))
+                    noises.append(noise_of(bnn.likelihood))
                 result.history += [{"member": member + 1, **epoch} for epoch in done.history]
                 result.seconds += done.seconds
                 result.resumed_from += done.resumed_from
                 result.stopped = done.stopped
+            average_noise_(bnn.likelihood, noises)
         self.keep(bnn, joined(found))
         return result
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bayeslim.errors import BayeslimError
+from bayeslim.methods.learned_noise import average_noise_, noise_of
 from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.methods.refit import restored_on_failure
 from bayeslim.results import Fit
@@ -27,6 +28,9 @@ from bayeslim.types import Params, device_of
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
     from bayeslim.train import Epoch
+
+PARTS = ("value", "rest", "noise")
+"""Of a snapshot in a file: random parameters, what else changes, and what the likelihood has learned."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Snapshot(ParticleMethod):
         callbacks: Sequence[Any] = (),
         **training: Any,
     ) -> Fit:
-        """Train through all cycles, and keep a network at the end of each.
+        """Train through all cycles, and keep a network at the end of each; a noise that is learned along is averaged.
 
         Args:
             bnn: the network; training starts from where it is.
@@ -89,14 +93,15 @@ class Snapshot(ParticleMethod):
             if training.get(option) is not None:
                 raise ValueError(f"Snapshot takes no {option}: {why}.")
         found: dict[int, tuple[Params, Params]] = {}
+        noises: dict[int, Params] = {}
         folder = None if checkpoint is None else Path(checkpoint)
 
         def gather(epoch: Epoch) -> None:
             cycle, within = divmod(epoch.number, epochs // self.cycles)
             if within == 0 and cycle > self.burn_in:
-                found[cycle] = snapshot(bnn)
+                found[cycle], noises[cycle] = snapshot(bnn), noise_of(bnn.likelihood)
                 if folder is not None and train._rank_and_world()[0] == 0:
-                    _write(folder / f"cycle-{cycle}", *found[cycle])
+                    _write(folder / f"cycle-{cycle}", *found[cycle], noises[cycle])
 
         with restored_on_failure(bnn):
             result = train.fit(
@@ -106,26 +111,33 @@ class Snapshot(ParticleMethod):
             for cycle in range(self.burn_in + 1, len(result.history) * self.cycles // epochs + 1):
                 if cycle not in found:  # before training was resumed
                     assert folder is not None
-                    found[cycle] = _read(folder / f"cycle-{cycle}", bnn)
+                    values, rest, noises[cycle] = _read(folder / f"cycle-{cycle}", bnn)
+                    found[cycle] = values, rest
             if not found:
                 raise BayeslimError(
                     f"Training stopped ({result.stopped}) before the first cycle that is kept had ended, so there is "
                     "no snapshot. Train longer, or use more cycles."
                 )
+            average_noise_(bnn.likelihood, [noises[cycle] for cycle in sorted(noises)])
         self.keep(bnn, gathered([found[cycle] for cycle in sorted(found)]))
         return result
 
 
-def _write(folder: Path, values: Params, rest: Params) -> None:
+def _write(folder: Path, values: Params, rest: Params, noise: Params) -> None:
     """Keep a snapshot beside the checkpoint of its epoch, and before it: later it could not be had again."""
-    tensors = {f"value:{n}": t for n, t in values.items()} | {f"rest:{n}": t for n, t in rest.items()}
-    write_folder(folder, "particle", {}, tensors)
+    write_folder(folder, "particle", {}, _named(values, rest, noise))
 
 
-def _read(folder: Path, bnn: Bayesian) -> tuple[Params, Params]:
+def _read(folder: Path, bnn: Bayesian) -> tuple[Params, Params, Params]:
     _, _, tensors = read_folder(folder, ("particle",))
-    values, rest = snapshot(bnn)
-    wanted = {f"value:{n}": t for n, t in values.items()} | {f"rest:{n}": t for n, t in rest.items()}
-    check_fits(wanted, tensors, type(bnn.model).__name__)
+    now = (*snapshot(bnn), noise_of(bnn.likelihood))
+    check_fits(_named(*now), tensors, type(bnn.model).__name__)
     device = device_of(bnn.model)
-    return {n: tensors[f"value:{n}"].to(device) for n in values}, {n: tensors[f"rest:{n}"].to(device) for n in rest}
+    values, rest, noise = (
+        {name: tensors[f"{part}:{name}"].to(device) for name in own} for part, own in zip(PARTS, now, strict=True)
+    )
+    return values, rest, noise
+
+
+def _named(*parts: Params) -> Params:
+    return {f"{part}:{n}": t for part, own in zip(PARTS, parts, strict=True) for n, t in own.items()}

@@ -34,6 +34,7 @@ from bayeslim.methods.coordinates import (
     to_mode_,
     with_normal_prior,
 )
+from bayeslim.methods.learned_noise import average_noise_, noise_of
 from bayeslim.methods.moving import Moving
 from bayeslim.methods.particle_method import ParticleMethod, set_tensors
 from bayeslim.methods.refit import restored_on_failure
@@ -185,6 +186,7 @@ class Subspace(ParticleMethod):
                         found, details = self._infer(space, loader, dtype, seed=base + 1, progress=progress, **options)
             finally:
                 bnn.state.pop("path", None)
+            average_noise_(bnn.likelihood, [noise_of(bnn.likelihood)], between_ranks=True)
         self.keep(bnn, between_ranks(found))
         spread = directions.norm(dim=0).tolist()
         result.details.update(details, chains=found.chains * world, spread=spread, explained=share)
