@@ -148,7 +148,7 @@ def test_the_gradient_of_two_processes_is_that_of_one_with_the_same_weights_draw
     bnn = network(kind)
     torch.manual_seed(7)
     bnn.loss((X, Y)).backward()
-    torch.testing.assert_close(ranks[0][f"gradient:{kind}"], gradients(bnn), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ranks[0][f"gradient:{kind}"], gradients(bnn), rtol=2e-7, atol=1e-12)
 
 
 def test_a_renyi_gradient_is_the_average_of_the_bounds_of_the_parts(ranks):
