@@ -221,7 +221,7 @@ def test_weights_behind_closed_gates_go_first(criterion):
 
 
 @every_family
-@pytest.mark.parametrize("criterion", ["auto", "magnitude", "snr", "curvature", "density", "mass"])
+@pytest.mark.parametrize("criterion", ["auto", "gates", "magnitude", "snr", "curvature", "density", "mass"])
 def test_plans_by_unit(family, criterion):
     bnn = gated(mlp(), X, family)
     close(bnn, _2_inputs=[0, 2, 5])
@@ -230,6 +230,37 @@ def test_plans_by_unit(family, criterion):
     slim = bl.compact(pruned, X)
     assert slim[0].out_features + slim[2].out_features < 14
     check_small(slim, pruned, X)
+
+
+def test_units_are_ranked_by_their_gates():
+    bnn = gated(mlp(), X)
+    with torch.no_grad():
+        bnn.model[2].inputs_gate_log_std[:] = torch.tensor([-3.0, 0.0, -3.0, -1.0, -3.0, -3.0, -3.0, -3.0])
+    plan = bl.plan(bnn, bl.Budget(threshold=2.1), criterion="gates", granularity="unit", example=X)
+    assert (~plan.masks["2.weight"]).all(0).nonzero()[:, 0].tolist() == [1, 3]
+    assert (~plan.masks["0.weight"]).all(1).nonzero()[:, 0].tolist() == [1, 3]
+    by_weight = bl.plan(bnn, bl.Budget(threshold=2.1), criterion="gates")
+    assert (~by_weight.masks["2.weight"]).all(0).nonzero()[:, 0].tolist() == [1, 3]
+    assert by_weight.masks["0.weight"].all()
+    assert bl.plan(bnn, bl.Budget(sparsity=0.1), granularity="unit", example=X).criterion == "gates"
+    plain = bl.bayesianize(mlp(), bl.Variational(), likelihood=likelihoods.Categorical())
+    with pytest.raises(TypeError, match="has none"):
+        bl.plan(plain, bl.Budget(sparsity=0.5), criterion="gates")
+
+
+def test_filters_heads_and_recurrent_units_are_ranked_by_their_gates():
+    for model, x, closed in (
+        (convolutional(), IMAGES, {"_1_outputs": [0, 3], "_3_outputs": [1, 2]}),
+        (Recurrent(), SEQUENCES, {"lstm_hidden_l0": [1, 4, 5], "head_inputs": [0, 1, 4]}),
+        (Attentive(), LONG, {"attention_heads": [1, 2]}),
+    ):
+        bnn = gated(model, x)
+        close(bnn, **closed)
+        plan = bl.plan(bnn, bl.Budget(threshold=0.0), criterion="gates", granularity="unit", example=x)
+        pruned = bl.prune(bnn, plan)
+        torch.testing.assert_close(pruned.eval()(x), bnn.eval()(x), rtol=1e-4, atol=1e-5)
+        small = sum(p.numel() for p in bl.compact(pruned, x).parameters())
+        assert small < sum(p.numel() for p in model.parameters())
 
 
 def test_what_is_measured_on_data_and_in_steps():

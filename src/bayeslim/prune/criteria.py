@@ -18,7 +18,7 @@ from bayeslim.errors import closest
 from bayeslim.posteriors import Diagonal, Gated, Gaussian, Mixture, Particles, Posterior
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
-from bayeslim.prune import score, unit_score
+from bayeslim.prune import gate_score, score, unit_score
 from bayeslim.types import Params
 
 WeightScores: TypeAlias = Callable[[Posterior, Mapping[str, Prior]], Params]
@@ -54,6 +54,7 @@ CRITERIA: dict[str, Criterion] = {
         Criterion("log_alpha", score.log_alpha),
         Criterion("savage_dickey", score.savage_dickey, unit_score.unit_savage_dickey, additive=True),
         Criterion("sign_stability", score.sign_stability, unit_score.unit_sign_stability),
+        Criterion("gates", gate_score.gates, gate_score.unit_gates),
     )
 }
 """Criteria by name; a new one is added here."""
@@ -65,9 +66,13 @@ def default_criterion(posterior: Posterior, units: bool) -> str:
     return "magnitude" if units else "snr"
 
 
-@default_criterion.register(Diagonal)
-@default_criterion.register(Gated)
-def _(posterior: Posterior, units: bool) -> str:
+@default_criterion.register
+def _(posterior: Gated, units: bool) -> str:
+    return "gates" if units else "snr"
+
+
+@default_criterion.register
+def _(posterior: Diagonal, units: bool) -> str:
     return "curvature" if units else "snr"
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.compact.restricted import part_of_factor
-from bayeslim.posteriors import Conditioned, Kronecker, KroneckerFactors, Posterior
+from bayeslim.posteriors import Conditioned, Gated, Kronecker, KroneckerFactors, Posterior
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 from bayeslim.posteriors.saliency import Group
 from bayeslim.types import Params
@@ -23,6 +23,12 @@ from bayeslim.types import Params
 def reduced(posterior: Posterior, groups: Sequence[Group]) -> tuple[Posterior, Sequence[Group]]:
     """An equal posterior over fewer weights, with groups renumbered for it; the same where there is none."""
     return posterior, groups
+
+
+@reduced.register
+def _(posterior: Gated, groups: Sequence[Group]) -> tuple[Posterior, Sequence[Group]]:
+    # How weights vary together that share gates has no closed form: they count as independent.
+    return posterior.marginals(), groups
 
 
 @reduced.register

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bayeslim.compact import Unit, UnitGraph, units
 from bayeslim.errors import BayeslimError
-from bayeslim.posteriors import Gated
 from bayeslim.posteriors.saliency import Group
 from bayeslim.prune.items import Items, Scene, checked
 from bayeslim.prune.unit_score import unit_magnitude
@@ -63,9 +62,7 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
             mask.index_fill_(part.dim, torch.tensor(part.indices), True)
         return silent
 
-    # How the weights of a unit vary together under gates has no closed form: they count as independent.
-    posterior = scene.posterior.marginals() if isinstance(scene.posterior, Gated) else scene.posterior
-    scores = scene.criterion.units(posterior, scene.bnn.priors, chosen)
+    scores = scene.criterion.units(scene.posterior, scene.bnn.priors, chosen)
     if scores.shape != (len(chosen),):
         raise BayeslimError(
             f"A criterion gives one score a unit, {len(chosen)}. {scene.criterion.name} gave {tuple(scores.shape)}."

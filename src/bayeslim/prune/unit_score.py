@@ -21,7 +21,17 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from bayeslim.posteriors import Dense, Diagonal, Gaussian, Kronecker, Mixture, Particles, Posterior, group_saliency
+from bayeslim.posteriors import (
+    Dense,
+    Diagonal,
+    Gated,
+    Gaussian,
+    Kronecker,
+    Mixture,
+    Particles,
+    Posterior,
+    group_saliency,
+)
 from bayeslim.posteriors.kept import KeptBlock
 from bayeslim.posteriors.saliency import Group, UnitSaliency
 from bayeslim.priors import Prior
@@ -86,6 +96,7 @@ def unit_mass(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequenc
         return particle_score.unit_mass(posterior, groups)
     if isinstance(posterior, Mixture):
         return _mixed(posterior, [unit_mass(component, priors, groups) for component in posterior.components])
+    posterior, groups = reduced(posterior, groups) if isinstance(posterior, Gated) else (posterior, groups)
     if not isinstance(posterior, Diagonal):
         raise TypeError(
             "The probability that all weights of a unit are near zero has a closed form only for independent weights. "
