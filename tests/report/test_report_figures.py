@@ -24,7 +24,7 @@ from bayeslim.report.overview import HEADINGS, Row, measure_rows, overview
 from bayeslim.report.reliability import draw_reliability
 from bayeslim.report.scores import predict_all, score_network
 
-CRITERIA = ("magnitude", "snr", "curvature", "density", "mass", "log_alpha", "savage_dickey", "sign_stability")
+CRITERIA = ("magnitude", "snr", "curvature", "density", "mass", "log_alpha", "savage_dickey", "sign_stability", "gates")
 WEIGHTS = ("1.weight", "3.weight", "5.weight")
 
 
