@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bayeslim import stochastic
 from bayeslim.errors import BayeslimWarning, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
+from bayeslim.loaders import check_loader
 from bayeslim.methods import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
@@ -247,6 +248,7 @@ class Bayesian(nn.Module):
 
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
+        check_loader(loader)
         return self.method.fit(self, loader, **options)
 
     def mean_network(self) -> nn.Module:

@@ -32,6 +32,7 @@ from bayeslim.data.loader import Loader
 from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 from bayeslim.lessons import Online, inputs_of, kept
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
+from bayeslim.loaders import check_inputs, check_loader
 from bayeslim.methods import Laplace, Method, Student, Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
@@ -89,6 +90,8 @@ def distill(
     Linear(in_features=2, out_features=3, bias=True)
     """
     _check(teacher, student, how, samples)
+    check_loader(loader)
+    check_inputs(unlabelled, "unlabelled")
     method = Student("dirichlet" if how == "dirichlet" else "probs", temperature)
     with nullcontext() if seed is None else kept_random_state():
         if seed is not None:

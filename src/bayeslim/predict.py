@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
+from bayeslim.loaders import check_inputs
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
@@ -64,6 +65,12 @@ def predict(
 
     The network's mode, gradients and weights are left as they were.
     """
+    if not isinstance(bnn, Bayesian):
+        raise TypeError(
+            f"predict needs a Bayesian network, such as bl.bayesianize(network, bl.Laplace(), likelihood=...) gives. "
+            f"Got {type(bnn).__name__}, whose only prediction is network(x)."
+        )
+    check_inputs(x)
     if samples is None:
         samples = _all_samples(bnn, how)
     if samples < 1:

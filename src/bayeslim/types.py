@@ -129,7 +129,9 @@ def batch_size(inputs: Inputs) -> int:
             return value.shape[0]
         if isinstance(value, nn.utils.rnn.PackedSequence):
             return int(value.batch_sizes[0])
-    raise ShapeMismatch("The inputs hold no tensor with a batch dimension.")
+    given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values()))
+    hint = " Use torch.as_tensor(...)." if "ndarray" in given else ""
+    raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}.{hint}")
 
 
 def device_of(model: nn.Module) -> torch.device:
