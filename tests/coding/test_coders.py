@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from bayeslim.coding.coders import Meter, Reader, Writer
-from bayeslim.errors import CorruptFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from bayeslim.coding.coders import Meter, Reader, Writer
+from bayeslim.errors import CorruptFile
 
 SYMBOL = st.one_of(
     st.tuples(st.just("uniform"), st.integers(1, 1 << 32), st.integers(0, 1 << 32)),
@@ -75,8 +76,7 @@ def test_nothing_is_no_bytes():
 def test_reading_past_the_end_is_refused():
     reader = Reader(b"abc")
     with pytest.raises(CorruptFile, match="truncated"):
-        for _ in range(100):
-            reader.uniform(0, 256)
+        [reader.uniform(0, 256) for _ in range(100)]
 
 
 def test_a_part_of_nothing_is_refused():

@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bayeslim.coding.adaptive import Bits, Naturals, Symbols
 from bayeslim.coding.coders import Meter, Reader, Writer
 from bayeslim.coding.codes import code_codes
@@ -14,8 +17,6 @@ from bayeslim.coding.formats import FORMATS
 from bayeslim.coding.geometry import Grid, Layout, layouts
 from bayeslim.coding.logarithms import ONE, log2, power
 from bayeslim.coding.steps import Step, Steps, common_step, fold, unfold
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def test_logarithms_and_powers_are_close_and_monotone():

@@ -6,21 +6,22 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bayeslim.coding.coders import Meter, Reader, Writer
 from bayeslim.coding.evidence import BELOW, BESIDE, CHANNEL, COLUMN, CORNER, FEATURES, PLACE, POPULAR, RIGHT, Evidence
 from bayeslim.coding.geometry import Grid
-from bayeslim.coding.positions import GAMMAS, WORTHS, Taste, code_columns, code_counts
+from bayeslim.coding.positions import GAMMAS, WORTHS, Taste, code_columns, code_counts, is_sorted
 from bayeslim.coding.tasting import best_taste, gather
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 GRIDS = [Grid(1), Grid(7), Grid(40), Grid(1, 6, 6), Grid(3, 4, 4), Grid(4, 1, 5), Grid(1, 20, 20)]
 
 
-def send(coder, hits, rows, grid, feeders, taste):
+def send(coder, hits, rows, grid, feeders, taste, ordered=False):
     taste = taste.code(coder)
-    counts = code_counts(coder, None if hits is None else [len(row) for row in hits], rows, grid.size)
-    return code_columns(coder, hits, counts, Evidence(grid, feeders), taste)
+    counts = code_counts(coder, None if hits is None else [len(row) for row in hits], rows, grid.size, ordered)
+    return code_columns(coder, hits, counts, Evidence(grid, feeders), taste, ordered)
 
 
 def hits_of(mask):
@@ -35,12 +36,15 @@ def test_every_pattern_is_read_as_written_with_every_taste(data):
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
     density = data.draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.9, 1.0]))
     hits = hits_of(generator.random((rows, grid.size)) < density)
+    if ordered := data.draw(st.booleans()):
+        hits.sort(key=lambda columns: (-len(columns), *columns.tolist()))
+        assert is_sorted(hits)
     feeders = generator.integers(0, 5, grid.size) if data.draw(st.booleans()) else None
     worths = st.tuples(st.integers(1, len(WORTHS) - 1), *[st.integers(0, len(WORTHS) - 1)] * (FEATURES - 1))
     taste = Taste(data.draw(worths), data.draw(st.integers(0, GAMMAS)))
     writer = Writer()
-    send(writer, hits, rows, grid, feeders, taste)
-    found = send(Reader(writer.finish()), None, rows, grid, feeders, Taste())
+    send(writer, hits, rows, grid, feeders, taste, ordered)
+    found = send(Reader(writer.finish()), None, rows, grid, feeders, Taste(), ordered)
     assert len(found) == rows
     assert all(np.array_equal(a, b) for a, b in zip(found, hits, strict=True))
 
@@ -112,6 +116,18 @@ def test_structure_is_found_and_paid_back():
         assert costs[1] < most * costs[0]
 
 
+def test_sorted_rows_save_about_the_bits_of_their_order():
+    generator = np.random.default_rng(0)
+    hits = hits_of(generator.random((200, 300)) < generator.gamma(0.7, size=(200, 1)) * 0.03)
+    in_order = sorted(hits, key=lambda columns: (-len(columns), *columns.tolist()))
+    assert not is_sorted(hits)
+    costs = []
+    for rows, ordered in ((hits, False), (in_order, True)):
+        send(meter := Meter(), rows, 200, Grid(300), None, Taste(), ordered)
+        costs.append(meter.bits)
+    assert 0.6 * math.log2(math.factorial(200)) < costs[0] - costs[1] < 1.1 * math.log2(math.factorial(200))
+
+
 def test_columns_of_dead_feeders_cost_almost_nothing():
     generator = np.random.default_rng(0)
     feeders = (generator.random(500) < 0.1) * generator.integers(1, 30, 500)
@@ -125,7 +141,7 @@ def test_columns_of_dead_feeders_cost_almost_nothing():
 
 
 def test_a_lenet5_mask_costs_its_entropy():
-    """Unstructured masks of LeNet-5's shapes, with units of very different sizes: no more than the entropy given those."""
+    """Unstructured masks of LeNet-5's shapes, with units of very different sizes: the entropy given those."""
     generator = np.random.default_rng(0)
     for rows, grid, nonzero in (
         (20, Grid(1, 5, 5), 160),

@@ -21,8 +21,10 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.coding.architecture import read_architecture, tensors_of, write_architecture
 from bayeslim.coding.coders import Reader, Writer
 from bayeslim.coding.network import POSITIONS, VALUES, Passage
+from bayeslim.coding.order import sort_units
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.export.files import write_file
+from bayeslim.types import Inputs
 
 if TYPE_CHECKING:
     from bayeslim.quantise import Quantised
@@ -75,13 +77,21 @@ class Encoded:
         return "\n".join([f"Encoded {self.path}: {self.bytes:,} bytes", heading, *lines, header])
 
 
-def encode(network: nn.Module | Quantised, path: str | os.PathLike[str], *, raw: bool = False) -> Encoded:
+def encode(
+    network: nn.Module | Quantised,
+    path: str | os.PathLike[str],
+    *,
+    example: Inputs | None = None,
+    raw: bool = False,
+) -> Encoded:
     """Write a network as one entropy-coded file: zeros and few different values make it small.
 
     Args:
         network: a plain network whose values lie on grids or in tables, tensor by tensor, or what `quantise` returned.
             Compact it first, so that units which nothing reads cost nothing.
         path: the file; what was there is replaced in one step.
+        example: inputs, to store the network with its hidden units in the order that takes the fewest bytes: what is
+            decoded then gives the same answers with units in other places. Without, every value keeps its place.
         raw: also take tensors whose values lie on no grid, and store these as they are.
 
     Returns:
@@ -99,6 +109,8 @@ def encode(network: nn.Module | Quantised, path: str | os.PathLike[str], *, raw:
     target = Path(path)
     if target.is_dir():
         raise BayeslimError(f"{target} is a folder. Choose the path of a file.")
+    if example is not None:
+        plain = sort_units(plain, example)
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors_of(plain).items()}
     writer = Writer()
     write_architecture(writer, plain)

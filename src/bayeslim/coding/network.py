@@ -13,7 +13,7 @@ from bayeslim.coding.coders import Coder
 from bayeslim.coding.evidence import Evidence
 from bayeslim.coding.formats import FORMATS
 from bayeslim.coding.geometry import Grid, Integers, Layout, layouts
-from bayeslim.coding.positions import Taste, code_columns, code_counts
+from bayeslim.coding.positions import Taste, code_columns, code_counts, is_sorted
 from bayeslim.coding.steps import fold, unfold
 from bayeslim.coding.tasting import best_taste, gather
 from bayeslim.coding.values import RAW, Places, Values
@@ -84,8 +84,9 @@ class Passage:
         places = Places([np.zeros(0, np.int64)] * layout.rows, grid)
         if some:
             taste = taste.code(self.coder)
-            counts = code_counts(self.coder, counts, layout.rows, grid.size)
-            hits = code_columns(self.coder, hits, counts, Evidence(grid, feeders), taste)
+            ordered = bool(self.coder.bit(int(hits is not None and is_sorted(hits)), 1, 2))
+            counts = code_counts(self.coder, counts, layout.rows, grid.size, ordered)
+            hits = code_columns(self.coder, hits, counts, Evidence(grid, feeders), taste, ordered)
             places = Places(hits, grid)
         self.bits[name, POSITIONS] = self.coder.bits - before
         return self._filled(name, places)

@@ -25,11 +25,12 @@ from bayeslim.coding.coders import Coder
 from bayeslim.coding.evidence import FEATURES, HERE, Evidence
 from bayeslim.coding.geometry import Integers
 from bayeslim.coding.logarithms import POWER_BITS, log2, power
+from bayeslim.errors import CorruptFile
 
 GAMMAS = 8
 """γ is a multiple of one part in this."""
 
-WORTHS = (0, *(1 << n for n in range(15)))
+WORTHS = (0, *(3**n for n in range(14)))
 """What a feature may be worth."""
 
 DENSE = 8
@@ -64,14 +65,31 @@ class Taste:
         return np.array([WORTHS[worth] for worth in self.worths], np.int64)
 
 
-def code_counts(coder: Coder, given: Sequence[int] | None, rows: int, most: int) -> list[int]:
-    """Pass the numbers of non-zeros of all rows through a coder."""
-    model = Naturals(most)
-    return [model.code(coder, given[row] if given is not None else 0) for row in range(rows)]
+def is_sorted(hits: Sequence[Integers]) -> bool:
+    """Whether rows have ever fewer non-zeros, and of those with equally many the first one ever later."""
+    keys = [(-len(columns), int(columns[0]) if len(columns) else 0) for columns in hits]
+    return keys == sorted(keys)
+
+
+def code_counts(coder: Coder, given: Sequence[int] | None, rows: int, most: int, falling: bool = False) -> list[int]:
+    """Pass the numbers of non-zeros of all rows through a coder; of falling ones, by how much they fall."""
+    counts, model, drops = list[int](), Naturals(most), Naturals(most)
+    for row in range(rows):
+        count = given[row] if given is not None else 0
+        last = counts[-1] if counts and falling else None
+        counts.append(model.code(coder, count) if last is None else last - drops.code(coder, last - count))
+    if min(counts, default=0) < 0 or max(counts, default=0) > most:
+        raise CorruptFile(f"The file counts {min(counts)} to {max(counts)} non-zeros in rows of {most}.")
+    return counts
 
 
 def code_columns(
-    coder: Coder, given: Sequence[Integers] | None, counts: Sequence[int], evidence: Evidence, taste: Taste
+    coder: Coder,
+    given: Sequence[Integers] | None,
+    counts: Sequence[int],
+    evidence: Evidence,
+    taste: Taste,
+    ordered: bool = False,
 ) -> list[Integers]:
     """Pass the columns of all rows' non-zeros, rising, through a coder.
 
@@ -81,13 +99,15 @@ def code_columns(
         counts: how many there are in each row.
         evidence: of the columns, before the first row.
         taste: what its features are worth.
+        ordered: whether the rows are known to be in the order of `is_sorted`.
     """
     worths, found = taste.values, list[Integers]()
     for row, count in enumerate(counts):
         columns: list[int] = []
         if count:
             known = given[row].tolist() if given is not None else []
-            one_row = _Row(coder, count, evidence, worths, taste.gamma)
+            first = int(found[-1][0]) if ordered and row and counts[row - 1] == count else 0
+            one_row = _Row(coder, count, evidence, worths, taste.gamma, first)
             columns = one_row.dense(known) if count * DENSE > evidence.grid.size else one_row.sparse(known)
             evidence.leave(columns)
         found.append(np.array(columns, np.int64))
@@ -97,13 +117,14 @@ def code_columns(
 class _Row:
     """One row on its way through a coder."""
 
-    def __init__(self, coder: Coder, count: int, evidence: Evidence, worths: Integers, gamma: int):
+    def __init__(self, coder: Coder, count: int, evidence: Evidence, worths: Integers, gamma: int, first: int):
         self.coder, self.count, self.evidence, self.worths, self.gamma = coder, count, evidence, worths, gamma
+        self.first = first
         self.size, self.weights = evidence.grid.size, evidence.weights(worths)
         self.changes = bool(worths[HERE].any())
 
     def sparse(self, known: list[int]) -> list[int]:
-        columns, column, tails = list[int](), 0, _tails(self.weights)
+        columns, column, tails = list[int](), self.first, _tails(self.weights)
         for left in range(self.count, 0, -1):
             choices = self.size - column - left + 1
             gap = known[self.count - left] - column if known else 0
@@ -117,7 +138,7 @@ class _Row:
 
     def dense(self, known: list[int]) -> list[int]:
         columns, chosen, tails = list[int](), set(known), _tails(self.weights)
-        for column in range(self.size):
+        for column in range(self.first, self.size):
             left, open_ = self.count - len(columns), self.size - column
             if not left:
                 break

@@ -18,7 +18,7 @@ from bayeslim.coding.geometry import Integers
 from bayeslim.coding.positions import GAMMAS, WORTHS, Taste
 
 _MOST = 4096
-_START = 4
+_START = 6
 _BITS_OF_A_WORTH = 4.0
 _LEAST_SHARE = 2.0**-28
 _LARGEST_SUM = 2.0**56
