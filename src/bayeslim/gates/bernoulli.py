@@ -8,6 +8,8 @@
 
 and under a Normal prior N(0, s²) of the effective weights w = z w̃ the weights cost E w²/2s², a weight decay on w̃ that
 grows as 1/(1 − p) = 1 + α: the term of w̃ itself, and α w̃²/2s² beside it.
+Where the data say nothing of a unit its rate goes to ½, not to 1: dropout finds the noise that a network bears, and
+closes few gates.
 
 The rate is learned by gradients through a relaxation ("concrete"), of temperature t,
     m = sigmoid((log u − log(1−u) − logit p) / t),   u ~ U(0, 1),

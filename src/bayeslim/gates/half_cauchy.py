@@ -43,7 +43,8 @@ class HalfCauchy(Gate):
         centred: whether z is the scale of the weights' prior instead of a factor of the weights.
         global_scale: τ₀, the scale of the layer's scale; smaller is sparser.
         initial_std: standard deviation of log z at the start, where its median is 1.
-        threshold: gates whose log mode is at most this are closed.
+        threshold: gates whose log mode is at most this are closed. Log modes have two humps, whose place depends on the
+            network and on τ₀: choose it on validation data.
     """
 
     centred: bool = False
@@ -52,6 +53,7 @@ class HalfCauchy(Gate):
     threshold: float = -3.0
 
     name: ClassVar[str] = "half_cauchy"
+    is_proper: ClassVar[bool] = True
     shared: ClassVar[tuple[str, ...]] = ("layer_a_mean", "layer_a_log_std", "layer_b_mean", "layer_b_log_std")
 
     def __post_init__(self) -> None:
