@@ -22,9 +22,11 @@ from bayeslim import renyi as renyi_bounds
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ImproperPrior
+from bayeslim.families import Point
 from bayeslim.families.base import log_prior
+from bayeslim.methods import Variational
 from bayeslim.noise import drawing_from
-from bayeslim.posteriors import Diagonal, LowRankCovariance, Mixture, Posterior
+from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.progress import progress
 from bayeslim.results import Evidence
 from bayeslim.types import Params, call, device_of, split_batch, to_device
@@ -58,6 +60,8 @@ def log_evidence(
     if renyi is not None:
         renyi_bounds.check(renyi)
     improper = sorted({type(p).__name__ for p in bnn.priors.values() if not p.is_proper})
+    if isinstance(bnn.method, Variational):
+        improper += _improper_gates(bnn.method)
     if improper:
         raise ImproperPrior(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
@@ -68,6 +72,14 @@ def log_evidence(
             return _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
         known = bnn.method.evidence(bnn, loader, samples, generator)
         return known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
+
+
+def _improper_gates(method: Variational) -> list[str]:
+    if isinstance(method.family, Point):
+        raise BayeslimError(
+            "Weights that are points are no distribution, so there is no evidence. Use families.DiagonalGaussian()."
+        )
+    return [] if method.gates is None or method.gates.is_proper else [type(method.gates).__name__]
 
 
 @singledispatch
@@ -87,6 +99,18 @@ def _(
         log_lik, count = _log_likelihood(bnn, loader, params)
         # Anew for every draw, since it has a spread of its own where it is estimated.
         values.append(log_lik - _kl(posterior, bnn))
+    return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
+
+
+@evidence.register
+def _(
+    posterior: Gated, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
+) -> Evidence:
+    assert isinstance(bnn.method, Variational)
+    values, count = [], 0
+    for params in _draws(posterior.opened(), samples, generator):
+        log_lik, count = _log_likelihood(bnn, loader, params)
+        values.append(log_lik - float(bnn.method.kl(bnn)))
     return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
 
 

@@ -277,9 +277,26 @@ def test_half_precision_and_user_hooks():
     assert torch.equal(first, twin(X.bfloat16()))
 
 
+@pytest.mark.parametrize("gate", [gates.HalfCauchy(), gates.HalfCauchy(centred=True), gates.TruncatedLogNormal()])
+def test_the_evidence_is_bounded_by_what_is_trained(gate):
+    torch.manual_seed(0)
+    bnn = gated(nn.Linear(6, 1), gate, families.DiagonalGaussian(0.1), estimator="shared")
+    bnn.fit([(X, Y)], epochs=20, lr=5e-2)
+    found = bl.log_evidence(bnn, [(X[:120], Y[:120]), (X[120:], Y[120:])], samples=300)
+    assert found.is_bound
+    with torch.no_grad():
+        bounds = -len(X) * torch.stack([bnn.loss((X, Y)) for _ in range(300)])
+    error = (bounds.double().var() / 300 + found.std_error**2).sqrt()
+    assert abs(found.value - bounds.mean()) <= 4 * error
+
+
 def test_what_is_not_said_of_gated_weights_is_refused():
     bnn = gated(mlp(), gates.HalfCauchy(), families.DiagonalGaussian())
-    with pytest.raises(bl.errors.BayeslimError, match="evidence"):
-        bl.log_evidence(bnn, [(X, Y)])
+    with pytest.raises(bl.errors.BayeslimError, match="no closed form"):
+        bl.log_evidence(bnn, [(X, Y)], renyi=0.5)
+    with pytest.raises(bl.errors.ImproperPrior, match="NormalJeffreys"):
+        bl.log_evidence(gated(mlp(), gates.NormalJeffreys(), families.DiagonalGaussian()), [(X, Y)])
+    with pytest.raises(bl.errors.BayeslimError, match="no distribution"):
+        bl.log_evidence(gated(mlp(), gates.HalfCauchy()), [(X, Y)])
     with pytest.raises(bl.errors.BayeslimError, match="gates"):
         bl.continual.update(bnn, [(X, Y)])

@@ -62,6 +62,17 @@ def test_closed_gates_are_exactly_zero():
     assert "of 9 gates open" in repr(q)
 
 
+def test_opened_it_is_as_it_was_trained():
+    q = posterior(closed=(1, 2)).condition({"out.weight": torch.arange(12).view(2, 6) % 6 > 2}).opened()
+    draws = q.sample(100_000, generator=torch.Generator().manual_seed(0))
+    assert q.scales[2].closed.tolist() == [True, False]
+    for name, mean in q.mean.items():
+        spread = draws[name].std(0)
+        assert ((draws[name].mean(0) - mean).abs() <= 5 * spread / 100_000**0.5 + 1e-6).all(), name
+        torch.testing.assert_close(spread.square(), q.variance[name], rtol=0.08, atol=1e-6)
+    assert q.variance["fc.weight"].all()
+
+
 def test_centred_scales_do_not_multiply():
     gate = gates.HalfCauchy(centred=True)
     q = posterior(gate=gate)

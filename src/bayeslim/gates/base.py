@@ -33,6 +33,8 @@ class Gate(ABC):
     name: ClassVar[str]
     shared: ClassVar[tuple[str, ...]] = ()
     """The parameters that all gates of one layer share, of shape (1,)."""
+    is_proper: ClassVar[bool] = False
+    """Whether `kl` is the divergence to a prior that integrates to one; an evidence exists only then."""
 
     @property
     @abstractmethod

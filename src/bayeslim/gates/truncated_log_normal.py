@@ -44,6 +44,7 @@ class TruncatedLogNormal(Gate):
     initial_std: float = math.exp(-5.0)
     threshold: float = 1.0
     name: ClassVar[str] = "truncated_log_normal"
+    is_proper: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive("initial_std", self.initial_std)

@@ -202,6 +202,11 @@ class Variational(Method):
                     log_likelihoods.append(bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean())
         return Terms(-torch.stack(log_likelihoods).mean(), kl, kl_weight * self.temperature, num_data)
 
+    def kl(self, bnn: Bayesian) -> Tensor:
+        """KL(q ‖ p) of the mean field, over the weights that are left, and of their gates."""
+        assert self.mean_field
+        return self._weights(bnn)[2]
+
     def _weights(self, bnn: Bayesian) -> tuple[Params, Params, Tensor]:
         """μ and σ of every random parameter (points have no σ), and the KL of those that are not cut."""
         means: Params = {}

@@ -39,22 +39,27 @@ class Scales:
         place: where they stand.
         own: their parameters, by short name.
         cut: which of them have no weights left, (count,).
+        closes: whether gates that are mostly noise count as zero.
     """
 
     gate: Gate
     place: Place
     own: Params
     cut: Tensor
+    closes: bool = True
 
     @cached_property
     def fixed(self) -> Tensor:
         """What multiplies the weights of the mean network, (count,): zero where closed."""
-        return self.gate.fixed(self.own).masked_fill(self.cut, 0.0)
+        scale = self.gate.fixed(self.own)
+        if not self.closes:
+            scale = self.gate.mean(self.own) if self.gate.multiplies else torch.ones_like(scale)
+        return scale.masked_fill(self.cut, 0.0)
 
     @cached_property
     def closed(self) -> Tensor:
         """Which gates are zero, (count,)."""
-        return ~self.gate.opened(self.own) | self.cut
+        return ~self.gate.opened(self.own) | self.cut if self.closes else self.cut
 
     @cached_property
     def variance(self) -> Tensor:
@@ -109,6 +114,10 @@ class Gated(Posterior):
         """Independent weights with the same means and variances."""
         return Diagonal(self.mean, self.std)
 
+    def opened(self) -> Gated:
+        """As it was trained: with the noise of gates that count as closed."""
+        return Gated(self.base, [replace(one, closes=False) for one in self.scales])
+
     def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
         """Draw w̃, then z, and multiply."""
         weights = self.base.sample(n, generator=generator)
@@ -161,7 +170,10 @@ class Gated(Posterior):
 
     def config(self) -> dict[str, Any]:
         """The base's kind and configuration, the gates and where they stand."""
-        scales = [{"gate": one.gate, "place": asdict(one.place), "own": list(one.own)} for one in self.scales]
+        scales = [
+            {"gate": one.gate, "place": asdict(one.place), "own": list(one.own), "closes": one.closes}
+            for one in self.scales
+        ]
         return {"base": self.base.kind, "base_config": self.base.config(), "scales": scales}
 
     def tensors(self) -> Params:
@@ -186,7 +198,7 @@ class Gated(Posterior):
             parts = tuple(Part(**part) for part in entry["place"]["parts"])
             place = Place(**(entry["place"] | {"parts": parts}))
             own = {name: tensors[f"own:{place.parameter(name)}"] for name in entry["own"]}
-            scales.append(Scales(entry["gate"], place, own, tensors[f"cut:{place.name}"]))
+            scales.append(Scales(entry["gate"], place, own, tensors[f"cut:{place.name}"], entry["closes"]))
         return cls(POSTERIORS[config["base"]].restore(config["base_config"], inner), scales)
 
     @property
