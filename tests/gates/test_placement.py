@@ -103,6 +103,7 @@ def test_what_is_asked_for_is_what_is_gated():
     ("gate_at", "error", "words"),
     [
         ({"fc": "inputs"}, NoSiteMatched, "names no layer"),
+        ({"fc[": "inputs"}, NoSiteMatched, "neither a name nor a regular expression"),
         ({"1": "inputs"}, NoSiteMatched, "a ReLU, which has no sides"),
         ({"0": "heads"}, NoSiteMatched, 'no side "heads" to gate. It has inputs, outputs'),
         ({"2": "inputs"}, UnsupportedModel, "no axis of its weight"),
@@ -140,6 +141,7 @@ def test_parameters_stand_beside_their_layer():
         ({"gates": gates.NormalJeffreys(), "family": bl.families.MixtureOfGaussians()}, "they need renyi=1 and"),
         ({"gate_at": {"0": "inputs"}}, "there are none"),
         ({"gates": gates.NormalJeffreys(), "gate_at": "0"}, "maps names of layers to sides"),
+        ({"gates": gates.NormalJeffreys(), "gate_at": {"0": None}}, "maps names of layers to sides"),
         ({"family": bl.families.Point(), "renyi": 0.5, "samples": 2}, "no density"),
     ],
 )

@@ -148,7 +148,10 @@ class _Layers:
     def asked(self, gate_at: GateAt) -> Iterator[Place]:
         """What is gated if it is said."""
         for key, sides in gate_at.items():
-            pattern = re.compile(key)
+            try:
+                pattern = re.compile(key)
+            except re.error as error:
+                raise NoSiteMatched(f'gate_at="{key}" is neither a name nor a regular expression: {error}.') from None
             found = [path for path in self.modules if path == key or (path and pattern.fullmatch(path))]
             gated = [path for path in found if _sides(self.modules[path])]
             if not gated:

@@ -47,8 +47,15 @@ def check(gate: Any, gate_at: Any, family: Family, mean_field: bool) -> None:
             "gates scale independent weights or points, and are trained by the KL: they need renyi=1 and "
             f"family=DiagonalGaussian(), SparseGaussian() or Point(). Got family={family!r}."
         )
-    if gate_at is not None and (not isinstance(gate_at, Mapping) or not gate_at):
+    if gate_at is not None and not (
+        isinstance(gate_at, Mapping) and gate_at and all(map(_names_sides, gate_at.values()))
+    ):
         raise TypeError(f'gate_at maps names of layers to sides, such as {{"fc1": "inputs"}}. Got {gate_at!r}.')
+
+
+def _names_sides(sides: Any) -> bool:
+    several = isinstance(sides, (tuple, list)) and bool(sides) and all(isinstance(side, str) for side in sides)
+    return isinstance(sides, str) or several
 
 
 def install(bnn: Bayesian, gate: Gate, gate_at: GateAt | None) -> None:
@@ -66,11 +73,11 @@ def install(bnn: Bayesian, gate: Gate, gate_at: GateAt | None) -> None:
     for path, (value, place) in start.items():
         like = bnn.model.get_parameter(place.parts[0].parameter)
         add_parameter(bnn.model, path, value.to(device=like.device, dtype=precise_dtype(like)))
-    bnn.state["places"] = places
+    bnn.state["places"], bnn.state["gate_names"] = places, tuple(gate.start(1))
 
 
 def strip(model: nn.Module, places: Collection[Place], gate: Gate) -> None:
-    """Take out again what `install` and `stand_at_layers` put in."""
+    """Take out again what `install` and `Gating.stand_at` put in."""
     for place in places:
         module = model.get_submodule(place.layer)
         for own in gate.start(1):
@@ -232,7 +239,7 @@ class Gating:
 
     def own(self, place: Place) -> Params:
         """What the gates at a place have learned."""
-        names = self.bnn.state.setdefault("gate_names", tuple(self.gate.start(1)))
+        names = self.bnn.state["gate_names"]
         return {name: self.bnn.model.get_parameter(place.parameter(name)) for name in names}
 
     def kl(self) -> Tensor:
@@ -279,7 +286,7 @@ class Gating:
                 self._multiply(weights, place, draws[place.name])
         with drawing(self.bnn.model, on=True) as recording:
             outputs = call(self.bnn.model, inputs, weights)
-            draws |= {hook.place.name: hook.drawn[-1] for hook in recording}
+            draws |= {hook.place.name: hook.drawn[-1] for hook in recording if hook.drawn}
         return outputs, draws
 
     def log_likelihood(self, inputs: Inputs, targets: Tensor, params: Mapping[str, Tensor]) -> Tensor:
@@ -293,7 +300,9 @@ class Gating:
     def _surrogate(self, draws: Mapping[str, Tensor], losses: Tensor) -> Tensor:
         total = losses.new_zeros(())
         for place in self.places:
-            z = draws[place.name]
+            z = draws.get(place.name)
+            if z is None:  # its layer did not run
+                continue
             if z.ndim == 2 and len(z) != len(losses):
                 raise ShapeMismatch(
                     f'The gates at "{place.name}" were drawn {len(z)} times in a pass over {len(losses)} examples, so '
