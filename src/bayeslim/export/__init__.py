@@ -19,6 +19,7 @@ from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
 from bayeslim.export.files import write_file
 from bayeslim.posteriors import Particles
+from bayeslim.quantise.result import Quantised
 from bayeslim.types import Inputs, to_device
 
 __all__ = ["Ensemble", "ExportFailed", "Exported", "ensemble", "export"]
@@ -51,7 +52,7 @@ class Exported:
 
 
 def export(
-    network: Bayesian | nn.Module,
+    network: Bayesian | nn.Module | Quantised,
     path: str | os.PathLike[str],
     *,
     example: Inputs,
@@ -68,14 +69,17 @@ def export(
 
     Args:
         network: a plain network, exported in eval mode; or a Bayesian one, of which `samples` draws are exported as one
-            graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`.
+            graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`; or what
+            `quantise` returned, whose codes are stored in an ONNX file as integers of 8 or 16 bits.
         path: ends in ".onnx" (needs the extra `bayeslim[onnx]`) or ".pt2" (whose readers must trust it, as PyTorch
             unpickles parts of it; folders of `bayeslim.save` are safe to read).
         example: inputs: a tensor, a tuple of arguments or a dict.
         samples: how many draws of a Bayesian network; of particles, all of them if not given.
         generator: where the draws come from; with the same one `predict(how="sample")` draws the same networks.
         sparse: store weights of an ONNX file sparsely where that is smaller.
-        int8: quantise the weights of an ONNX file to 8 bits; `difference` says what that costs.
+        int8: quantise the weights of an ONNX file to 8 bits and compute in integers; `difference` says what that costs.
+            A quantised network keeps its own codes and scales, and its activations get the ranges that they have on the
+            example, which should be a batch of typical inputs.
         tolerance: the relative difference allowed.
 
     Raises:
@@ -90,12 +94,16 @@ def export(
         plain: nn.Module = ensemble(network, samples, generator)
         names, example = OUTPUTS, (example,)
     else:
-        plain = evaluating_copy(network)
+        plain = evaluating_copy(network.network if isinstance(network, Quantised) else network)
     plain = plain.cpu().requires_grad_(False)
     example = to_device(example, "cpu")
     run_example(plain, example)
     inputs = batches(plain, example)
-    if target.suffix == ".onnx":
+    if target.suffix == ".onnx" and isinstance(network, Quantised):
+        from bayeslim.export.integer_onnx import to_integer_onnx
+
+        content, gap = to_integer_onnx(network, plain, inputs, example, tolerance, int8=int8)
+    elif target.suffix == ".onnx":
         from bayeslim.export.onnx import to_onnx
 
         content, gap = to_onnx(plain, inputs, tolerance, names, sparse=sparse, int8=int8)
@@ -108,12 +116,16 @@ def export(
 
 
 def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: bool) -> None:
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"export takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}.")
+    if not isinstance(network, (nn.Module, Quantised)):
+        raise TypeError(
+            f"export takes a Bayesian, a torch.nn.Module or what quantise returned. Got {type(network).__name__}."
+        )
     if target.suffix not in (".onnx", ".pt2"):
         raise ValueError(f'The path must end in ".onnx" or ".pt2", which chooses the format. Got "{target}".')
     if (sparse or int8) and target.suffix != ".onnx":
         raise ValueError(f'sparse and int8 are for ".onnx" files. Got "{target}".')
+    if sparse and isinstance(network, Quantised):
+        raise ValueError("A quantised network is stored by its codes: leave sparse=True out, or export its .network.")
     if sparse and int8:
         raise ValueError("sparse and int8 cannot be combined: onnxruntime reads sparse floats only. Choose one.")
     particles = isinstance(network, Bayesian) and isinstance(network.state.get("posterior"), Particles)

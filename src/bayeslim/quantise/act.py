@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -30,6 +32,11 @@ from bayeslim.quantise.validate import error_of
 
 MEAN_WIDTHS = tuple(width / 4 for width in range(4 * WIDTHS[0], 4 * WIDTHS[-1] + 1))
 """The mean widths that a search tries."""
+STRENGTHS = tuple(10 ** (-tenth / 10) for tenth in range(31))
+"""The strengths that a search tries where the widths are given, from 1 down to 0.001."""
+
+Ladder = list[tuple[str, Callable[[], Quantised]]]
+"""What a search tries, from small to large, in words and as a way to make it."""
 
 
 def quantise(
@@ -39,7 +46,7 @@ def quantise(
     budget: float | Budget | None = None,
     per: Literal["layer", "unit"] = "layer",
     how: Literal["posterior", "nearest"] = "posterior",
-    strength: float = 1.0,
+    strength: float = 0.01,
     codebook: Literal["kmeans", "prior"] | None = None,
     move: Literal["joint", "row"] | None = "joint",
     steps: int = 8,
@@ -50,7 +57,8 @@ def quantise(
     """Round the weights of a fitted network to few levels; zeros stay zero, and `bnn` is not touched.
 
     The widths are given (`bits`), or chosen so that the posterior is hurt least (`budget`), or the smallest that do no
-    harm on validation data (`max_error_increase`).
+    harm on validation data (`max_error_increase`). For the smallest file give `bits` (5, say) together with
+    `max_error_increase` or `Budget(bytes=...)`: then the strength is searched instead.
 
     Args:
         bnn: a fitted Bayesian network; pruned or compacted before, if it is to be.
@@ -61,7 +69,8 @@ def quantise(
         per: one grid a parameter ("layer"), or one for each of its units, the slices of its first dimension ("unit").
         how: "posterior" rounds within the noise: to the level with the shortest code among those that the posterior
             cannot tell apart, and what is not rounded yet moves to its conditional mean; "nearest" to the nearest.
-        strength: what a nat of the file counts against a nat of log-posterior, for how="posterior".
+        strength: what a nat of the file counts against a nat of log-posterior, for how="posterior". At 1 the sum is
+            that of minimum description length, which takes a posterior at its word, far out too: few networks bear it.
         codebook: levels anywhere instead of evenly spaced: "kmeans" fits 2^bits of them to each parameter; "prior"
             takes the means of the `priors.SoftSharing` that the network was trained with.
         move: whether weights move, for correlated posteriors: "joint" solves for all of a layer together; "row"
@@ -78,32 +87,33 @@ def quantise(
     """
     _check(bnn, bits, budget, per, how, strength, codebook, move, steps, validate, max_error_increase)
     source = source_of(bnn, by_unit=per == "unit")
+    _check_codebook(bnn, codebook, source)
     plain = how == "nearest"
     settings = Settings(0.0 if plain else float(strength), codebook, None if plain else move, steps)
-    _check_codebook(bnn, codebook, source)
+    fixed = {n: _of_units(source, n, w) for n, w in widths(4 if bits is None else bits, rest, source).items()}
 
-    def rounded(chosen: dict[str, Tensor]) -> Quantised:
-        others = {name: torch.tensor([rest]) for name in source.others} if rest is not None else {}
-        return carry_out(source, others | chosen, settings, bnn.priors)
+    def rounded(chosen: dict[str, Tensor], settings: Settings) -> Quantised:
+        return carry_out(source, fixed | chosen, settings, bnn.priors)
 
-    fixed = widths(4 if bits is None else bits, rest, source)
     if budget is None and max_error_increase is None:
-        return rounded({name: _of_units(source, name, width) for name, width in fixed.items()})
-    spending = Spending(source)
-    if isinstance(budget, (int, float)):
-        return rounded(spending.at(budget))
-    tried: dict[int, Quantised] = {}
-
-    def attempt(place: int) -> Quantised:
-        if place not in tried:
-            tried[place] = rounded(spending.at(MEAN_WIDTHS[place]))
-        return tried[place]
-
+        return rounded({}, settings)
+    if bits is None:
+        spending = Spending(source)
+        if isinstance(budget, (int, float)):
+            return rounded(spending.at(budget), settings)
+        ladder: Ladder = [
+            (f"{mean:g} bits a weight", partial(lambda mean: rounded(spending.at(mean), settings), mean))
+            for mean in MEAN_WIDTHS
+        ]
+    else:
+        ladder = [
+            (f"a strength of {own:.3g}", partial(rounded, {}, replace(settings, strength=own))) for own in STRENGTHS
+        ]
     if isinstance(budget, Budget):
-        return _that_fits(attempt, budget.value)
+        return _that_fits(ladder, budget.value)
     assert validate is not None
     assert max_error_increase is not None
-    return _harmless(attempt, bnn, source, validate, max_error_increase)
+    return _harmless(ladder, bnn, source, validate, max_error_increase)
 
 
 def _of_units(source: Source, name: str, width: int) -> Tensor:
@@ -113,36 +123,38 @@ def _of_units(source: Source, name: str, width: int) -> Tensor:
     return torch.full((weights.units,), width, device=weights.values.device)
 
 
-def _that_fits(attempt: Callable[[int], Quantised], most: float) -> Quantised:
-    """The widest that takes at most so many bytes."""
-    last = len(MEAN_WIDTHS) - 1
-    found = attempt(last - fewest(lambda narrower: attempt(last - narrower).coded_bytes, most, 0, last))
+def _that_fits(ladder: Ladder, most: float) -> Quantised:
+    """The largest that takes at most so many bytes."""
+    attempt = cache(lambda place: ladder[place][1]())
+    last = len(ladder) - 1
+    place = last - fewest(lambda steps: attempt(last - steps).coded_bytes, most, 0, last)
+    found: Quantised = attempt(place)
     if found.coded_bytes > most:
         raise ValueError(
-            f"Budget(bytes={most:g}) is impossible: the least is {found.coded_bytes:,.0f}, at {MEAN_WIDTHS[0]:g} bit a "
-            "weight. Cut weights first (bl.prune), raise strength, or ask for more."
+            f"Budget(bytes={most:g}) is impossible: the least is {found.coded_bytes:,.0f}, with {ladder[place][0]}. "
+            "Cut weights first (bl.prune), or ask for more."
         )
     return found
 
 
-def _harmless(
-    attempt: Callable[[int], Quantised], bnn: Bayesian, source: Source, validate: Iterable[Any], increase: float
-) -> Quantised:
-    """The narrowest whose validation error rises by at most so much."""
+def _harmless(ladder: Ladder, bnn: Bayesian, source: Source, validate: Iterable[Any], increase: float) -> Quantised:
+    """The smallest whose validation error rises by at most so much."""
+    attempt = cache(lambda place: ladder[place][1]())
     before, percent = error_of(source.network, bnn.likelihood, validate)
     allowed = before + increase * (1 if percent else before / 100) + 1e-9
 
     def error(place: int) -> float:
         return error_of(attempt(place).network, bnn.likelihood, validate)[0]
 
-    place = fewest(error, allowed, 0, len(MEAN_WIDTHS) - 1)
+    place = fewest(error, allowed, 0, len(ladder) - 1)
+    found: Quantised = attempt(place)
     after = error(place)
     if after > allowed:
         raise ValueError(
             f"max_error_increase={increase:g} is impossible: the validation error rises from {before:.4g} to "
-            f"{after:.4g} with {MEAN_WIDTHS[place]:g} bits a weight. Lower strength, or allow more."
+            f"{after:.4g} with {ladder[place][0]}. Give more bits, or allow more."
         )
-    return attempt(place)
+    return found
 
 
 def _check_codebook(bnn: Bayesian, codebook: str | None, source: Source) -> None:
@@ -183,9 +195,12 @@ def _check(
     ):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}. Got {value!r}.")
-    given = [n for n, v in (("bits", bits), ("budget", budget), ("max_error_increase", increase)) if v is not None]
-    if len(given) > 1:
-        raise ValueError(f"Only one of bits, budget and max_error_increase can be given. Got {' and '.join(given)}.")
+    if budget is not None and increase is not None:
+        raise ValueError("budget and max_error_increase are two goals. Give one of them.")
+    if bits is not None and isinstance(budget, (int, float)):
+        raise ValueError("budget is the mean width, to be shared out: leave bits out, or give no budget.")
+    if bits is not None and how == "nearest" and (budget is not None or increase is not None):
+        raise ValueError('With bits given it is the strength that is searched, which how="nearest" has none of.')
     if isinstance(budget, Budget) and budget.goal != "bytes":
         raise ValueError(f"budget is a mean width or Budget(bytes=...). Got {budget}.")
     if budget is not None and not isinstance(budget, Budget):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-INWARDS = 4
+INWARDS = 7
 """How many codes towards zero of the nearest are tried, beside zero itself and one outwards."""
 CHUNK = 2**22
 """How many distances to the levels of a codebook are held at once."""
@@ -78,7 +78,7 @@ class UniformRounder:
             return 0.5 * precision * (weights - codes * scale).square() + lengths[(codes + middle).long()]
 
         # What is cheaper to write mostly lies inwards, as frequencies fall away from zero.
-        steps = [nearest - side * step for step in range(1, INWARDS + 1)]
+        steps = [nearest - side * step for step in range(1, min(INWARDS, middle) + 1)]
         best, lowest = nearest, price(nearest)
         for other in (*steps, torch.zeros_like(nearest), (nearest + side).clamp(-self.limit, self.limit)):
             allowed = (other * side >= 0) & (self.has_zero | (other != 0))

@@ -1,0 +1,235 @@
+"""A quantised network as ONNX, with its own codes and scales: integers in the file, and in the arithmetic if wanted.
+
+Stored only, every weight is `Cast(codes) · scale` (or a look-up in its codebook), which onnxruntime computes once when
+it loads the file: the answers are those of the quantised network. In integer arithmetic, layers with int8 codes read
+`DequantizeLinear(codes)` and activations that pass through `QuantizeLinear`, with ranges as seen on the example; their
+biases are int32. onnxruntime joins these into its integer kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bayeslim.compact.example import tensors_in
+from bayeslim.errors import UnsupportedModel
+from bayeslim.export.check import prove
+from bayeslim.export.onnx import Session, require, serialised, traced
+from bayeslim.quantise.grids import Codebook, Uniform
+from bayeslim.quantise.result import Quantised
+from bayeslim.types import Inputs
+
+INT8_TOLERANCE = 0.1
+"""The relative difference that 8-bit activations may make."""
+_OVERHEAD = 256
+"""About how many bytes the operations that decode a weight take in the file."""
+_MOST = 2**31 - 128
+"""The largest int32 that a float holds."""
+_INTEGER_LAYERS = ("Conv", "Gemm", "MatMul")
+
+
+def to_integer_onnx(
+    quantised: Quantised, network: nn.Module, inputs: Sequence[Inputs], example: Inputs, tolerance: float, *, int8: bool
+) -> tuple[bytes, float]:
+    """A quantised network as the content of an ONNX file, checked in onnxruntime, and the largest difference found.
+
+    Args:
+        quantised: the codes and grids.
+        network: its network, in eval mode, on the CPU.
+        inputs: what to trace it on, and then to check it on.
+        example: what to find the ranges of activations on, for `int8`.
+        tolerance: the relative difference allowed.
+        int8: compute in integers; then `INT8_TOLERANCE` is allowed at least.
+    """
+    proto = traced(network, inputs)
+    stored = _stored(proto, quantised)
+    if int8:
+        _compute_in_integers_(proto, stored, example)
+    else:
+        for name, (codes, grid) in stored.items():
+            _decode_(proto, name, codes, grid)
+    content = serialised(proto)
+    allowed = max(tolerance, INT8_TOLERANCE) if int8 else tolerance
+    return content, prove(network, Session(content), inputs, "int8 ONNX" if int8 else "ONNX", allowed)
+
+
+def _stored(proto: Any, quantised: Quantised) -> dict[str, tuple[np.ndarray, Uniform | Codebook]]:
+    """The initialisers that are worth storing as codes, as they lie in the graph, with their grids."""
+    (helper,) = require("onnx.numpy_helper")
+    found: dict[str, tuple[np.ndarray, Uniform | Codebook]] = {}
+    for tensor in proto.graph.initializer:
+        values = helper.to_array(tensor)
+        if values.dtype != np.float32 or values.size * 3 < _OVERHEAD:
+            continue
+        for name, codes in quantised.codes.items():
+            grid = quantised.grids[name]
+            for turned in (False, True):
+                own, own_grid = _turned(codes.cpu(), grid) if turned else (codes.cpu(), grid)
+                if tuple(own.shape) == values.shape and bool((own_grid.decode(own).numpy() == values).all()):
+                    found.setdefault(tensor.name, (own.numpy(), own_grid))
+    return found
+
+
+def _turned(codes: torch.Tensor, grid: Uniform | Codebook) -> tuple[torch.Tensor, Uniform | Codebook]:
+    """Codes and grid of a matrix whose rows and columns the exporter has exchanged."""
+    if codes.ndim != 2:
+        return codes, grid
+    if isinstance(grid, Codebook):
+        return codes.T.contiguous(), grid
+    scale, bits = (t.cpu().T if t.ndim == 2 else t.cpu() for t in (grid.scale, grid.bits))
+    return codes.T.contiguous(), Uniform(scale.contiguous(), bits.contiguous())
+
+
+def _decode_(proto: Any, name: str, codes: np.ndarray, grid: Uniform | Codebook) -> None:
+    """Replace an initialiser by its codes and the operations that decode them, in place."""
+    onnx, _ = require("onnx", "onnx.helper")
+    make = onnx.helper.make_node
+    _remove_(proto, name)
+    if isinstance(grid, Codebook):
+        _add_(proto, f"{name}_codes", codes.astype(np.uint8 if len(grid.values) <= 256 else np.uint16))
+        _add_(proto, f"{name}_levels", grid.values.cpu().numpy())
+        nodes = [
+            make("Cast", [f"{name}_codes"], [f"{name}_places"], to=onnx.TensorProto.INT32),
+            make("Gather", [f"{name}_levels", f"{name}_places"], [name]),
+        ]
+    else:
+        _add_(proto, f"{name}_codes", codes.astype(np.int8 if np.abs(codes).max(initial=0) < 128 else np.int16))
+        _add_(proto, f"{name}_scale", grid.scale.cpu().numpy())
+        nodes = [
+            make("Cast", [f"{name}_codes"], [f"{name}_whole"], to=onnx.TensorProto.FLOAT),
+            make("Mul", [f"{name}_whole", f"{name}_scale"], [name]),
+        ]
+    _prepend_(proto, nodes)
+
+
+def _compute_in_integers_(
+    proto: Any, stored: dict[str, tuple[np.ndarray, Uniform | Codebook]], example: Inputs
+) -> None:
+    """Make layers with int8 codes compute in integers, in place; other codes are only stored."""
+    onnx, helper = require("onnx", "onnx.numpy_helper")
+    make = onnx.helper.make_node
+    biases = {t.name: helper.to_array(t) for t in proto.graph.initializer}
+    users: dict[str, int] = {}
+    for node in proto.graph.node:
+        for value in node.input:
+            users[value] = users.get(value, 0) + 1
+    layers = [
+        node
+        for node in proto.graph.node
+        if node.op_type in _INTEGER_LAYERS and node.input[1] in stored and _fits(node, *stored[node.input[1]], users)
+    ]
+    if not layers:
+        raise UnsupportedModel(
+            "No layer of the network can compute in integers: that takes linear or convolutional layers with even "
+            "grids of at most 8 bits. Export without int8=True to store the codes."
+        )
+    inside = {name for node in layers for name in node.input[1:] if users[name] == 1}
+    for name, (codes, grid) in stored.items():
+        if name not in inside:
+            _decode_(proto, name, codes, grid)
+    ranges = _ranges(proto, {node.input[0] for node in layers}, example)
+    added = []
+    for node in layers:
+        source, weight = node.input[0], node.input[1]
+        step, zero = _steps(*ranges[source])
+        codes, grid = stored[weight]
+        assert isinstance(grid, Uniform)
+        own = grid.scale.cpu().numpy().reshape(-1)
+        scale = own[0] if own.size == 1 else own
+        added.append(_dequantised(proto, weight, codes.astype(np.int8), np.asarray(scale, np.float32), _axis(grid)))
+        entry = f"{weight}_input"
+        _add_(proto, f"{entry}_step", np.asarray(step, np.float32))
+        _add_(proto, f"{entry}_zero", np.asarray(zero, np.uint8))
+        levels = [f"{entry}_step", f"{entry}_zero"]
+        added.append(make("QuantizeLinear", [source, *levels], [f"{entry}_codes"]))
+        added.append(make("DequantizeLinear", [f"{entry}_codes", *levels], [entry]))
+        node.input[0] = entry
+        if len(node.input) > 2 and node.input[2] in biases and users[node.input[2]] == 1:
+            bias, unit = node.input[2], np.asarray(step * scale, np.float32)
+            whole = np.clip(np.round(biases[bias] / unit), -_MOST, _MOST).astype(np.int32)
+            added.append(_dequantised(proto, bias, whole, unit, 0))
+    _sort_(proto, added)
+
+
+def _fits(node: Any, codes: np.ndarray, grid: Uniform | Codebook, users: dict[str, int]) -> bool:
+    """Whether a layer's weight has int8 codes, with one scale or one an output, and is no other layer's."""
+    if not isinstance(grid, Uniform) or np.abs(codes).max(initial=0) > 127 or users[node.input[1]] > 1:
+        return False
+    set_to = {a.name: a.f if a.name in ("alpha", "beta") else a.i for a in node.attribute}
+    outputs_first = node.op_type == "Conv" or set_to.get("transB", 0) == 1
+    plain = set_to.get("alpha", 1.0) == set_to.get("beta", 1.0) == 1.0 and not set_to.get("transA", 0)
+    return plain and (grid.scale.numel() == 1 or _axis(grid) == (0 if outputs_first else 1))
+
+
+def _axis(grid: Uniform) -> int:
+    """The dimension along which scales differ."""
+    return 1 if grid.scale.ndim == 2 and grid.scale.shape[0] == 1 else 0
+
+
+def _steps(low: float, high: float) -> tuple[np.float32, int]:
+    """The step and the zero of unsigned 8-bit levels that reach from low to high."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    step = np.float32(max((high - low) / 255, 1e-12))
+    return step, int(np.clip(round(-low / float(step)), 0, 255))
+
+
+def _ranges(proto: Any, names: set[str], example: Inputs) -> dict[str, tuple[float, float]]:
+    """The least and largest value of tensors in the graph, on the example."""
+    (onnx,) = require("onnx")
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    inputs = [entry.name for entry in proto.graph.input]
+    inner = sorted(names - set(inputs))
+    del shown.graph.output[:]
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
+    given = zip(inputs, tensors_in(example), strict=True)
+    found = {name: (float(x.min()), float(x.max())) for name, x in given if name in names}
+    if inner:
+        for name, value in zip(inner, Session(serialised(shown))(example), strict=True):
+            found[name] = (float(value.min()), float(value.max()))
+    return found
+
+
+def _dequantised(proto: Any, name: str, codes: np.ndarray, scale: np.ndarray, axis: int) -> Any:
+    """Put codes in the place of an initialiser; the operation that decodes them."""
+    (onnx,) = require("onnx")
+    _remove_(proto, name)
+    parts = {"codes": codes, "scale": scale, "zero": np.zeros(scale.shape, codes.dtype)}
+    for part, values in parts.items():
+        _add_(proto, f"{name}_{part}", values)
+    return onnx.helper.make_node("DequantizeLinear", [f"{name}_{part}" for part in parts], [name], axis=axis)
+
+
+def _add_(proto: Any, name: str, values: np.ndarray) -> None:
+    (helper,) = require("onnx.numpy_helper")
+    proto.graph.initializer.append(helper.from_array(np.ascontiguousarray(values).reshape(values.shape), name))
+
+
+def _remove_(proto: Any, name: str) -> None:
+    place = next(i for i, tensor in enumerate(proto.graph.initializer) if tensor.name == name)
+    del proto.graph.initializer[place]
+
+
+def _prepend_(proto: Any, nodes: Sequence[Any]) -> None:
+    """Put operations that read initialisers only before all others."""
+    (onnx,) = require("onnx")
+    rest = [onnx.NodeProto.FromString(node.SerializeToString()) for node in proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend([*nodes, *rest])
+
+
+def _sort_(proto: Any, added: Sequence[Any]) -> None:
+    """Put operations where what they read is known, in place."""
+    (onnx,) = require("onnx")
+    waiting = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*added, *proto.graph.node)]
+    known = {t.name for t in proto.graph.initializer} | {entry.name for entry in proto.graph.input} | {""}
+    del proto.graph.node[:]
+    while waiting:
+        ready = [node for node in waiting if all(value in known for value in node.input)]
+        known.update(value for node in ready for value in node.output)
+        proto.graph.node.extend(ready)
+        waiting = [node for node in waiting if not all(value in known for value in node.output)]
