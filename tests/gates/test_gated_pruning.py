@@ -274,8 +274,42 @@ def test_what_is_measured_on_data_and_in_steps():
     assert all(torch.equal(before[name], value) for name, value in bnn.state_dict().items())
 
 
-def test_smaller_and_still_bayesian_is_refused_in_words():
-    bnn = gated(mlp(), X)
-    close(bnn, _2_inputs=[0, 2, 5])
-    with pytest.raises(bl.errors.BayeslimError, match="Compact the plain network"):
-        bl.compact(pruned_by_gates(bnn), X, bayesian=True)
+@every_family
+@pytest.mark.parametrize("kind", ["mlp", "convolutional", "recurrent"])
+def test_smaller_and_still_bayesian(kind, family):
+    model, x, closed = {
+        "mlp": (mlp(), X, {"_0_inputs": [1], "_2_inputs": [0, 2, 5], "_4_inputs": [4]}),
+        "convolutional": (convolutional(), IMAGES, {"_1_outputs": [0, 3], "_3_outputs": [1, 2]}),
+        "recurrent": (Recurrent(), SEQUENCES, {"lstm_hidden_l0": [1, 4, 5], "head_inputs": [0, 1, 4]}),
+    }[kind]
+    bnn = gated(model, x, family)
+    with torch.no_grad():
+        for place in bnn.state["places"]:
+            bnn.model.get_parameter(place.parameter("mean")).uniform_(0.5, 1.5)
+    close(bnn, **closed)
+    pruned = bl.prune(bnn, bl.plan(bnn, bl.Budget(threshold=0.0), granularity="unit", criterion="gates", example=x))
+    small = bl.compact(pruned, x, bayesian=True)
+    assert sum(p.numel() for p in small.model.parameters()) < sum(p.numel() for p in pruned.model.parameters())
+    assert isinstance(small.posterior_, Gated)
+    torch.testing.assert_close(small.eval()(x), pruned.eval()(x), rtol=1e-4, atol=1e-5)
+    spreads = []
+    for one in (small, pruned):
+        draws = bl.predict(one, x, samples=400, generator=torch.Generator().manual_seed(0)).samples
+        spreads.append(draws.std(0).mean())
+    torch.testing.assert_close(*spreads, rtol=0.15, atol=1e-4)
+    small.fit(batches(x), epochs=2)
+    assert all(torch.isfinite(p).all() for p in small.model.parameters())
+
+
+def test_biases_that_took_in_constants_stay_right_behind_their_gates():
+    bnn = gated(
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 3)), IMAGES
+    )
+    with torch.no_grad():
+        bnn.model[2].outputs_gate_mean[:] = torch.tensor([0.5, 1.5, 1.0, 2.0])
+    masks = {"0.weight": torch.ones(3, 1, 3, 3, dtype=torch.bool)}
+    masks["0.weight"][1] = False  # its bias stays, and the unit is a constant
+    pruned = bl.prune(bnn, bl.Plan(masks))
+    small = bl.compact(pruned, IMAGES, bayesian=True)
+    assert small.model[0].out_channels == 2
+    torch.testing.assert_close(small.eval()(IMAGES), pruned.eval()(IMAGES), rtol=1e-4, atol=1e-5)

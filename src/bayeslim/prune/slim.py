@@ -21,10 +21,12 @@ from bayeslim.compact.restricted import Kept, NotRestrictable, behind, restricte
 from bayeslim.compact.surgery import sliced
 from bayeslim.errors import UnsupportedModel
 from bayeslim.export.stored import EXAMPLE
+from bayeslim.methods import Variational
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.priors import Learnable, Prior
+from bayeslim.prune.slim_gates import copy_gates, gate_parameters
 from bayeslim.types import Inputs, Params, to_device
 
 
@@ -114,7 +116,9 @@ def _slim_bayesian(bnn: Bayesian, plain: nn.Module, result: Compaction) -> Bayes
     priors = {re.compile(re.escape(name)): prior for name, prior in _priors(bnn, kept).items()}
     with kept_random_state():  # what a family starts at is drawn, and replaced here
         found = Bayesian(slim, bnn.method, copy.deepcopy(bnn.likelihood), priors, list(priors), bnn.num_data)
-    _copy_additions(bnn, found, set(weights), kept)
+    _copy_additions(bnn, found, set(weights) | gate_parameters(bnn), kept)
+    if isinstance(bnn.method, Variational) and bnn.method.gates is not None:
+        copy_gates(bnn, found, bnn.method.gates, kept, moved)
     for key, posterior in list(bnn.state.items()):
         if isinstance(posterior, Posterior):
             found.state[key] = _left_of(posterior, bnn, kept, weights, moved)
