@@ -102,6 +102,7 @@ def test_a_fit_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch, capsys):
 def test_a_folder_of_another_fit_is_refused_unless_nothing_came_of_it(tmp_path, capsys):
     assert call(*BASICS, "--out", "run", "--lr", "1e30") == 1
     assert "smaller learning rate" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     assert call(*BASICS, "--out", "run") == 0
     capsys.readouterr()
     assert call(*BASICS, "--out", "run", "--lr", 0.02) == 1
@@ -248,3 +249,22 @@ def test_mistakes_get_one_line_and_leave_nothing_behind(tmp_path, capsys, words,
 def test_particles_by_steins_method():
     call("fit", "--model", MODEL, "--data", "digits", "--method", "svgd(particles=2)", "--epochs", 1)
     assert bl.load("fit/network").posterior_.count == 2
+
+
+def test_a_run_that_fails_takes_back_only_what_it_wrote(tmp_path):
+    (tmp_path / "run").mkdir()
+    assert call(*BASICS, "--out", "run", "--lr", "1e30") == 1
+    assert (tmp_path / "run").is_dir()
+    assert not any((tmp_path / "run").iterdir())
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert call(*BASICS, "--out", "run", "--lr", "1e30") == 1
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_student_has_no_data_to_be_fitted_to(capsys):
+    assert call("fit", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "svgd" in shown
+    assert "student" not in shown.replace("student_t", "")
+    assert call(*BASICS, "--method", "student") == 1
+    assert 'there is no method called "student"' in capsys.readouterr().err

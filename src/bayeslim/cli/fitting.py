@@ -94,9 +94,13 @@ class FitSettings(TomlSettings):
         self.keep()
         architecture = unfitted_copy(bnn)
         folder.say(repr(bnn))
-        fitted = folder.stage(
-            NETWORK, {}, lambda _: self._fit(bnn, train, val, folder), save, lambda path: load(path, architecture)
-        )
+        try:
+            fitted = folder.stage(
+                NETWORK, {}, lambda _: self._fit(bnn, train, val, folder), save, lambda path: load(path, architecture)
+            )
+        except BaseException:
+            folder.leave_nothing(FILE)
+            raise
         return Fitted(cast("Bayesian", fitted), val, loaders.target_scale, Path(self.out))
 
     @property

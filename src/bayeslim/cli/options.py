@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from bayeslim import zoo
+from bayeslim.cli.sources import FITTED
 from bayeslim.likelihoods import LIKELIHOODS
-from bayeslim.methods import METHODS
 from bayeslim.priors import PRIORS
 
 Config = Annotated[Path | None, typer.Option(help="A TOML file with any of these settings; flags win.")]
@@ -35,7 +35,7 @@ FitMethod = Annotated[
     typer.Option(
         "--method",
         show_default="variational",
-        help=f'{", ".join(METHODS)}, with arguments "variational(samples=2, kl_schedule=warmup(end=5))".',
+        help=f'{", ".join(FITTED)}, with arguments "variational(samples=2, kl_schedule=warmup(end=5))".',
     ),
 ]
 PriorName = Annotated[

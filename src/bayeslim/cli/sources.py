@@ -21,13 +21,15 @@ from bayeslim.data.loader import Loader
 from bayeslim.families import FAMILIES
 from bayeslim.gates import GATES
 from bayeslim.likelihoods import LIKELIHOODS, Likelihood
-from bayeslim.methods import METHODS, Method, Subnetwork
+from bayeslim.methods import METHODS, Method, Student, Subnetwork
 from bayeslim.priors import PRIORS, Prior
 from bayeslim.saving import load
 from bayeslim.schedules import SCHEDULES
 from bayeslim.storage import INDEX, check_fits
 from bayeslim.types import Inputs, split_batch
 
+FITTED = {name: method for name, method in METHODS.items() if method is not Student}
+"""Methods that find a posterior from data; a student learns from a teacher."""
 PARTS = {**FAMILIES, **GATES, **SCHEDULES, "subnetwork": Subnetwork}
 """What a method may be made of, by name."""
 
@@ -173,7 +175,7 @@ def _loaders(found: Dataset, batch_size: int, validation: float, seed: int, devi
 
 def method_by_name(text: str) -> Method:
     """A method: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`."""
-    method: Method = parse(text, "method", PARTS).of(METHODS, "method")
+    method: Method = parse(text, "method", PARTS).of(FITTED, "method")
     return method
 
 

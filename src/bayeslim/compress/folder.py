@@ -49,6 +49,7 @@ class RunFolder:
     ) -> None:
         self.path, self.identity, self.stages, self.prepare = Path(path), dict(identity), tuple(stages), prepare
         self._made_one = False
+        self._is_new = not self.path.exists()
         self.done: dict[str, dict[str, Any]] = {}
         if self.path.exists() and not self.path.is_dir():
             raise BayeslimError(f"{self.path} must be a folder for the run, and is a file. Choose another path.")
@@ -84,15 +85,33 @@ class RunFolder:
         if any(self.done.pop(stage, None) for stage in later):
             self._write()
         started = time.monotonic()
-        with kept_random_state():
-            self.prepare()
-            value = make(place)
-        save(value, place)
+        try:
+            with kept_random_state():
+                self.prepare()
+                value = make(place)
+            save(value, place)
+        except BaseException:
+            self.leave_nothing()
+            raise
         self.done[name] = {"settings": settings, "seconds": round(time.monotonic() - started, 3)}
         self._write()
         for checkpoint in self.path.glob(f"{name}-*.checkpoint"):
             shutil.rmtree(checkpoint, ignore_errors=True)
         return value
+
+    def leave_nothing(self, *also: str) -> None:
+        """Take back what was written before any work, if no work came of it.
+
+        Args:
+            also: names of further such files.
+        """
+        made = any((self.path / stage).exists() for stage in self.stages)
+        if self.done or made or any(self.path.glob("*.checkpoint")):
+            return
+        for name in (INDEX, *also):
+            (self.path / name).unlink(missing_ok=True)
+        if self._is_new and self.path.exists() and not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def checkpoint(self, name: str, settings: Mapping[str, str]) -> Path:
         """Where a stage with these settings keeps what it trained so far; gone once the stage is complete."""
