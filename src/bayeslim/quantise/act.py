@@ -11,6 +11,7 @@ Louizos, Ullrich & Welling 2017, arXiv:1705.08665
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, BayeslimWarning
 from bayeslim.priors import SoftSharing
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.search import fewest
@@ -96,11 +97,11 @@ def quantise(
         return carry_out(source, fixed | chosen, settings, bnn.priors)
 
     if budget is None and max_error_increase is None:
-        return rounded({}, settings)
+        return _warned(rounded({}, settings))
     if bits is None:
         spending = Spending(source)
         if isinstance(budget, (int, float)):
-            return rounded(spending.at(budget), settings)
+            return _warned(rounded(spending.at(budget), settings))
         ladder: Ladder = [
             (f"{mean:g} bits a weight", partial(lambda mean: rounded(spending.at(mean), settings), mean))
             for mean in MEAN_WIDTHS
@@ -110,10 +111,10 @@ def quantise(
             (f"a strength of {own:.3g}", partial(rounded, {}, replace(settings, strength=own))) for own in STRENGTHS
         ]
     if isinstance(budget, Budget):
-        return _that_fits(ladder, budget.value)
+        return _warned(_that_fits(ladder, budget.value))
     assert validate is not None
     assert max_error_increase is not None
-    return _harmless(ladder, bnn, source, validate, max_error_increase)
+    return _warned(_harmless(ladder, bnn, source, validate, max_error_increase))
 
 
 def _of_units(source: Source, name: str, width: int) -> Tensor:
@@ -154,6 +155,20 @@ def _harmless(ladder: Ladder, bnn: Bayesian, source: Source, validate: Iterable[
             f"max_error_increase={increase:g} is impossible: the validation error rises from {before:.4g} to "
             f"{after:.4g} with {ladder[place][0]}. Give more bits, or allow more."
         )
+    return found
+
+
+def _warned(found: Quantised) -> Quantised:
+    """The result, with a warning if it cuts the network in two."""
+    for name in found.losses:
+        codes = found.codes[name]
+        if codes.ndim > 1 and found.kept[name] and not bool(codes.any()):
+            warnings.warn(
+                f'All of "{name}" was rounded to zero: its posterior cannot tell its weights from zero at this price. '
+                "Lower strength, or give it more bits.",
+                BayeslimWarning,
+                stacklevel=3,
+            )
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayeslim.errors import BayeslimWarning
 from bayeslim.posteriors import Gaussian
 from bayeslim.priors import Prior, SoftSharing
 from bayeslim.quantise.fitting import fit_codebook, fit_uniform, given_codebook
@@ -62,7 +60,6 @@ def carry_out(
     with torch.no_grad():
         for name, value in levels.items():
             network.get_parameter(name).copy_(value)
-    _warn_of_empty(source, codes)
     kept = {name: len(source.weights.get(name) or source.others[name]) for name in codes}
     return Quantised(network, codes, grids, _losses(source, levels), kept)
 
@@ -109,14 +106,3 @@ def _losses(source: Source, levels: Params) -> dict[str, float]:
     }
     image = posterior.precision_product(off)
     return {name: 0.5 * float((off[name] * image[name]).sum()) for name in source.weights if name in levels}
-
-
-def _warn_of_empty(source: Source, codes: Params) -> None:
-    for name, weights in source.weights.items():
-        if name in codes and len(weights) and not bool(codes[name].any()):
-            warnings.warn(
-                f'All of "{name}" was rounded to zero: its posterior cannot tell its weights from zero at this price. '
-                "Lower strength, or give it more bits.",
-                BayeslimWarning,
-                stacklevel=4,
-            )
