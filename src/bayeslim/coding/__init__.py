@@ -12,7 +12,6 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,10 +23,8 @@ from bayeslim.coding.network import POSITIONS, VALUES, Passage
 from bayeslim.coding.order import sort_units
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.export.files import write_file
+from bayeslim.quantise import Quantised
 from bayeslim.types import Inputs
-
-if TYPE_CHECKING:
-    from bayeslim.quantise import Quantised
 
 __all__ = ["Encoded", "decode", "encode"]
 
@@ -100,7 +97,7 @@ def encode(
     Raises:
         ValueError: if values lie on no grid and `raw` is false.
     """
-    plain = network if isinstance(network, nn.Module) else getattr(network, "network", None)
+    plain = network.network if isinstance(network, Quantised) else network
     if isinstance(plain, Bayesian) or not isinstance(plain, nn.Module):
         raise TypeError(
             f"encode takes a plain torch.nn.Module, or what quantise returned. Got {type(network).__name__}. Of a "

@@ -17,6 +17,7 @@ from bayeslim.coding.coders import Coder
 
 _ONE = 1 << 24
 _BACKING = 2
+_MOST_BACKING = 4
 
 
 class Bits:
@@ -25,15 +26,16 @@ class Bits:
     def __init__(self) -> None:
         self._counts: defaultdict[Hashable, list[int]] = defaultdict(lambda: [0, 0])
 
-    def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
+    def code(self, coder: Coder, value: int, *contexts: Hashable, backing: int = 1) -> int:
         """Pass one bit through the coder and learn from it.
 
         Args:
             coder: which way.
             value: the bit, for those that write.
             *contexts: from coarse to fine.
+            backing: how many observations the first guess, one half, is worth.
         """
-        probability, backing, counts = _ONE >> 1, 1, [self._counts[context] for context in contexts]
+        probability, counts = _ONE >> 1, [self._counts[context] for context in contexts]
         for zeros, ones in counts:
             probability = (ones * _ONE + backing * probability) // (zeros + ones + backing)
             backing = _BACKING
@@ -79,5 +81,8 @@ class Symbols:
         for place in range(self._depth - 1, -1, -1):
             found <<= 1
             if (found | 1) << place < self._count:  # else the bit can only be 0
-                found |= self._bits.code(coder, value >> place & 1, *((c, place, found) for c in contexts))
+                # Deep in the tree little is seen, and what is seen there is mostly chance.
+                backing = min(1 << (self._depth - 1 - place), _MOST_BACKING)
+                bit = value >> place & 1
+                found |= self._bits.code(coder, bit, *((c, place, found) for c in contexts), backing=backing)
         return found
