@@ -1,4 +1,4 @@
-# make demo   the main job, on data that ships with the package
+# make demo   the main job, on data that ships with the package; make demo RECIPE=sparse-vd trains it to be sparse
 # make test   lint, types, tests and doctests
 # make benchmark-peers   speed against the plain network and other libraries, which get an environment of their own
 # Each works as the first command in a fresh clone: it makes .venv and installs what it needs.
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/bayeslim demo
+	$(BIN)/bayeslim demo $(if $(RECIPE),--recipe "$(RECIPE)" --output "demo-$(RECIPE)")
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from bayeslim import (
     metrics,
     posteriors,
     priors,
+    recipes,
     samplers,
     schedules,
     zoo,
@@ -51,7 +52,7 @@ from bayeslim.methods import (
     Variational,
 )
 from bayeslim.predict import predict
-from bayeslim.prune import Budget, Plan, align, compact, plan, prune
+from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
 from bayeslim.quantise import Quantised, quantise
 from bayeslim.report import report
 from bayeslim.results import Evidence, Fit, Prediction
@@ -106,6 +107,7 @@ __all__ = [
     "errors",
     "export",
     "families",
+    "fine_tune",
     "gates",
     "likelihoods",
     "load",
@@ -117,6 +119,7 @@ __all__ = [
     "priors",
     "prune",
     "quantise",
+    "recipes",
     "report",
     "samplers",
     "save",

@@ -80,11 +80,12 @@ def options(
 def demo(
     output: Annotated[Path, typer.Option(help="The run's folder; what is in it is not made again.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+    recipe: o.RecipeName = None,
 ) -> None:
     """Compress a network on handwritten digits: train, prune by its posterior, compact, export, report."""
     from bayeslim.cli.demo import run
 
-    run(output, seed)
+    run(output, seed, recipe)
 
 
 @app.command()
@@ -188,11 +189,11 @@ def evaluate(
 @app.command()
 def compress(
     config: o.Config = None, model: o.Model = None, data: o.Data = None, out: o.Out = None, weights: o.Weights = None,
-    method: o.MethodName = None, prior: o.PriorName = None, likelihood: o.LikelihoodName = None,
-    epochs: o.Epochs = None, lr: o.Lr = None, sparsity: o.Sparsity = None, parameters: o.Parameters = None,
-    flops: o.Flops = None, bytes: o.Bytes = None, threshold: o.Threshold = None, latency: o.Latency = None,
-    max_error_increase: o.MaxErrorIncrease = None, evidence: o.EvidenceGoal = None, scope: o.Scope = None,
-    protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
+    method: o.MethodName = None, recipe: o.RecipeName = None, prior: o.PriorName = None,
+    likelihood: o.LikelihoodName = None, epochs: o.Epochs = None, lr: o.Lr = None, sparsity: o.Sparsity = None,
+    parameters: o.Parameters = None, flops: o.Flops = None, bytes: o.Bytes = None, threshold: o.Threshold = None,
+    latency: o.Latency = None, max_error_increase: o.MaxErrorIncrease = None, evidence: o.EvidenceGoal = None,
+    scope: o.Scope = None, protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
     criterion: o.CriterionName = None, steps: o.Steps = None, fine_tune: o.FineTune = None, formats: o.Formats = None,
     baseline: o.Baseline = None, batch_size: o.BatchSize = None, validation: o.Validation = None, seed: o.Seed = None,
 ) -> None:  # fmt: skip

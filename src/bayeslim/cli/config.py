@@ -25,7 +25,8 @@ class Settings(TomlSettings):
     file: ClassVar[str] = FILE
 
     weights: str | None = None
-    method: str = "laplace"
+    method: str | None = None
+    recipe: str | None = None
     prior: str | None = None
     likelihood: str | None = None
     epochs: int | None = None
@@ -42,8 +43,8 @@ class Settings(TomlSettings):
     protect: list[str] | None = None
     keep_best: bool = False
     granularity: str = "weight"
-    criterion: str = "auto"
-    steps: int = 10
+    criterion: str | None = None
+    steps: int | None = None
     fine_tune: int = 0
     formats: list[str] | None = None
     baseline: bool = True
@@ -54,7 +55,7 @@ class Settings(TomlSettings):
     @property
     def budget(self) -> Budget | None:
         """How much to cut; None for an N:M pattern without a goal."""
-        return budget(vars(self), is_pattern=":" in self.granularity)
+        return budget(vars(self), needs_none=":" in self.granularity or self.recipe is not None)
 
     def run(self) -> Compressed:
         """Do it."""
@@ -62,16 +63,18 @@ class Settings(TomlSettings):
         loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed)
         model = sources.model_by_name(self.model, Path(self.weights) if self.weights else None, self.seed)
         training = {"epochs": self.epochs, "lr": self.lr}
+        recipe = sources.recipe_by_name(self.recipe, self.epochs) if self.recipe else None
         return compress(
             model,
             loaders.train,
             loaders.val,
             budget=goal,
             out=self.out,
-            method=sources.method_by_name(self.method),
+            method=sources.method_by_name(self.method) if self.method else None,
+            recipe=recipe,
             likelihood=sources.likelihood_by_name(self.likelihood) if self.likelihood else None,
             prior=sources.prior_by_name(self.prior) if self.prior else None,
-            fit=training if self.epochs else None,
+            fit=training if self.epochs and recipe is None else None,
             granularity=self.granularity,
             criterion=self.criterion,
             steps=self.steps,
@@ -83,17 +86,17 @@ class Settings(TomlSettings):
         )
 
 
-def budget(given: Mapping[str, Any], is_pattern: bool = False) -> Budget | None:
+def budget(given: Mapping[str, Any], needs_none: bool = False) -> Budget | None:
     """The budget in some flags.
 
     Args:
         given: goals, scope, protect and keep_best by name.
-        is_pattern: whether no goal at all is fine.
+        needs_none: whether no goal at all is fine.
     """
     goals: dict[str, Any] = {
         goal: given.get(goal) for goal in (*COUNTED, *MEASURED) if given.get(goal) not in (None, False)
     }
-    if not goals and is_pattern:
+    if not goals and needs_none:
         return None
     if len(goals) != 1:
         flags = ", ".join(f"--{goal.replace('_', '-')}" for goal in (*COUNTED, *MEASURED))

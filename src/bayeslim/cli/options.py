@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bayeslim import zoo
-from bayeslim.cli.sources import FITTED
+from bayeslim.cli.sources import FITTED, SPARSE
 from bayeslim.likelihoods import LIKELIHOODS
 from bayeslim.priors import PRIORS
 
@@ -36,6 +36,13 @@ FitMethod = Annotated[
         "--method",
         show_default="variational",
         help=f'{", ".join(FITTED)}, with arguments "variational(samples=2, kl_schedule=warmup(end=5))".',
+    ),
+]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        help=f'Train to be sparse instead of cutting to a goal: {", ".join(SPARSE)}, or "bottleneck(strength=100)".',
     ),
 ]
 PriorName = Annotated[

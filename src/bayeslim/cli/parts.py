@@ -36,7 +36,7 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
         raise BadSetting(f"{network} holds a plain network. prune needs a fitted Bayesian one, saved with bl.save.")
     settings = {name: value for name, value in given.items() if value is not None}
     granularity, criterion = settings.get("granularity", "weight"), settings.get("criterion", "auto")
-    goal = budget(settings, is_pattern=":" in granularity)
+    goal = budget(settings, needs_none=":" in granularity)
     loaders = _loaders(data, settings)
     if goal is None:
         pruned = prune_network(bnn, make_plan(bnn, granularity=granularity, criterion=criterion))

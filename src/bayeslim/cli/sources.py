@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from bayeslim.gates import GATES
 from bayeslim.likelihoods import LIKELIHOODS, Likelihood
 from bayeslim.methods import METHODS, Method, Student, Subnetwork
 from bayeslim.priors import PRIORS, Prior
+from bayeslim.recipes import RECIPES, Recipe
 from bayeslim.saving import load
 from bayeslim.schedules import SCHEDULES
 from bayeslim.storage import INDEX, check_fits
@@ -32,6 +33,9 @@ FITTED = {name: method for name, method in METHODS.items() if method is not Stud
 """Methods that find a posterior from data; a student learns from a teacher."""
 PARTS = {**FAMILIES, **GATES, **SCHEDULES, "subnetwork": Subnetwork}
 """What a method may be made of, by name."""
+
+SPARSE = [name.replace("_", "-") for name, recipe in RECIPES.items() if recipe().budget is not None]
+"""Recipes that cut by themselves, as a person writes them."""
 
 NETWORK = "network"
 """Where the folder of a run of `bayeslim fit` holds its network."""
@@ -177,6 +181,20 @@ def method_by_name(text: str) -> Method:
     """A method: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`."""
     method: Method = parse(text, "method", PARTS).of(FITTED, "method")
     return method
+
+
+def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
+    """A recipe: `sparse-vd`, `bottleneck(strength=100)`.
+
+    Args:
+        text: its name.
+        epochs: of its training, unless the name says it.
+    """
+    call = parse(text, "recipe")
+    if epochs is not None and "epochs" not in (call.kwargs or {}):
+        call = replace(call, kwargs={**(call.kwargs or {}), "epochs": epochs})
+    recipe: Recipe = call.of(RECIPES, "recipe")
+    return recipe
 
 
 def likelihood_by_name(text: str) -> Likelihood:

@@ -24,6 +24,7 @@ from bayeslim.methods import Laplace, Method, Variational
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
 from bayeslim.prune.items import pattern
+from bayeslim.recipes import Recipe
 from bayeslim.types import Inputs, device_of, split_batch, to_device
 
 FORMATS = ("onnx", "pt2")
@@ -117,6 +118,24 @@ def prepared(
     if isinstance(method, Variational) and "epochs" not in (job.fit or {}):
         raise ValueError('A variational posterior is trained: pass fit={"epochs": 20}, or use method=bl.Laplace().')
     return bayesianize(model, method, likelihood=likelihood or _guessed(train), prior=prior)
+
+
+def refuse_with_recipe(recipe: Recipe, method: Method | None, prior: PriorSpec | None, granularity: str) -> None:
+    """Refuse settings that a recipe has already.
+
+    Raises:
+        TypeError: for another method or prior.
+        ValueError: for a recipe that cuts nothing by itself, or another granularity.
+    """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe must be one of bayeslim.recipes, such as recipes.sparse_vd(). Got {recipe!r}.")
+    if method is not None or prior is not None:
+        raise TypeError(f"The recipe {recipe.name} has its method and prior already. Leave method and prior out.")
+    if recipe.budget is not None and granularity != "weight":
+        raise ValueError(
+            f'The recipe {recipe.name} says what goes, weight by weight or gate by gate. Leave granularity="'
+            f'{granularity}" out.'
+        )
 
 
 def _guessed(train: Iterable[Any]) -> Likelihood:

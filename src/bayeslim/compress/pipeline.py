@@ -29,6 +29,7 @@ from bayeslim.compress.job import (
     identity,
     prepared,
     readable,
+    refuse_with_recipe,
     size_of,
     start_over,
     unfitted_copy,
@@ -41,6 +42,8 @@ from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Method
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan, compact, plan, prune
+from bayeslim.prune import fine_tune as fine_tuned
+from bayeslim.recipes import Recipe
 from bayeslim.report.overview import Row, measure_rows
 from bayeslim.report.report import DENSE, SLIM, report
 from bayeslim.report.scores import collected
@@ -66,15 +69,16 @@ def compress(
     train: Any,
     val: Iterable[Any],
     *,
-    budget: Budget | Plan | None,
+    budget: Budget | Plan | None = None,
+    recipe: Recipe | None = None,
     out: str | os.PathLike[str] = "run",
     method: Method | None = None,
     likelihood: Likelihood | None = None,
     prior: PriorSpec | None = None,
     fit: Mapping[str, Any] | None = None,
     granularity: str = "weight",
-    criterion: Any = "auto",
-    steps: int = 10,
+    criterion: Any = None,
+    steps: int | None = None,
     fine_tune: Mapping[str, Any] | None = None,
     test: Iterable[Any] | None = None,
     example: Inputs = None,
@@ -88,7 +92,10 @@ def compress(
         model: a trained network, or a Bayesian one. It is not changed.
         train: training data as a loader of batches with a length.
         val: validation data, likewise; cuts that are searched on data are searched on these.
-        budget: how much to cut, or a plan of what; None for an N:M pattern in every layer that can take it.
+        budget: how much to cut, or a plan of what; None for an N:M pattern in every layer that can take it, or for
+            what a recipe cuts.
+        recipe: one of `bayeslim.recipes`: its method and prior, and its training, cut and fine-tuning where others
+            are not given.
         out: the run's folder. A run that was stopped goes on where it was when it is started again; one with another
             budget keeps what is still right.
         method: how to find the posterior of a plain network; `Laplace()` if not given.
@@ -96,8 +103,9 @@ def compress(
         prior: as for `bayesianize`.
         fit: options of the method's `fit`; {"epochs": 20} trains the network first.
         granularity: "weight", "unit", or N:M such as "2:4".
-        criterion: what to rank by, as for `plan`.
-        steps: cuts on the way to the budget; between them the posterior is found again.
+        criterion: what to rank by, as for `plan`; "auto" if not given.
+        steps: cuts on the way to the budget, 10 if not given (with a recipe, 1); between them the posterior is found
+            again.
         fine_tune: options of training after the cut, such as {"epochs": 3, "lr": 1e-3}; zeros stay zeros.
         test: data to measure on in the end; `val` if not given.
         example: inputs to trace and to time; the first batch of `val` if not given.
@@ -109,6 +117,14 @@ def compress(
         BayeslimError: with what is wrong; what was done until then is kept in `out`.
     """
     chosen = None if formats is None else tuple(formats)
+    if recipe is not None:
+        refuse_with_recipe(recipe, method, prior, granularity)
+        method, prior, fit = recipe.method, recipe.prior, {**recipe.fit, **(fit or {})}
+        if budget is None:
+            budget, criterion = recipe.budget, recipe.cut.get("criterion") if criterion is None else criterion
+        steps = 1 if steps is None else steps
+        fine_tune = {**recipe.fine_tune, **(fine_tune or {})} or None
+    criterion, steps = "auto" if criterion is None else criterion, 10 if steps is None else steps
     job = Job(budget, granularity, criterion, steps, fit, fine_tune, chosen, baseline, seed)
     train, val = readable(train, "train"), readable(val, "val")
     test = val if test is None else readable(test, "test")
@@ -205,9 +221,8 @@ class _Run:
         )
 
     def _tune(self, pruned: Bayesian, settings: Mapping[str, str]) -> Bayesian:
-        tuned = copy.deepcopy(pruned)
-        tuned.fit(self.train, **self._training(self.job.fine_tune or {}, "tuned", settings))
-        return tuned.eval()
+        options = self._training(self.job.fine_tune or {}, "tuned", settings)
+        return fine_tuned(pruned, self.train, **options).eval()
 
     def _training(self, options: Mapping[str, Any], stage: str, settings: Mapping[str, str]) -> dict[str, Any]:
         """Options of `fit`, with a seed, and a checkpoint to resume from where something is trained."""

@@ -56,7 +56,8 @@ class Variational(Method):
             it is none, and maximising it is a heuristic that depends on `samples` (see `bayeslim.renyi`). `kl_weight`
             and `temperature` multiply log q(w) − log p(w) within every log-weight; other than 1 there is no bound.
         estimator: how noise is drawn in training: "local", "shared" or "flipout". "auto" is local, and shared where
-            one draw of all weights is needed: other families than the diagonal, α ≠ 1 and antithetic pairs.
+            one draw of all weights is needed: other families than the diagonal, α ≠ 1 and antithetic pairs. "mean" is
+            no noise at all: the means alone are trained (see `bayeslim.fine_tune`).
         samples: draws a step, K (for mixtures, of every component); α ≠ 1 compares them and needs at least two.
         antithetic: draw noise in pairs ε, −ε (needs an even number of samples and shared noise).
         kl_schedule: the KL's weight over training.
@@ -68,7 +69,7 @@ class Variational(Method):
 
     family: Family = field(default_factory=DiagonalGaussian)
     renyi: float = 1.0
-    estimator: Literal["auto", "local", "shared", "flipout"] = "auto"
+    estimator: Literal["auto", "local", "shared", "flipout", "mean"] = "auto"
     samples: int = 1
     antithetic: bool = False
     kl_schedule: Schedule = field(default_factory=Uniform)
@@ -80,8 +81,10 @@ class Variational(Method):
     default_sites: ClassVar[str] = "weights"
 
     def __post_init__(self) -> None:
-        if self.estimator not in ("auto", "local", "shared", "flipout"):
-            raise ValueError(f'estimator must be "auto", "local", "shared" or "flipout". Got {self.estimator!r}.')
+        if self.estimator not in ("auto", "local", "shared", "flipout", "mean"):
+            raise ValueError(
+                f'estimator must be "auto", "local", "shared", "flipout" or "mean". Got {self.estimator!r}.'
+            )
         if not isinstance(self.family, Family):
             raise TypeError(
                 f"family must be one of bayeslim.families, such as DiagonalGaussian(). Got {self.family!r}."
@@ -94,10 +97,10 @@ class Variational(Method):
                 f"renyi={self.renyi:g} weighs draws against each other, and one alone is the ELBO: it needs samples of "
                 f"at least 2. Got samples={self.samples}. Pass, for example, samples=10."
             )
-        if self.estimator in ("local", "flipout") and not self.mean_field:
+        if self.estimator in ("local", "flipout", "mean") and not self.mean_field:
             raise ValueError(
-                f'estimator="{self.estimator}" draws noise for every example, which gives no density of one draw of '
-                "all weights: it is for family=DiagonalGaussian() at renyi=1. "
+                f'estimator="{self.estimator}" gives no density of one draw of all weights: it is for independent '
+                "weights, such as family=DiagonalGaussian(), at renyi=1. "
                 f'Got family={self.family!r}, renyi={self.renyi:g}. Use estimator="auto" or "shared".'
             )
         if self.antithetic and (self.samples % 2 or self.noise_at != "shared"):
@@ -185,6 +188,10 @@ class Variational(Method):
         inputs, targets = split_batch(batch)
         if not self.mean_field:
             return self._whole_loss(bnn, inputs, targets, kl_weight * self.temperature, num_data)
+        if self.estimator == "mean":
+            log_likelihood = bnn.likelihood.log_prob(self._mean_outputs(bnn, inputs), targets).mean()
+            kl = self._weights(bnn)[2] if self.temperature else log_likelihood.new_zeros(())
+            return Terms(-log_likelihood, kl, kl_weight * self.temperature, num_data)
         self._retype(bnn, inputs)
         gates = self._gating(bnn)
         means, stds, kl = self._weights(bnn)
@@ -300,8 +307,14 @@ class Variational(Method):
             means = {name: family.mean(bnn.model, name) for name in bnn.sites.names}
         return means if gates is None else gates.mean_params(means)
 
+    def _mean_outputs(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        with stochastic.noise(bnn.model, on=False):
+            return call(bnn.model, inputs, self.mean_params(bnn))
+
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
         """One draw of the network, with the training estimator's noise, differentiable."""
+        if self.estimator == "mean":
+            return self._mean_outputs(bnn, inputs)
         family, gates = self.family, self._gating(bnn)
         if not isinstance(family, (DiagonalGaussian, Point)):
             q = family.density(bnn.model, bnn.sites.names, bnn.masks)

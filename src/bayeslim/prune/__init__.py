@@ -12,6 +12,7 @@ from bayeslim.prune.criteria import CRITERIA, Criterion, default_criterion
 from bayeslim.prune.decide import plan
 from bayeslim.prune.plan import EmptyLayer, NothingToCut, ParameterCut, Plan
 from bayeslim.prune.slim import compact
+from bayeslim.prune.tune import fine_tune
 
 __all__ = [
     "CRITERIA",
@@ -24,6 +25,7 @@ __all__ = [
     "align",
     "compact",
     "default_criterion",
+    "fine_tune",
     "plan",
     "prune",
 ]

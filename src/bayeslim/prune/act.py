@@ -58,7 +58,7 @@ def prune(
     settings = Settings(granularity, criterion, example, validate, how)
     _check(bnn, what, settings, refresh, steps, fine_tune)
     if isinstance(what, Plan):
-        return _refreshed(cut(bnn, what, how), refresh, fine_tune, how)
+        return refreshed(cut(bnn, what, how), refresh, fine_tune, how)
     pruned = bnn
     for step in progress(range(steps), "pruning", enabled=steps > 1):
         measured = what.goal in ("max_error_increase", "evidence")
@@ -69,11 +69,11 @@ def prune(
             if pruned is bnn and step + 1 == steps:
                 raise
             continue  # a small share of the way may round to no cut at all
-        pruned = _refreshed(cut(pruned, chosen, how), refresh, fine_tune, how)
+        pruned = refreshed(cut(pruned, chosen, how), refresh, fine_tune, how)
     return pruned
 
 
-def _refreshed(bnn: Bayesian, loader: Any, fine_tune: Mapping[str, Any] | None, how: How) -> Bayesian:
+def refreshed(bnn: Bayesian, loader: Any, fine_tune: Mapping[str, Any] | None, how: How) -> Bayesian:
     """Find the posterior again, in place, with the zeros kept."""
     if loader is None:
         return bnn

@@ -1,0 +1,407 @@
+"""Training that wants to be sparse: Sparse Variational Dropout, and gradual magnitude pruning beside it.
+
+    python benchmarks/sparse_posteriors.py --device cuda --workers 12         everything, on a GPU
+    python benchmarks/sparse_posteriors.py --networks lenet_300_100 --seeds 1  a part of it
+
+Of each network and seed: a dense network is trained (its error is the mark to keep); the recipe `bl.recipes.sparse_vd`
+makes it sparse; what is cut is chosen on validation images, from a few thresholds on log α, as the most that costs at
+most `SLACK` points there; the survivors are trained on with zeros kept at zero. Beside it, the magnitude rule cuts the
+same dense network to the same number of weights with the same schedule: as many epochs, the same learning rates, the
+weights going gradually (Zhu & Gupta 2017) where the KL is warmed up, and the same training afterwards. Nothing is
+chosen on test images. Finished runs are kept in the results and not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import captured
+import torch
+from environment import RESULTS, save
+from jobs import finished
+from torch import Tensor, nn
+
+import bayeslim as bl
+from bayeslim.train import fit
+
+THRESHOLDS = (3.0, 2.0, 1.0, 0.0, -1.0)
+SLACK = 0.05
+VALIDATION = 5_000
+
+DEFAULTS: dict[str, Any] = {"batch": 250, "dense_epochs": 20, "lr": 1e-3, "tune_lr": 5e-4}
+CIFAR: dict[str, Any] = {"data": "cifar10", "epochs": 40, "tune_epochs": 6, "dense_epochs": 20}
+BOTTLENECK = "information_bottleneck"
+TUNED_LONG: dict[str, Any] = {"data": "mnist", "tune_epochs": 80, "tune_lr": 1e-3}
+SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "weights": {
+        "lenet_300_100": {"data": "mnist", "epochs": 100, "tune_epochs": 30},
+        "lenet5": {"data": "mnist", "epochs": 100, "tune_epochs": 30},
+        "lstm": {"data": "mnist", "epochs": 60, "tune_epochs": 15},
+        "vgg": CIFAR,
+        "vgg_wide": CIFAR,
+    },
+    "units": {
+        "lenet_300_100": {"epochs": 100, "gate": [BOTTLENECK, {"strength": 45.0}], **TUNED_LONG},
+        "lenet5": {"epochs": 100, "gate": [BOTTLENECK, {"strength": 200.0}], **TUNED_LONG},
+    },
+    "random labels": {
+        "lenet_300_100": {"data": "mnist", "epochs": 40, "dense_epochs": 120},
+        "vgg": {"data": "cifar10", "epochs": 15, "dense_epochs": 40},
+    },
+}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "lenet_300_100": {"name": "lenet_300_100"},
+    "lenet5": {"name": "lenet5"},
+    "lstm": {"name": "lstm"},
+    "vgg": {"name": "vgg"},
+    "vgg_wide": {"name": "vgg", "width": 2.0},
+}
+SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1}
+"""Fewer than elsewhere."""
+
+FAMILIES = {"point": bl.families.Point(), "diagonal": bl.families.DiagonalGaussian()}
+
+Job = dict[str, Any]
+
+
+def moved(x: Tensor, by: int = 4) -> Tensor:
+    """Images, each one mirrored or not and shifted at random."""
+    count, channels, height, width = x.shape
+    padded = nn.functional.pad(x, [by] * 4)
+    down, right = torch.randint(0, 2 * by + 1, (2, count, 1), device=x.device)
+    across = torch.arange(width, device=x.device).expand(count, width)
+    mirrored = torch.rand(count, 1, device=x.device) < 0.5
+    rows = (down + torch.arange(height, device=x.device))[:, None, :, None]
+    columns = (right + torch.where(mirrored, width - 1 - across, across))[:, None, None, :]
+    examples = torch.arange(count, device=x.device)[:, None, None, None]
+    return padded[examples, torch.arange(channels, device=x.device)[None, :, None, None], rows, columns]
+
+
+class Moved:
+    """A loader's batches with images moved."""
+
+    def __init__(self, loader: bl.data.Loader):
+        self.loader, self.dataset = loader, loader.dataset
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((moved(x), y) for x, y in self.loader)  # type: ignore[arg-type]
+
+
+class Run:
+    """One network and seed: its data, and the steps."""
+
+    def __init__(self, job: Job):
+        self.job, self.device = job, job["device"]
+        data = bl.data.load(job["data"]).with_validation(VALIDATION, seed=0)
+        scale = _scale(job["data"], data.train_x)
+        labels = data.train_y
+        if job["rule"] == "random labels":
+            labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(job["seed"]))]
+        self.loader = bl.data.Loader(
+            scale(data.train_x), labels, job["batch"], device=self.device, seed=job["seed"], drop_last=True
+        )
+        self.valid = scale(data.valid_x).to(self.device), data.valid_y.to(self.device)
+        self.test = scale(data.test_x).to(self.device), data.test_y.to(self.device)
+        self.taught = self.loader.dataset.x[:10_000], self.loader.dataset.y[:10_000]
+        images = job["data"] == "cifar10"
+        self.options: dict[str, Any] = {"autocast": torch.bfloat16 if images and self.device != "cpu" else None}
+        self.moves = images and job["rule"] != "random labels"
+
+    def train(self, bnn: bl.Bayesian, epochs: int, lr: float, schedule: Any, **options: Any) -> bl.Bayesian:
+        """Fit by gradient descent with the run's seed; on a GPU as a captured graph."""
+        options |= {"epochs": epochs, "lr": lr, "lr_schedule": schedule, "seed": self.job["seed"], **self.options}
+        if self.device != "cpu":
+            return captured.train(bnn, self.loader, moved=moved if self.moves else None, **options)
+        each_epoch = options.pop("each_epoch", None)
+        if each_epoch is not None:
+            options["callbacks"] = [lambda epoch: each_epoch(epoch.number)]
+        if make := options.pop("optimizer", None):
+            options["optimizer"] = make(list(bnn.parameters()), lr)
+        fit(bnn, Moved(self.loader) if self.moves else self.loader, progress=False, **options)
+        return bnn
+
+    def dense(self, network: nn.Module | None = None) -> nn.Module:
+        """The network that is compressed, trained as usual."""
+        torch.manual_seed(self.job["seed"])
+        network = bl.zoo.create(**NETWORKS[self.job["network"]]) if network is None else network
+        if self.job["data"] == "mnist":
+            return self.train(plain(network.to(self.device), 0.3), self.job["dense_epochs"], 1e-3, "cosine").model
+        bnn = plain(network.to(self.device, memory_format=torch.channels_last), 1e3)
+        return self.train(bnn, self.job["dense_epochs"], 0.1, one_cycle, optimizer=sgd).model
+
+    def posterior(self, network: nn.Module) -> bl.Bayesian:
+        """Sparse Variational Dropout, from the dense network."""
+        job = self.job
+        epochs = job["epochs"]
+        warm = (0.05, 0.3) if job["rule"] != "random labels" else (0, 0)
+        schedule = bl.schedules.Warmup(start=warm[0] * epochs, end=warm[1] * epochs)
+        if job["rule"] == "units":
+            kind, settings = job["gate"]
+            gate, family = bl.gates.GATES[kind](**settings), FAMILIES[job.get("family", "point")]
+            method, prior = bl.Variational(family=family, gates=gate, kl_schedule=schedule), bl.priors.Normal(1.0)
+        else:
+            method = bl.Variational(family=bl.families.SparseGaussian(), kl_schedule=schedule)
+            prior = bl.priors.LogUniform()
+        bnn = bl.bayesianize(network, method, likelihood=bl.likelihoods.Categorical(), prior=prior)
+        return self.train(bnn, epochs, job["lr"], "half-then-linear")
+
+    def slim(self, bnn: bl.Bayesian) -> nn.Module:
+        """Without the units whose gates are closed."""
+        pruned = bl.prune(bnn, bl.Budget(threshold=1e-12), criterion="magnitude")
+        return bl.compact(pruned.cpu(), self.valid[0][:4].cpu(), drop_inputs=True).to(self.device)
+
+    def tuned(self, network: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
+        """The survivors, trained on."""
+        bnn = plain(network, 1.0)
+        bnn.masks = masks
+        return self.train(bnn, self.job["tune_epochs"], self.job["tune_lr"], "cosine").model
+
+    def cut(self, bnn: bl.Bayesian) -> tuple[bl.Bayesian, float, list[dict[str, float]]]:
+        """The most that costs at most `SLACK` points on the validation images."""
+        tried: list[dict[str, float]] = []
+        best: tuple[bl.Bayesian, float] | None = None
+        for threshold in THRESHOLDS:
+            try:
+                pruned = bl.prune(bnn, bl.Budget(threshold=-threshold), criterion="log_alpha")
+            except bl.errors.BayeslimError:
+                break  # a layer would be empty
+            network = pruned.mean_network()
+            left = sum(nonzeros(network).values())
+            tried.append({"log_alpha": threshold, "nonzeros": left, "valid_error": self.error(network, "valid")})
+            if best is None or tried[-1]["valid_error"] <= tried[0]["valid_error"] + SLACK:
+                best = pruned, threshold
+        assert best is not None
+        return *best, tried
+
+    def by_magnitude(self, network: nn.Module, keep: int) -> nn.Module:
+        """The baseline: `keep` weights are left, the smallest going gradually."""
+        bnn, epochs = plain(network, 1.0), self.job["epochs"]
+        weights = {name: p for name, p in bnn.model.named_parameters() if p.ndim > 1}
+        total = sum(p.numel() for p in weights.values())
+
+        bnn.masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in weights.items()}
+
+        def shrink(epoch: int) -> None:
+            done = min(1.0, max(0.0, (epoch / epochs - 0.05) / 0.45))
+            left = round(total - (total - keep) * (1 - (1 - done) ** 3))
+            sizes = torch.cat([p.detach().abs().flatten() for p in weights.values()])
+            smallest = sizes.topk(left).values[-1]
+            for name, p in weights.items():
+                bnn.masks[name].copy_(p.detach().abs() >= smallest)
+            bnn.keep_zeros()
+
+        self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
+        return self.tuned(bnn.model, bnn.masks)
+
+    def by_norm(self, network: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
+        """The baseline of units: those with the smallest norms go gradually, to as many as `shapes` has."""
+        bnn, epochs = plain(network, 1.0), self.job["epochs"]
+        names = [name for name, p in bnn.model.named_parameters() if p.ndim > 1]
+        weights = [bnn.model.get_parameter(name) for name in names]
+        bnn.masks = {name: torch.ones_like(bnn.model.get_parameter(name), dtype=torch.bool) for name in names}
+
+        def shrink(epoch: int) -> None:
+            done = min(1.0, max(0.0, (epoch / epochs - 0.05) / 0.45))
+            alive = [_largest(weights[0].detach().transpose(0, 1), None, shapes[names[0]][1], done)]
+            for k, weight in enumerate(weights):
+                outgoing = weights[k + 1].detach() if k + 1 < len(weights) else None
+                alive.append(_largest(weight.detach(), outgoing, shapes[names[k]][0], done))
+            for k, (name, weight) in enumerate(zip(names, weights, strict=True)):
+                read = alive[k].repeat_interleave(weight.shape[1] // len(alive[k]))
+                both = alive[k + 1][:, None] & read
+                bnn.masks[name].copy_(both.view(*both.shape, *[1] * (weight.ndim - 2)).expand_as(weight))
+            bnn.keep_zeros()
+
+        self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
+        return self.tuned(bnn.model, bnn.masks)
+
+    @torch.no_grad()
+    def error(self, network: nn.Module, part: str) -> float:
+        """In per cent."""
+        network.eval()
+        x, y = getattr(self, part)
+        wrong = sum(int((network(a).argmax(1) != b).sum()) for a, b in zip(x.split(1000), y.split(1000), strict=True))
+        return round(100 * wrong / len(y), 3)
+
+
+def _largest(incoming: Tensor, outgoing: Tensor | None, keep: int, done: float) -> Tensor:
+    """Which units stay: those with the largest norms of all their weights, as many as at this point of the way."""
+    count = len(incoming)
+    squares = incoming.flatten(1).square().sum(1)
+    if outgoing is not None:
+        squares = squares + outgoing.transpose(0, 1).reshape(count, -1).square().sum(1)
+    left = round(count - (count - keep) * (1 - (1 - done) ** 3))
+    return squares >= squares.topk(left).values[-1]
+
+
+def _scale(name: str, images: Tensor) -> Any:
+    """MNIST stays in [0, 1]; colours are standardised."""
+    if name == "mnist":
+        return lambda x: x
+    mean, std = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True)
+    return lambda x: (x - mean) / std
+
+
+def sgd(parameters: list[Any], rate: Any) -> torch.optim.Optimizer:
+    """Momentum, and weight decay on weights."""
+    groups = [{"params": [p for p in parameters if (p.ndim > 1) == w], "weight_decay": 5e-4 * w} for w in (True, False)]
+    return torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
+
+
+def one_cycle(done: float) -> float:
+    """Up to the full learning rate in the first fifth, then down to zero."""
+    return 5 * done if done < 0.2 else 1.25 * (1 - done)
+
+
+def plain(network: nn.Module, prior_std: float, copy: bool = True) -> bl.Bayesian:
+    """A network to be trained as usual, with weight decay from a Normal prior."""
+    make = bl.bayesianize if copy else bl.bayesianize_
+    likelihood, prior = bl.likelihoods.Categorical(), bl.priors.Normal(prior_std)
+    return make(network, bl.Laplace(structure="diag"), likelihood=likelihood, prior=prior)
+
+
+def nonzeros(network: nn.Module) -> dict[str, int]:
+    """Of every weight."""
+    return {name: int((p != 0).sum()) for name, p in network.named_parameters() if p.ndim > 1}
+
+
+def run(job: Job) -> Job:
+    """All steps of a job."""
+    torch.set_num_threads(1)
+    os.environ["BAYESLIM_PROGRESS"] = "0"
+    started, steps = time.monotonic(), Run(job)
+    result = {**job, **RULES[job["rule"]](steps)}
+    return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def weights(steps: Run) -> Job:
+    """Sparse Variational Dropout, and magnitude beside it."""
+    job, dense = steps.job, steps.dense()
+    total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
+    bnn = steps.posterior(dense)
+    pruned, threshold, tried = steps.cut(bnn)
+    tuned = steps.tuned(pruned.mean_network(), pruned.masks)
+    left = nonzeros(tuned)
+    keep = sum(left.values())
+    result: Job = {"weights": total, "left": keep, "compression": round(total / keep, 1)}
+    result |= {"tried": tried, "log_alpha": threshold, "nonzeros": left}
+    result |= {"dense": errors(steps, dense), "sparse": errors(steps, tuned)}
+    bl.save(tuned.cpu(), Path(job["runs"]) / f"{job['network']}-{job['seed']}")
+    if job.get("baseline", True):
+        result["magnitude"] = errors(steps, steps.by_magnitude(dense, keep))
+    return result
+
+
+def units(steps: Run) -> Job:
+    """Gates on units, and units cut by the norm of their weights beside it."""
+    dense = steps.dense()
+    total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
+    bnn = steps.posterior(dense)
+    slim = steps.slim(bnn)
+    tuned = steps.tuned(slim, {})
+    left = sum(p.numel() for p in tuned.parameters() if p.ndim > 1)
+    result: Job = {"weights": total, "left": left, "compression": round(total / left, 1)}
+    result["shapes"] = {name: tuple(p.shape) for name, p in tuned.named_parameters() if p.ndim > 1}
+    result |= {"dense": errors(steps, dense), "sparse": errors(steps, tuned)}
+    bl.save(tuned.cpu(), Path(steps.job["runs"]) / f"{steps.job['network']}-units-{steps.job['seed']}")
+    if steps.job.get("baseline", True):
+        result["magnitude"] = errors(steps, steps.by_norm(dense, result["shapes"]))
+    return result
+
+
+def random_labels(steps: Run) -> Job:
+    """What is left of a network that has nothing to learn, and how much of it dropout learns by heart."""
+    job = steps.job
+    torch.manual_seed(job["seed"])
+    network = bl.zoo.create(**NETWORKS[job["network"]]).to(steps.device)
+    bnn = steps.posterior(network)
+    mean = bnn.mean_network()
+    left = nonzeros(mean)
+    total = sum(p.numel() for p in network.parameters() if p.ndim > 1)
+    found = {"weights": total, "nonzeros": left, "pruned": round(100 * (1 - sum(left.values()) / total), 4)}
+    found["taught_error"], found["valid_error"] = steps.error(mean, "taught"), steps.error(mean, "valid")
+    dropout = steps.dense(with_dropout(job["network"]))
+    return found | {"dropout_taught_error": steps.error(dropout, "taught")}
+
+
+def with_dropout(network: str) -> nn.Module:
+    """A network of the same kind that drops a fifth of its units."""
+    if network == "lenet_300_100":
+        return bl.zoo.create("mlp", hidden=1200, dropout=0.2)
+    layers = list(bl.zoo.create(**NETWORKS[network]).named_children())
+    return nn.Sequential(*[part for _, layer in layers for part in _dropping(layer)])
+
+
+def _dropping(layer: nn.Module) -> list[nn.Module]:
+    return [layer, nn.Dropout(0.2)] if isinstance(layer, nn.MaxPool2d) else [layer]
+
+
+RULES = {"weights": weights, "units": units, "random labels": random_labels}
+
+
+def errors(steps: Run, network: nn.Module) -> dict[str, float]:
+    """On the validation and the test images."""
+    return {part: steps.error(network, part) for part in ("valid", "test")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rules", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--runs", type=Path, default=Path("runs/sparse_posteriors"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    jobs = [
+        {**DEFAULTS, **settings, "rule": rule, "network": network, "seed": seed}
+        | {"device": options.device, "runs": str(options.runs)}
+        for rule in options.rules
+        for network, settings in SETTINGS[rule].items()
+        for seed in range(1 if rule == "random labels" else min(options.seeds, SEEDS.get(network, options.seeds)))
+        if network in options.networks
+    ]
+    path = options.results / "sparse_posteriors.json"
+    done = json.loads(path.read_text())["runs"] if path.exists() else []
+
+    def keep(result: Job) -> None:
+        save("sparse_posteriors", {"command": command, "runs": done}, folder=options.results)
+        shown = ("rule", "network", "seed", "compression", "pruned", "seconds")
+        print(json.dumps({k: result[k] for k in shown if k in result}), flush=True)
+
+    command = f"python benchmarks/sparse_posteriors.py --device {options.device} --seeds {options.seeds}"
+    rows = finished(run, jobs, done, options.workers, keep)
+    for rule in ("weights", "units"):
+        for network in SETTINGS[rule]:
+            if found := [row for row in rows if (row["rule"], row["network"]) == (rule, network)]:
+                print(rule, network, json.dumps(summary(found)))
+    for row in rows:
+        if row["rule"] == "random labels":
+            print("random labels", row["network"], {k: v for k, v in row.items() if "error" in k or k == "pruned"})
+
+
+def summary(rows: list[Job]) -> dict[str, float]:
+    """Means over seeds; compressions as all weights over the mean of those left."""
+    left = statistics.mean(row["left"] for row in rows)
+    found = {"compression": round(rows[0]["weights"] / left, 1)}
+    for rule in ("dense", "sparse", "magnitude"):
+        errors = [row[rule]["test"] for row in rows]
+        found[rule] = round(statistics.mean(errors), 3)
+        if len(rows) > 1:
+            found[f"{rule}_spread"] = round(statistics.stdev(errors), 3)
+    return found
+
+
+if __name__ == "__main__":
+    main()

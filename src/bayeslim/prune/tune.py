@@ -1,0 +1,46 @@
+"""`fine_tune`: train what a cut has left, at its means.
+
+The noise of a variational posterior that helped to find out what may go is in the way of the last tenths of a per cent:
+survivors are few, and the mean network is what will be deployed. So their means are trained as points, without noise
+and without the KL. Weights that were cut stay zero; spreads and gates stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.methods import Variational
+from bayeslim.prune.act import refreshed
+from bayeslim.train import fit
+
+
+def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
+    """A copy of a pruned network whose means were trained on, with zeros kept at zero.
+
+    A variational posterior of independent weights keeps its spreads. Others are found again as training goes on:
+    Laplace's curvature where it ends, that of correlated weights together with their means.
+
+    Args:
+        pruned: a network from `bayeslim.prune`.
+        loader: training data.
+        options: of `bayeslim.train.fit`, such as epochs=10, lr=5e-4, lr_schedule="cosine".
+    """
+    tuned = copy.deepcopy(pruned)
+    method = tuned.method
+    if not isinstance(method, Variational) or not method.mean_field:
+        return refreshed(tuned, loader, options, "joint")
+    means = {name for name, _ in tuned.mean_network().named_parameters()}
+    spreads = [p for name, p in tuned.model.named_parameters() if name not in means and p.requires_grad]
+    tuned.method = replace(method, estimator="mean", temperature=0.0, samples=1, antithetic=False)
+    for parameter in spreads:
+        parameter.requires_grad_(False)
+    try:
+        fit(tuned, loader, **options)
+    finally:
+        tuned.method = method
+        for parameter in spreads:
+            parameter.requires_grad_(True)
+    return tuned

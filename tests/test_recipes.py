@@ -1,0 +1,81 @@
+"""Recipes: what they are made of, and that they do what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bayeslim as bl
+from bayeslim import recipes
+
+
+def data(rows: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two of twenty inputs say what the class is."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 20, generator=generator)
+    return x, (x[:, 0] + x[:, 1] > 0).long()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 2))
+
+
+def loader() -> bl.data.Loader:
+    return bl.data.Loader(*data(), batch_size=50)
+
+
+@pytest.mark.parametrize("name", sorted(recipes.RECIPES))
+def test_every_recipe_makes_a_network_that_trains(name: str) -> None:
+    recipe = recipes.RECIPES[name](epochs=1)
+    assert recipe.name == name
+    assert name in repr(recipe)
+    assert repr(recipe.method) in repr(recipe)
+    assert dict(recipe) == {"method": recipe.method, "prior": recipe.prior}
+    bnn = bl.bayesianize(model(), likelihood=bl.likelihoods.Categorical(), **recipe)
+    fitted = bnn.fit(loader(), progress=False, seed=0, **recipe.fit)
+    assert fitted.history[-1]["nll"] < 5
+
+
+def test_sparse_variational_dropout_finds_the_inputs_that_matter() -> None:
+    recipe = recipes.sparse_vd(epochs=150)
+    bnn = bl.bayesianize(model(), likelihood=bl.likelihoods.Categorical(), **recipe)
+    bnn.fit(loader(), progress=False, seed=0, **{**recipe.fit, "lr": 1e-2})
+    assert recipe.budget is not None
+    pruned = bl.prune(bnn, recipe.budget, **recipe.cut)
+    tuned = bl.fine_tune(pruned, loader(), progress=False, seed=0, **recipe.fine_tune)
+    x, y = data()
+    read = tuned.mean_network().get_parameter("0.weight").ne(0).any(0)
+    assert read[:2].all()
+    assert not read[2:].any()
+    assert (tuned.mean_network()(x).argmax(1) == y).double().mean() > 0.97
+
+
+def test_compress_takes_a_recipe(tmp_path: Path) -> None:
+    recipe = recipes.sparse_vd(epochs=60)
+    result = bl.compress(
+        model(), loader(), loader(), recipe=recipe, fit={"lr": 1e-2}, out=tmp_path, formats=(), baseline=False
+    )
+    assert result.pruned.method == recipe.method
+    assert result.plan.criterion == "log_alpha"
+    assert result.plan.sparsity > 0.5
+
+
+def test_a_recipe_does_not_go_with_another_method(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="has its method and prior already"):
+        bl.compress(model(), loader(), loader(), recipe=recipes.sparse_vd(), method=bl.Laplace(), out=tmp_path)
+    with pytest.raises(TypeError, match="must be one of"):
+        bl.compress(model(), loader(), loader(), recipe="sparse_vd", out=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="weight by weight or gate by gate"):
+        bl.compress(model(), loader(), loader(), recipe=recipes.sparse_vd(), granularity="unit", out=tmp_path)
+    with pytest.raises(TypeError, match="compress needs a budget"):
+        bl.compress(model(), loader(), loader(), recipe=recipes.gaussian_dropout(), out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_epochs_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        recipes.sparse_vd(epochs=0)
