@@ -337,3 +337,20 @@ def test_batches_of_unlike_shapes_are_refused_together():
 
     with pytest.raises(ShapeMismatch, match="together=False"):
         bayesian(bl.DeepEnsemble(2, together=True)).fit(Ragged([1]), epochs=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.weight_norm])
+def test_a_fresh_start_reaches_weights_that_are_computed_by_an_old_norm(norm):
+    torch.manual_seed(0)
+    model = nn.Sequential(norm(nn.Linear(30, 40)), nn.ReLU(), norm(nn.Conv1d(1, 2, 3)))
+    model(torch.randn(5, 1, 30))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    start_afresh_(model)
+    assert all((tensor != before[name]).all() for name, tensor in model.state_dict().items())
+    whole = dict(model.named_parameters())["0.weight_orig" if norm is nn.utils.spectral_norm else "0.weight_v"]
+    assert whole.abs().max() <= 30**-0.5  # as Linear draws it
+    if norm is nn.utils.weight_norm:
+        torch.testing.assert_close(model[0].weight_g, whole.norm(dim=1, keepdim=True))
+    model(torch.randn(5, 1, 30)).sum().backward()
+    assert whole.grad is not None

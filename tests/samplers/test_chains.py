@@ -8,7 +8,7 @@ from interruptions import Stop, cut_short
 from torch import Tensor, nn
 
 import bayeslim as bl
-from bayeslim.errors import BayeslimError, CorruptFile, NoSiteMatched, UnsupportedModel
+from bayeslim.errors import BayeslimError, BayeslimWarning, CorruptFile, NoSiteMatched, UnsupportedModel
 from bayeslim.methods.full_batch import FullBatch
 from bayeslim.samplers import Langevin, StochasticHamiltonian, read
 from bayeslim.samplers.journal import Journal
@@ -273,7 +273,7 @@ def test_points_are_optimised_along():
 def test_a_pruned_network_is_sampled_where_it_is_left():
     bnn = fitted(bl.SGLD(samples=4), network(norm=False))
     pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), criterion="magnitude")
-    pruned.fit(loader(), epochs=2, lr=1e-2, seed=1)
+    pruned.fit(loader(), epochs=3, lr=1e-2, seed=1)
     mask = pruned.masks["0.weight"]
     values = pruned.posterior_.values["0.weight"]
     assert (values[:, ~mask] == 0).all()
@@ -357,3 +357,9 @@ def test_steps_are_kept_at_equal_times():
     assert schedule.kept(100, 4, thinning=10) == (70, 80, 90, 100)
     with pytest.raises(ValueError, match="at least as many steps"):
         Schedule("cyclical", cycles=4).kept(3, 4)
+
+
+def test_fewer_networks_than_asked_for_are_announced():
+    with pytest.warns(BayeslimWarning, match="Of 12 steps 6 networks are kept, not 1000"):
+        bnn = fitted(bl.SGLD(samples=1000))
+    assert bnn.posterior_.count == 6

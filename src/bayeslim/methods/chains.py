@@ -8,6 +8,7 @@ data, and all ranks end with the networks of all: nothing but these is exchanged
 from __future__ import annotations
 
 import os
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from bayeslim.errors import NoSiteMatched
+from bayeslim.errors import BayeslimWarning, NoSiteMatched
 from bayeslim.likelihoods import Gaussian
 from bayeslim.methods.base import Terms
 from bayeslim.methods.fresh import check_resettable, start_afresh_
@@ -187,6 +188,13 @@ class ChainMethod(ParticleMethod):
         kept = self.time.kept(total, self.samples, self.thinning)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = moving_weights(bnn, self, loader)
+        if len(kept) < self.samples:
+            warnings.warn(
+                f"Of {total} steps {len(kept)} networks are kept, not {self.samples}: after the burn-in there are no "
+                "more. Train for more epochs, or ask for fewer samples.",
+                BayeslimWarning,
+                stacklevel=3,
+            )
         begin, noise = _copied(bnn.model), noise_of(bnn.likelihood)
         result, found, noises = Fit(), [], []
         with restored_on_failure(bnn), ExitStack() as afterwards:

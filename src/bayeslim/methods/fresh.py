@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 
@@ -55,7 +59,29 @@ def _reset_all(model: nn.Module) -> None:
     for module in reversed(list(model.modules())):  # a module may set what its parts have drawn
         reset = _reset_of(module)
         if reset is not None:
-            reset()
+            with _written_through(module):
+                reset()
+
+
+@contextmanager
+def _written_through(module: nn.Module) -> Iterator[None]:
+    """A reset reaches weights that an old-style norm computes, in the parameters that they are computed from."""
+    norms = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, (SpectralNorm, WeightNorm))]
+    for norm in norms:
+        whole = getattr(module, f"{norm.name}_{'orig' if isinstance(norm, SpectralNorm) else 'v'}")
+        setattr(module, norm.name, whole.detach().clone())
+    yield
+    with torch.no_grad():
+        for norm in norms:
+            drawn: Tensor = getattr(module, norm.name)
+            if isinstance(norm, WeightNorm):
+                getattr(module, f"{norm.name}_v").copy_(drawn)
+                getattr(module, f"{norm.name}_g").copy_(torch.norm_except_dim(drawn, 2, norm.dim))
+                continue
+            getattr(module, f"{norm.name}_orig").copy_(drawn)
+            for side in ("u", "v"):  # as for a layer that is new
+                vector = getattr(module, f"{norm.name}_{side}")
+                vector.copy_(F.normalize(torch.randn_like(vector), dim=0, eps=norm.eps))
 
 
 def _load_made(model: nn.Module, factory: Callable[[], nn.Module]) -> None:
