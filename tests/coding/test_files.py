@@ -104,6 +104,14 @@ def test_arguments_that_are_not_the_usual_ones(tmp_path):
     assert found.zoo_config == network.zoo_config
 
 
+def test_arguments_too_large_for_a_file_to_be_trusted_with(tmp_path):
+    network = round_(bl.zoo.mlp(1, inputs=300_000, classes=2, depth=1), density=0.001)
+    bl.encode(network, tmp_path / "slim.bayes")
+    with pytest.raises(BayeslimError, match="model="):
+        bl.decode(tmp_path / "slim.bayes")
+    assert same(bl.decode(tmp_path / "slim.bayes", model=network), network)
+
+
 def test_other_types_of_the_zoo(tmp_path):
     network = round_(bl.zoo.lenet_300_100(), density=0.003).half()
     bl.encode(network, tmp_path / "slim.bayes", raw=True)

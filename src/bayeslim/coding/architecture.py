@@ -30,7 +30,9 @@ from bayeslim.zoo.registry import FACTORIES
 GIVEN, ZOO, CUT = range(3)
 _LETTERS = "\0abcdefghijklmnopqrstuvwxyz0123456789_"
 _LONGEST = 1 << 12
-_LARGEST_ARGUMENT = 10_000
+_LARGEST_ARGUMENT = 1 << 18
+"""Numbers in a file that say how large a network is to be; with larger ones, the caller brings the network."""
+
 _SMALL = 1 << 26
 _EXPANSION = 1 << 16
 
@@ -47,8 +49,10 @@ def tensors_of(network: nn.Module) -> Params:
             raise BayeslimError(
                 f'"{name}" of {type(network).__name__} is a {type(value).__name__}, not a tensor, and cannot be coded.'
             )
-    seen: set[int] = set()
-    return {name: t for name, t in state.items() if not (id(t) in seen or seen.add(id(t)))}  # type: ignore[func-returns-value]
+    once: dict[int, str] = {}
+    for name, value in state.items():
+        once.setdefault(id(value), name)
+    return {name: state[name] for name in once.values()}
 
 
 def write_architecture(coder: Coder, network: nn.Module) -> None:
@@ -57,7 +61,7 @@ def write_architecture(coder: Coder, network: nn.Module) -> None:
     config = getattr(network, "zoo_config", None)
     types = {tensor.dtype for tensor in own.values() if tensor.is_floating_point()}
     kind, whole = GIVEN, Params()
-    if config is not None and len(types) == 1 and set(config["name"]) <= set(_LETTERS[1:]):
+    if config is not None and len(types) == 1 and set(config["name"]) <= set(_LETTERS[1:]) and not _exceeds(config):
         outline = _outline(config, next(iter(types)))
         whole = tensors_of(outline)
         kind = _kind(network, outline)
@@ -113,8 +117,7 @@ def _read_zoo(coder: Coder, kind: int, file_size: int) -> nn.Module:
     try:
         text = _code_text(coder, "")
         config = {"name": name, **_usual(name), **(json.loads(text) if text else {})}
-        room = _LARGEST_ARGUMENT + file_size
-        if any(isinstance(value, int) and abs(value) > room for value in config.values()):
+        if _exceeds(config):
             raise CorruptFile("The file names a network far larger than a file of its size can hold.")
         dtype = list(FORMATS)[coder.uniform(0, len(FORMATS))]
         network = _outline(config, dtype)
@@ -129,6 +132,10 @@ def _read_zoo(coder: Coder, kind: int, file_size: int) -> nn.Module:
     if kind == CUT:
         _cut_(network, _code_shapes(coder, tensors_of(network), None))
     return network
+
+
+def _exceeds(config: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, int) and abs(value) > _LARGEST_ARGUMENT for value in config.values())
 
 
 def _outline(config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
