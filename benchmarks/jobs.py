@@ -1,7 +1,7 @@
 """Training runs of a benchmark, several at a time, each one kept as soon as it ends and never repeated.
 
 A job is a dictionary of settings; its result is the same dictionary with measurements added. A result is a job's own if
-all settings agree, but for where it ran.
+all settings agree, but for where it ran and where its files are.
 """
 
 from __future__ import annotations
@@ -36,4 +36,4 @@ def finished(
 
 
 def _result(job: Job, done: Sequence[Job]) -> Job | None:
-    return next((d for d in done if all(d.get(k) == v for k, v in job.items() if k != "device")), None)
+    return next((d for d in done if all(d.get(k) == v for k, v in job.items() if k not in ("device", "runs"))), None)

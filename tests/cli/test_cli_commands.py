@@ -38,6 +38,17 @@ def fitted(tmp_path_factory):
     return path
 
 
+def test_compress_by_a_recipe(tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ("--model", MODEL, "--data", "digits", "--recipe", "sparse-vd(epochs=3)", "--out", run)
+    assert call("compress", *words, "--fine-tune", 1) == 0
+    assert "bayeslim" in capsys.readouterr().out
+    assert call("compress", "--config", run / "run.toml") == 0
+    words = ("--model", MODEL, "--data", "digits", "--recipe", "sparse-dv", "--out", tmp_path / "other")
+    assert call("compress", *words) == 1
+    assert "There are: bottleneck" in capsys.readouterr().err
+
+
 def test_compress_then_report_again(tmp_path, capsys):
     run = tmp_path / "run"
     settings = ("--data", "digits", "--epochs", 2, "--lr", 0.01, "--sparsity", 0.5, "--steps", 2, "--format", "pt2")
