@@ -73,7 +73,8 @@ def quantise(
         strength: what a nat of the file counts against a nat of log-posterior, for how="posterior". At 1 the sum is
             that of minimum description length, which takes a posterior at its word, far out too: few networks bear it.
         codebook: levels anywhere instead of evenly spaced: "kmeans" fits 2^bits of them to each parameter; "prior"
-            takes the means of the `priors.SoftSharing` that the network was trained with.
+            takes the means of the `priors.SoftSharing` that the network was trained with, and for how="nearest" gives
+            each weight that of the component most responsible for it.
         move: whether weights move, for correlated posteriors: "joint" solves for all of a layer together; "row"
             (Kronecker only) row by row, one weight after the other; None leaves them.
         steps: in how many parts move="joint" rounds; a dense posterior always goes weight by weight.

@@ -67,7 +67,10 @@ def carry_out(
 def _fitted(weights: Weights, bits: Tensor, settings: Settings, prior: Prior | None) -> tuple[Grid, Rounder, Tensor]:
     if settings.codebook == "prior":
         assert isinstance(prior, SoftSharing)
-        return given_codebook(weights, prior.centres.detach(), prior.shares.detach(), settings.strength)
+        grid, rounder, codes = given_codebook(weights, prior.centres.detach(), prior.shares.detach(), settings.strength)
+        if not settings.strength:  # the component that is most responsible, which need not be the nearest
+            codes = prior.log_joint(weights.values).argmax(-1)
+        return grid, rounder, codes
     if settings.codebook == "kmeans":
         return fit_codebook(weights, int(bits[0]), settings.strength)
     return fit_uniform(weights, bits, settings.strength)
