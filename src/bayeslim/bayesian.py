@@ -255,7 +255,7 @@ class Bayesian(nn.Module):
         """A plain copy of the user's model with the posterior's mean as weights; bayeslim is not needed to run it.
 
         Of networks that lie apart from each other, such as those of an ensemble, the mean is no network worth having:
-        there it is one of them, unless `bayeslim.align` has put their units into one order.
+        there it is one of them, unless `bayeslim.align(..., average=True)` has put their units into one order for it.
         """
         plain = copy.deepcopy(self.model)
         for module in plain.modules():

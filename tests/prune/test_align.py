@@ -122,8 +122,23 @@ def test_aligned_ensembles_are_closer_and_say_the_same():
     torch.testing.assert_close(bl.predict(aligned, x).samples, bl.predict(bnn, x).samples, rtol=1e-4, atol=1e-5)
     spread = [sum(v.sum() for v in one.posterior_.variance.values()) for one in (bnn, aligned)]
     assert spread[1] < 0.9 * spread[0]
-    mean = torch.func.functional_call(aligned.mean_network(), aligned.posterior_.mean, (x,))
+    last = bl.predict(bnn, x).samples[-1]
+    torch.testing.assert_close(aligned.eval()(x), last, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(aligned.mean_network()(x), last, rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_of_aligned_networks_stands_for_them_where_asked_for(tmp_path):
+    torch.manual_seed(1)
+    networks = [dense().eval() for _ in range(3)]
+    for network in networks:
+        network.train()(torch.randn(64, 4))
+    x = torch.randn(5, 4)
+    aligned = bl.align(given_networks(networks), x, average=True)
+    q = aligned.posterior_
+    mean = torch.func.functional_call(networks[0].eval(), q.mean | q.mean_buffers, (x,))
     torch.testing.assert_close(aligned.eval()(x), mean)
+    torch.testing.assert_close(bl.predict(aligned, x, how="mean").samples[0], mean)
+    assert bl.posteriors.Particles.restore(q.config(), q.tensors()).averaged
 
 
 def test_what_is_frozen_stays_where_it_is():

@@ -32,7 +32,7 @@ def train(model: nn.Module, method: bl.Method, epochs: int = 30) -> bl.Bayesian:
 
 @pytest.fixture(scope="module")
 def ensemble() -> bl.Bayesian:
-    return bl.align(train(network(), bl.DeepEnsemble(3)), X[:4])
+    return bl.align(train(network(), bl.DeepEnsemble(3)), X[:4], average=True)
 
 
 def accuracy(bnn: bl.Bayesian) -> float:
@@ -58,7 +58,7 @@ def test_one_plan_for_all(ensemble, criterion, granularity):
         assert torch.equal(pruned.posterior_.values[name][:, mask], ensemble.posterior_.values[name][:, mask])
     assert torch.equal(ensemble.posterior_.values["0.weight"], before)
     assert bl.predict(pruned, X).samples.shape == (3, 240, 3)
-    for name, value in pruned.posterior_.mean.items():  # aligned networks have a mean
+    for name, value in pruned.posterior_.mean.items():
         torch.testing.assert_close(pruned.mean_network().get_parameter(name).data, value)
 
 
@@ -80,7 +80,7 @@ def test_the_least_certain_weights_go(ensemble):
 
 def test_networks_in_one_order_have_a_mean_and_those_of_any_order_do_not():
     apart = train(nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3)), bl.DeepEnsemble(3))
-    aligned = bl.align(apart, X[:4])
+    aligned = bl.align(apart, X[:4], average=True)
     averaged = torch.func.functional_call(apart.mean_network(), apart.posterior_.mean, (X,))
     right = [(outputs.argmax(-1) == Y).float().mean().item() for outputs in (averaged, aligned.mean_network()(X))]
     assert right[1] > right[0] + 0.1

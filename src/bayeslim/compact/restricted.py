@@ -148,7 +148,7 @@ def _(posterior: Particles, kept: Kept, mean: Mapping[str, Tensor]) -> Particles
         {name: behind(value, 1, kept.get(name, {})) for name, value in tensors.items()}
         for tensors in (posterior.values, posterior.buffers)
     )
-    return Particles(values, buffers=rest, chains=posterior.chains, aligned=posterior.aligned)
+    return Particles(values, buffers=rest, chains=posterior.chains, averaged=posterior.averaged)
 
 
 @restricted.register

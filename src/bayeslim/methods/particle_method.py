@@ -45,7 +45,7 @@ class ParticleMethod(Method):
         self.stand(bnn, posterior, at_mean=self.stands_at == "mean")
 
     def stand(self, bnn: Bayesian, posterior: Particles, at_mean: bool) -> None:
-        """Put the network to the mean, of aligned particles with that of their buffers; or to the last.
+        """Put the network to the mean, of averaged particles with that of their buffers; or to the last.
 
         Batch norms have statistics of the weights they were measured with, and the mean's were not: then the last.
         """
@@ -53,7 +53,7 @@ class ParticleMethod(Method):
 
         last = posterior.count - 1
         at_mean = at_mean and not norms_of(bnn.model)
-        if posterior.aligned:
+        if posterior.averaged:
             set_tensors(bnn, posterior.mean | posterior.mean_buffers)
         else:
             set_tensors(bnn, posterior.mean if at_mean else posterior.particle(last) | posterior.buffers_of(last))

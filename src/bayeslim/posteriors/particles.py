@@ -30,7 +30,8 @@ class Particles(Posterior):
         buffers: what else differs between the networks, by name, (S, *shape): their buffers, and parameters that were
             trained as points. What is named nowhere is the model's own.
         chains: how many Markov chains they come from, one after the other and equally long, in the order drawn.
-        aligned: whether their hidden units are in one order (`bayeslim.align`), so that their mean is a network.
+        averaged: whether the one network that stands for them is their mean, with that of their buffers, whatever the
+            method says (`bayeslim.align`).
     """
 
     kind: ClassVar[str] = "particles"
@@ -41,7 +42,7 @@ class Particles(Posterior):
         *,
         buffers: Mapping[str, Tensor] | None = None,
         chains: int = 1,
-        aligned: bool = False,
+        averaged: bool = False,
     ):
         self.values = dict(values)
         self.buffers = dict(buffers or {})
@@ -58,7 +59,7 @@ class Particles(Posterior):
         if chains < 1 or self.count % chains:
             raise ShapeMismatch(f"{self.count} particles do not come from {chains} equally long chains.")
         self.chains = chains
-        self.aligned = aligned
+        self.averaged = averaged
 
     @property
     def mean(self) -> Params:
@@ -133,7 +134,7 @@ class Particles(Posterior):
             {name: cut.get(name, value) for name, value in self.values.items()},
             buffers={name: cut.get(name, value) for name, value in self.buffers.items()},
             chains=self.chains,
-            aligned=self.aligned,
+            averaged=self.averaged,
         )
 
     def tensors(self) -> Params:
@@ -152,8 +153,8 @@ class Particles(Posterior):
         return cls(parts["value"], buffers=parts["buffer"], **config)
 
     def config(self) -> dict[str, Any]:
-        """How many chains, and whether aligned."""
-        return {"chains": self.chains, "aligned": self.aligned}
+        """How many chains, and whether their mean stands for them."""
+        return {"chains": self.chains, "averaged": self.averaged}
 
     @property
     def names(self) -> tuple[str, ...]:

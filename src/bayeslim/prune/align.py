@@ -9,6 +9,9 @@ be averaged nor compared one by one. Here every particle's units are matched to 
 Each layer's problem is an assignment between its units. Which units can change places is read off the traced network
 (`bayeslim.compact.units`), and every aligned particle is checked to answer as before.
 
+Copies of one network come together exactly. Networks from different starts are not copies: their aligned mean is far
+better than the mean of the unaligned, the more so the wider they are, but mostly worse than any of them.
+
 Ainsworth, Hayase & Srinivasa 2023, arXiv:2209.04836
 """
 
@@ -35,15 +38,17 @@ SWEEPS = 100
 """The most rounds over all layers; a handful is usual."""
 
 
-def align(bnn: Bayesian, example: Inputs) -> Bayesian:
+def align(bnn: Bayesian, example: Inputs, *, average: bool = False) -> Bayesian:
     """A copy of `bnn` whose particles have their hidden units in the order of the first one's; each computes as before.
 
-    Their mean is then closer to a network, and scores across particles compare like with like: use it before pruning an
-    ensemble, or before taking its mean network.
+    Scores across particles then compare like with like, and their mean is closer to a network: use it before pruning an
+    ensemble, or before averaging it.
 
     Args:
         bnn: a fitted network whose posterior is made of particles.
         example: inputs of the network, to find its units and to check every particle on.
+        average: whether the mean of the aligned particles is to be the one network that stands for them, which
+            `mean_network`, `compact` and `predict(how="mean")` take; else it is one of them, as before.
 
     Raises:
         UnsupportedModel: if the network cannot be traced, or units that look alike are not.
@@ -75,7 +80,7 @@ def align(bnn: Bayesian, example: Inputs) -> Bayesian:
             {name: together[name] for name in posterior.values},
             buffers={name: together[name] for name in posterior.buffers},
             chains=posterior.chains,
-            aligned=True,
+            averaged=average,
         ),
     )
     return aligned
