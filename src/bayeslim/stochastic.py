@@ -15,7 +15,7 @@ sequences) get independent noise, the usual mean-field approximation of the loca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,10 +90,24 @@ class _Noisy:
             mean, std = self.given[leaf]
             return mean, _Std.apply(std, False)
         layer: Any = self
-        mean, log_std = getattr(self, leaf), self.family.log_std_of(layer, leaf)
-        if log_std is None:
-            return mean, None
-        return self.family.counted(mean, log_std), _Std.apply(log_std, True)
+        own: Tensor = getattr(self, leaf)
+        with _unseen_by_checkpoints():
+            log_std = self.family.log_std_of(layer, leaf)
+            if log_std is None:
+                return own, None
+            counted = self.family.counted(own, log_std)
+        return counted, _Std.apply(log_std, True)
+
+
+def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
+    """Where a layer's μ and σ are found anew in a backward pass, what it takes is none of a checkpoint's business.
+
+    Activation checkpointing runs a layer again and asks it to save the tensors that it saved the first time, when they
+    were known from elsewhere.
+    """
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 class _Std(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bayeslim as bl
 from bayeslim import likelihoods, priors
-from bayeslim.families import FAMILIES, DropoutGaussian
+from bayeslim.families import FAMILIES, DropoutGaussian, SparseGaussian
 from bayeslim.posteriors import Diagonal
 
 PRIORS = {
@@ -241,7 +241,10 @@ def test_gradients_are_finite_at_the_ends_of_alpha(prior, log_alpha):
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
-@pytest.mark.parametrize("family", [DropoutGaussian(0.2, per="unit", largest=1.0), DropoutGaussian(0.2, learn=False)])
+@pytest.mark.parametrize(
+    "family",
+    [DropoutGaussian(0.2, per="unit", largest=1.0), DropoutGaussian(0.2, learn=False), SparseGaussian(zero_above=-4.0)],
+)
 def test_noise_at_the_layers_survives_activation_checkpointing(family, estimator):
     """Layers that run again in the backward pass, where σ is found anew, have the gradients of those that do not."""
     layer, head = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()

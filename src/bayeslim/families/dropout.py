@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -113,10 +112,6 @@ class DropoutGaussian(DiagonalGaussian):
 
     def log_std_of(self, module: nn.Module, leaf: str) -> Tensor | None:
         """Log σ = ½ log α + log |μ|."""
-        with _unseen_by_checkpoints():
-            return self._log_std_of(module, leaf)
-
-    def _log_std_of(self, module: nn.Module, leaf: str) -> Tensor | None:
         log_alpha = self.log_alpha_of(module, leaf)
         if log_alpha is None:
             return None
@@ -142,17 +137,6 @@ class DropoutGaussian(DiagonalGaussian):
         with torch.no_grad():
             for name, value in posterior.mean.items():
                 model.get_parameter(name).copy_(value)
-
-
-def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
-    """Where a layer's σ is found anew in a backward pass, what it takes to find it is none of a checkpoint's business.
-
-    Activation checkpointing runs a layer again and asks it to save the tensors that it saved the first time, when σ was
-    known from elsewhere.
-    """
-    if torch.compiler.is_compiling():
-        return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 class _Limited(torch.autograd.Function):

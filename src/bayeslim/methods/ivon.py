@@ -49,10 +49,12 @@ class IVON(Variational):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mean_field:
+        trains_spreads = isinstance(self.family, DiagonalGaussian) and self.family.suffix == DiagonalGaussian.suffix
+        if not trains_spreads or self.renyi != 1 or self.gates is not None or self.estimator == "mean":
             raise ValueError(
-                "IVON is for independent Gaussians and the ELBO: use family=DiagonalGaussian() and renyi=1, or "
-                f"bl.Variational. Got family={self.family!r}, renyi={self.renyi:g}."
+                "IVON is for independent Gaussians, the ELBO and noise: use family=DiagonalGaussian() and renyi=1, no "
+                f"gates, or bl.Variational. Got family={self.family!r}, renyi={self.renyi:g}, gates={self.gates!r}, "
+                f"estimator={self.estimator!r}."
             )
         for setting in ("momentum", "memory"):
             if not 0 <= getattr(self, setting) < 1:
