@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,6 +126,20 @@ def test_evaluation_is_the_mean_network_with_closed_gates_at_zero():
     bnn.loss((X, Y))
     torch.testing.assert_close(bnn(X), bnn.mean_network().eval()(X))
     assert not any(hooks for m in bnn.mean_network().modules() for hooks in (m._forward_hooks, m._forward_pre_hooks))
+
+
+def test_training_at_the_means_has_no_noise_of_gates():
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 1))
+    x = torch.randn(5, 1, 4, 4)
+    for family in (families.Point(), families.SparseGaussian()):
+        bnn = gated(model, gates.NormalJeffreys(initial_std=0.5), family)
+        bnn.loss((x, Y[:5]))  # from now on gates draw at their layers
+        bnn.method = replace(bnn.method, estimator="mean")
+        assert torch.equal(bnn(x), bnn(x))
+        losses = [bnn.loss((x, Y[:5])) for _ in range(2)]
+        assert losses[0] == losses[1]
+        losses[0].backward()
+        assert all(torch.isfinite(p.grad).all() for p in bnn.model[3].parameters() if p.grad is not None)
 
 
 def test_predictions_are_draws_of_the_gates():

@@ -308,7 +308,7 @@ class Variational(Method):
         return means if gates is None else gates.mean_params(means)
 
     def _mean_outputs(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        with stochastic.noise(bnn.model, on=False):
+        with stochastic.noise(bnn.model, on=False), gating.drawing(bnn.model, on=False):
             return call(bnn.model, inputs, self.mean_params(bnn))
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
