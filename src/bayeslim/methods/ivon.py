@@ -39,7 +39,7 @@ class IVON(Variational):
             explores wider.
     """
 
-    estimator: Literal["auto", "local", "shared", "flipout"] = "shared"
+    estimator: Literal["auto", "local", "shared", "flipout", "mean"] = "shared"
     momentum: float = 0.9
     memory: float = 0.999
     curvature: float = 1.0
