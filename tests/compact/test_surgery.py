@@ -12,6 +12,7 @@ from torch import nn
 from bayeslim.compact import CompactionFailed, compact_network, compaction, units
 from bayeslim.compact.proof import Proof, Reference
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.export import export
 
 
 def cut_rows(*parts: tuple[nn.Module, list[int]]) -> None:
@@ -263,12 +264,26 @@ def test_input_features_nobody_reads_are_dropped():
     x = torch.randn(3, 1, 4, 4)
     result = compaction(model, masks, x, drop_inputs=True)
     assert result.kind == "graph"
-    assert "12 input features" in result.why
+    assert "12 features" in result.why
     assert result.network.get_parameter("1.weight").shape == (6, 4)
     with torch.no_grad():
         model[1].weight *= masks["1.weight"]
     torch.testing.assert_close(result.network(x), model(x))
     assert compaction(mlp(), {}, X, drop_inputs=True).kind == "modules"  # nothing to drop
+
+
+def test_positions_of_a_flattened_map_that_nobody_reads_are_dropped(tmp_path):
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2))
+    with torch.no_grad():
+        model[3].weight[:, torch.tensor([0, 1, 3, 8, 9, 10, 11])] = 0  # and with its last four, the third channel
+    x = torch.randn(3, 1, 4, 4)
+    slim = compact_network(model, None, x, drop_inputs=True)
+    assert slim.get_parameter("0.weight").shape == (2, 1, 3, 3)
+    assert slim.get_parameter("3.weight").shape == (5, 5)
+    torch.testing.assert_close(slim(x), model(x))
+    more = torch.randn(7, 1, 4, 4)
+    torch.testing.assert_close(slim(more), model(more))
+    export(slim, tmp_path / "slim.onnx", example=x)
 
 
 def test_channels_of_an_input_image_are_dropped():

@@ -1,4 +1,8 @@
-"""Input features that nobody reads: dropped behind a gather in front of the layers that read the network's inputs."""
+"""Features that nobody reads: dropped behind a gather in front of the layers that would read them.
+
+These are features of the network's own inputs, and positions of a feature map that was flattened: its channels stay,
+since they are read elsewhere, but not all of their positions are read everywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,16 @@ _READERS = {
 }
 
 
-def drop_unread_inputs(graph: fx.GraphModule) -> int:
-    """Let layers that read inputs of the network gather only the features with a non-zero weight.
+_FLATTENING = (
+    torch.ops.aten.view.default,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten.flatten.using_ints,
+    torch.ops.aten._unsafe_view.default,
+)
+
+
+def drop_unread_features(graph: fx.GraphModule) -> int:
+    """Let layers that read inputs of the network, or flattened maps, gather only the features with a non-zero weight.
 
     Args:
         graph: a traced network; changed in place.
@@ -24,7 +36,7 @@ def drop_unread_inputs(graph: fx.GraphModule) -> int:
     """
     dropped = 0
     for node in list(graph.graph.nodes):
-        if node.target not in _READERS or not _reads_input(node.args[0]):
+        if node.target not in _READERS or not (_reads_input(node.args[0]) or _is_flattened(node.args[0])):
             continue
         weight_node = node.args[1]
         groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
@@ -51,6 +63,14 @@ def drop_unread_inputs(graph: fx.GraphModule) -> int:
         dropped += int((~read).sum())
     graph.recompile()
     return dropped
+
+
+def _is_flattened(node: fx.Node) -> bool:
+    """Whether a tensor is a feature map of which positions were made features."""
+    if node.target not in _FLATTENING:
+        return False
+    before = node.all_input_nodes[0].meta.get("val")
+    return before is not None and before.ndim > 2
 
 
 def _reads_input(node: fx.Node) -> bool:

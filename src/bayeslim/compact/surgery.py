@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bayeslim.compact.gather import drop_unread_inputs
+from bayeslim.compact.gather import drop_unread_features
 from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
 from bayeslim.compact.liveness import Liveness
@@ -115,10 +115,9 @@ def compaction(
             the network as it is.
         example: inputs on which to trace and check: a tensor, a tuple of arguments or a dict.
         tolerance: the largest difference allowed, relative to the largest output; in double precision where the
-            network runs in
-            it, else on top of the rounding of its own precision.
-        drop_inputs: read only those input features that the first layers use, through a gather (the result is then a
-            graph).
+            network runs in it, else on top of the rounding of its own precision.
+        drop_inputs: read only those input features that the first layers use, and those positions of flattened feature
+            maps that are used, through a gather (the result is then a graph).
         units: the units, if they were found before.
 
     Raises:
@@ -248,8 +247,8 @@ def _rebuild(
 ) -> tuple[nn.Module, Literal["modules", "graph"], str, float]:
     structure = units.structure
     graph = rewrite_graph(structure, shrinking, masked, small) if drop_inputs else None
-    dropped = drop_unread_inputs(graph) if graph is not None else 0
-    why = f"{dropped} input features are dropped behind a gather"
+    dropped = drop_unread_features(graph) if graph is not None else 0
+    why = f"{dropped} features are dropped behind a gather"
     if not dropped:
         network = quiet_copy(masked)
         own = {name: tensor for name, tensor in small.items() if has_tensor(network, name)}

@@ -74,7 +74,8 @@ def compact(
         example: inputs on which to trace and to check: a tensor, a tuple of arguments or a dict.
         bayesian: return a `Bayesian` with the posterior of what is left, instead of a plain network.
         tolerance: the largest difference allowed, relative to the largest output.
-        drop_inputs: read only the input features that the first layers use.
+        drop_inputs: read only the input features that the first layers use, and of flattened feature maps only the
+            positions that are read.
 
     Raises:
         CompactionFailed: if the smaller network gives other answers.
