@@ -66,7 +66,7 @@ def _stored(proto: Any, quantised: Quantised) -> dict[str, tuple[np.ndarray, Uni
         if values.dtype != np.float32 or values.size * 3 < _OVERHEAD:
             continue
         for name, codes in quantised.codes.items():
-            grid = quantised.grids[name]
+            grid = quantised.grids[name].cpu()
             for turned in (False, True):
                 own, own_grid = _turned(codes.cpu(), grid) if turned else (codes.cpu(), grid)
                 if tuple(own.shape) == values.shape and bool((own_grid.decode(own).numpy() == values).all()):
@@ -80,7 +80,7 @@ def _turned(codes: torch.Tensor, grid: Uniform | Codebook) -> tuple[torch.Tensor
         return codes, grid
     if isinstance(grid, Codebook):
         return codes.T.contiguous(), grid
-    scale, bits = (t.cpu().T if t.ndim == 2 else t.cpu() for t in (grid.scale, grid.bits))
+    scale, bits = (t.T if t.ndim == 2 else t for t in (grid.scale, grid.bits))
     return codes.T.contiguous(), Uniform(scale.contiguous(), bits.contiguous())
 
 
@@ -91,14 +91,14 @@ def _decode_(proto: Any, name: str, codes: np.ndarray, grid: Uniform | Codebook)
     _remove_(proto, name)
     if isinstance(grid, Codebook):
         _add_(proto, f"{name}_codes", codes.astype(np.uint8 if len(grid.values) <= 256 else np.uint16))
-        _add_(proto, f"{name}_levels", grid.values.cpu().numpy())
+        _add_(proto, f"{name}_levels", grid.values.numpy())
         nodes = [
             make("Cast", [f"{name}_codes"], [f"{name}_places"], to=onnx.TensorProto.INT32),
             make("Gather", [f"{name}_levels", f"{name}_places"], [name]),
         ]
     else:
         _add_(proto, f"{name}_codes", codes.astype(np.int8 if np.abs(codes).max(initial=0) < 128 else np.int16))
-        _add_(proto, f"{name}_scale", grid.scale.cpu().numpy())
+        _add_(proto, f"{name}_scale", grid.scale.numpy())
         nodes = [
             make("Cast", [f"{name}_codes"], [f"{name}_whole"], to=onnx.TensorProto.FLOAT),
             make("Mul", [f"{name}_whole", f"{name}_scale"], [name]),
@@ -138,7 +138,7 @@ def _compute_in_integers_(
         step, zero = _steps(*ranges[source])
         codes, grid = stored[weight]
         assert isinstance(grid, Uniform)
-        own = grid.scale.cpu().numpy().reshape(-1)
+        own = grid.scale.numpy().reshape(-1)
         scale = own[0] if own.size == 1 else own
         added.append(_dequantised(proto, weight, codes.astype(np.int8), np.asarray(scale, np.float32), _axis(grid)))
         entry = f"{weight}_input"

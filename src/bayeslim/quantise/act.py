@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, BayeslimWarning
 from bayeslim.priors import SoftSharing
+from bayeslim.progress import progress
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.search import fewest
 from bayeslim.quantise.carry_out import Settings, carry_out
@@ -119,18 +121,29 @@ def quantise(
 
 
 def _of_units(source: Source, name: str, width: int) -> Tensor:
-    weights = source.weights.get(name)
-    if weights is None:
-        return torch.tensor([width])
+    weights = source.weights[name] if name in source.weights else source.others[name]
     return torch.full((weights.units,), width, device=weights.values.device)
+
+
+@contextmanager
+def _searching(ladder: Ladder) -> Iterator[Callable[[int], Quantised]]:
+    """What stands at a place of a ladder, made once, with a bar that shows how far a bisection is."""
+    with progress(range(0), "searching bits", total=math.ceil(math.log2(len(ladder))) + 1) as bar:
+
+        @cache
+        def attempt(place: int) -> Quantised:
+            bar.advance()
+            return ladder[place][1]()
+
+        yield attempt
 
 
 def _that_fits(ladder: Ladder, most: float) -> Quantised:
     """The largest that takes at most so many bytes."""
-    attempt = cache(lambda place: ladder[place][1]())
     last = len(ladder) - 1
-    place = last - fewest(lambda steps: attempt(last - steps).coded_bytes, most, 0, last)
-    found: Quantised = attempt(place)
+    with _searching(ladder) as attempt:
+        place = last - fewest(lambda steps: attempt(last - steps).coded_bytes, most, 0, last)
+        found = attempt(place)
     if found.coded_bytes > most:
         raise ValueError(
             f"Budget(bytes={most:g}) is impossible: the least is {found.coded_bytes:,.0f}, with {ladder[place][0]}. "
@@ -141,16 +154,16 @@ def _that_fits(ladder: Ladder, most: float) -> Quantised:
 
 def _harmless(ladder: Ladder, bnn: Bayesian, source: Source, validate: Iterable[Any], increase: float) -> Quantised:
     """The smallest whose validation error rises by at most so much."""
-    attempt = cache(lambda place: ladder[place][1]())
     before, percent = error_of(source.network, bnn.likelihood, validate)
     allowed = before + increase * (1 if percent else before / 100) + 1e-9
 
-    def error(place: int) -> float:
-        return error_of(attempt(place).network, bnn.likelihood, validate)[0]
+    with _searching(ladder) as attempt:
 
-    place = fewest(error, allowed, 0, len(ladder) - 1)
-    found: Quantised = attempt(place)
-    after = error(place)
+        def error(place: int) -> float:
+            return error_of(attempt(place).network, bnn.likelihood, validate)[0]
+
+        place = fewest(error, allowed, 0, len(ladder) - 1)
+        found, after = attempt(place), error(place)
     if after > allowed:
         raise ValueError(
             f"max_error_increase={increase:g} is impossible: the validation error rises from {before:.4g} to "

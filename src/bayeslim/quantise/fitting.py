@@ -21,7 +21,7 @@ from bayeslim.quantise.grids import Codebook, Grid, Uniform, limit_of, storable
 from bayeslim.quantise.rounding import CodebookRounder, UniformRounder, code_lengths
 from bayeslim.quantise.weights import Weights
 
-SEARCHED = 2**18
+SEARCHED = 2**16
 """How many weights of a parameter the search for a scale looks at."""
 SCALES = torch.logspace(0, math.log10(0.05), 48, dtype=torch.float64)
 """The scales that are tried, as fractions of the one that reaches the largest weight."""

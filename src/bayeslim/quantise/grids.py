@@ -43,6 +43,10 @@ class Uniform:
     scale: Tensor
     bits: Tensor
 
+    def cpu(self) -> Uniform:
+        """The same in main memory."""
+        return Uniform(self.scale.cpu(), self.bits.cpu())
+
     @property
     def limit(self) -> Tensor:
         """The largest code."""
@@ -67,6 +71,10 @@ class Codebook:
     """
 
     values: Tensor
+
+    def cpu(self) -> Codebook:
+        """The same in main memory."""
+        return Codebook(self.values.cpu())
 
     @property
     def bits(self) -> Tensor:

@@ -23,10 +23,13 @@ from torch import Tensor
 from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker, Posterior
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER
-from bayeslim.posteriors.kept import EXACT, KeptBlock, kept_rows
+from bayeslim.posteriors.kept import KeptBlock, kept_rows
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 from bayeslim.quantise.rounding import Rounder
 from bayeslim.types import Params
+
+ONE_BY_ONE = 4096
+"""Up to how many kept weights of a group of a Kronecker layer their precision is written out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,16 +104,17 @@ def _(posterior: Dense, task: Rounding, parts: int) -> Params:
 @round_jointly.register
 def _(posterior: Kronecker, task: Rounding, parts: int) -> Params:
     """Layers of few kept weights one by one, the others in parts."""
-    small = [b for b in posterior.blocks if int(_matrix(b, task.shaped(task.kept)).flatten(1).sum(1).max()) <= EXACT]
+    kept_in = {block: _matrix(block, task.shaped(task.kept)) for block in posterior.blocks}
+    small = [block for block, kept in kept_in.items() if int(kept.flatten(1).sum(1).max()) <= ONE_BY_ONE]
     exact = {name for block in small for name in block.layer.names}
     others = {name: torch.full_like(mask, name not in exact) for name, mask in task.kept.items()}
     codes = _in_parts(posterior, task.only(others), parts)
     for block in small:
-        kept = KeptBlock(block, _matrix(block, task.shaped(task.kept)))
+        layer = KeptBlock(block, kept_in[block])
         where = _matrix(block, task.shaped(_places(block.layer.names, task)))
-        for group, mask in enumerate(kept.kept):
+        for group, mask in enumerate(layer.kept):
             places = mask.flatten().nonzero()[:, 0]
-            precision = kept.entries(group, places)
+            precision = layer.entries(group, places)
             _one_by_one(precision, where[group].flatten()[places], block.layer.names, task, codes)
     return codes
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 INWARDS = 7
 """How many codes towards zero of the nearest are tried, beside zero itself and one outwards."""
-CHUNK = 2**22
-"""How many distances to the levels of a codebook are held at once."""
+CHUNK = 2**18
+"""How many weights are compared with their levels at once."""
 
 
 def code_lengths(codes: Tensor, lowest: int, highest: int) -> Tensor:
@@ -53,7 +53,7 @@ class UniformRounder:
         )
         return UniformRounder(scale, limit, self.lengths, has_zero)
 
-    def at(self, places: Tensor) -> UniformRounder:
+    def at(self, places: Tensor | slice) -> UniformRounder:
         """The rounder of some weights of one dimension."""
         if self.scale.numel() == 1:
             return self
@@ -64,28 +64,30 @@ class UniformRounder:
         return codes * self.scale
 
     def __call__(self, weights: Tensor, precision: Tensor) -> Tensor:
-        """The codes, as integers."""
-        scale = self.scale.to(weights)
-        nearest = (weights / scale).round().clamp(-self.limit, self.limit)
-        side = torch.where(weights < 0, -1.0, 1.0).to(weights)
-        nearest = torch.where(self.has_zero | (nearest != 0), nearest, side)
+        """The codes of weights (m,) with precisions (m,), as integers."""
         if self.lengths is None:
-            return nearest.long()
-        middle = len(self.lengths) // 2
-        lengths = self.lengths.to(weights)
+            return self._nearest(weights).long()
+        parts = [slice(start, start + CHUNK) for start in range(0, max(1, len(weights)), CHUNK)]
+        return torch.cat([self.at(part)._cheapest(weights[part], precision[part]) for part in parts])
 
-        def price(codes: Tensor) -> Tensor:
-            return 0.5 * precision * (weights - codes * scale).square() + lengths[(codes + middle).long()]
+    def _nearest(self, weights: Tensor) -> Tensor:
+        nearest = (weights / self.scale).round().clamp(-self.limit, self.limit)
+        return torch.where(self.has_zero | (nearest != 0), nearest, _side(weights))
 
+    def _cheapest(self, weights: Tensor, precision: Tensor) -> Tensor:
+        assert self.lengths is not None
+        middle, nearest, side = len(self.lengths) // 2, self._nearest(weights), _side(weights)
         # What is cheaper to write mostly lies inwards, as frequencies fall away from zero.
-        steps = [nearest - side * step for step in range(1, min(INWARDS, middle) + 1)]
-        best, lowest = nearest, price(nearest)
-        for other in (*steps, torch.zeros_like(nearest), (nearest + side).clamp(-self.limit, self.limit)):
-            allowed = (other * side >= 0) & (self.has_zero | (other != 0))
-            cost = price(torch.where(allowed, other, nearest))
-            better = cost < lowest
-            best, lowest = torch.where(better, other, best), torch.where(better, cost, lowest)
-        return best.long()
+        inwards = torch.arange(-1, min(INWARDS, middle) + 1, device=weights.device)[:, None]
+        others = torch.cat([nearest - side * inwards, torch.zeros_like(nearest)[None]])
+        allowed = (others * side >= 0) & (others.abs() <= self.limit) & (self.has_zero | (others != 0))
+        codes = torch.where(allowed, others, nearest).long()
+        price = 0.5 * precision * (weights - codes * self.scale).square() + self.lengths[codes + middle]
+        return codes.gather(0, price.argmin(0)[None])[0]
+
+
+def _side(weights: Tensor) -> Tensor:
+    return torch.where(weights < 0, -1.0, 1.0).to(weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,7 @@ class CodebookRounder:
         """Itself: all weights have the same."""
         return self
 
-    def at(self, places: Tensor) -> CodebookRounder:
+    def at(self, places: Tensor | slice) -> CodebookRounder:
         """Likewise."""
         return self
 
@@ -117,7 +119,7 @@ class CodebookRounder:
         values = self.values.to(weights)
         flat, sharp = weights.reshape(-1), precision.expand_as(weights).reshape(-1)
         found = []
-        for w, p in zip(*(t.split(max(1, CHUNK // len(values))) for t in (flat, sharp)), strict=True):
+        for w, p in zip(*(t.split(max(1, 16 * CHUNK // len(values))) for t in (flat, sharp)), strict=True):
             price = 0.5 * (w[:, None] - values).square()
             if self.lengths is not None:
                 price = p[:, None] * price + self.lengths.to(weights)
