@@ -394,3 +394,15 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         bl.encode(round_(nn.Linear(3, 2), seed=1), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_statistics_of_batch_norms_are_stored_as_they_are_beside_quantised_weights(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    bnn = bl.bayesianize(network, bl.Variational(), likelihood=bl.likelihoods.Categorical(), num_data=20)
+    bnn.loss((torch.randn(20, 4), torch.randint(0, 3, (20,))))  # a pass in training mode, which moves the statistics
+    quantised = bl.quantise(bnn)
+    bl.encode(quantised, tmp_path / "normed.bayes")
+    assert same(bl.decode(tmp_path / "normed.bayes", model=network), quantised.network)
+    with pytest.raises(ValueError, match="running_mean"):
+        bl.encode(quantised.network, tmp_path / "normed.bayes")

@@ -89,13 +89,14 @@ def encode(
         path: the file; what was there is replaced in one step.
         example: inputs, to store the network with its hidden units in the order that takes the fewest bytes: what is
             decoded then gives the same answers with units in other places. Without, every value keeps its place.
-        raw: also take tensors whose values lie on no grid, and store these as they are.
+        raw: also take tensors whose values lie on no grid, and store these as they are. Of what `quantise` returned,
+            they always are: it left them (statistics of batch norms, or all that rest=None leaves).
 
     Returns:
         the size of the file and of its parts.
 
     Raises:
-        ValueError: if values lie on no grid and `raw` is false.
+        ValueError: if values of a plain network lie on no grid and `raw` is false.
     """
     plain = network.network if isinstance(network, Quantised) else network
     if isinstance(plain, Bayesian) or not isinstance(plain, nn.Module):
@@ -114,7 +115,7 @@ def encode(
     parts = {("", "header"): writer.bits / 8 + len(MAGIC) + 1 + _CHECK}
     passage = Passage(writer, tensors, tensors)
     passage.run()
-    if passage.raw and not raw:
+    if passage.raw and not raw and not isinstance(network, Quantised):
         raise ValueError(
             f"The values of {', '.join(passage.raw[:3])}{' and more' if len(passage.raw) > 3 else ''} lie on no grid. "
             "Round them first (bl.quantise), or pass raw=True to store them as they are."
