@@ -39,8 +39,9 @@ def nll(bnn: bl.Bayesian) -> float:
         bl.Variational(families.SparseGaussian()),
         bl.Variational(families.Point(), gates=gates.InformationBottleneck()),
         bl.Variational(families.DropoutGaussian()),
+        bl.IVON(),
     ],
-    ids=["diagonal", "sparse", "gates", "dropout"],
+    ids=["diagonal", "sparse", "gates", "dropout", "natural gradients"],
 )
 def test_means_improve_and_everything_else_stays(method: bl.Variational) -> None:
     pruned = bl.prune(network(method), bl.Budget(sparsity=0.5), criterion="magnitude")

@@ -28,7 +28,7 @@ from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
 from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt
-from bayeslim.methods import gating
+from bayeslim.methods import gating, whole_draws
 from bayeslim.methods.base import Method, Terms
 from bayeslim.noise import standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
@@ -181,13 +181,13 @@ class Variational(Method):
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """Mean NLL over K draws, and the KL; for a Rényi bound, see `_whole_loss`."""
+        """Mean NLL over K draws, and the KL; for a Rényi bound, see `whole_draws`."""
         num_data = bnn.data_size()
         if kl_weight is None:
             kl_weight = self.kl_schedule.weight(bnn.position)
         inputs, targets = split_batch(batch)
         if not self.mean_field:
-            return self._whole_loss(bnn, inputs, targets, kl_weight * self.temperature, num_data)
+            return whole_draws.terms(self, bnn, inputs, targets, kl_weight * self.temperature, num_data)
         if self.estimator == "mean":
             log_likelihood = bnn.likelihood.log_prob(self._mean_outputs(bnn, inputs), targets).mean()
             kl = self._weights(bnn)[2] if self.temperature else log_likelihood.new_zeros(())
@@ -246,39 +246,6 @@ class Variational(Method):
         kls += [prior.kl_of_all(pairs) for prior, pairs in together.items()]
         return means, stds, torch.stack(kls).sum()
 
-    def _whole_loss(self, bnn: Bayesian, inputs: Inputs, targets: Tensor, kl_weight: float, num_data: int) -> Terms:
-        """The bound from K draws of all weights together, from every component.
-
-        The terms are −L_α / N in two parts: log q(w) − log p(w), each draw by its influence on the bound (at α = 1, the
-        KL; in closed form for a Gaussian family), and what is left: the NLL, likewise, and what it takes to prefer some
-        draws to others, at most log K / (N |1 − α|).
-        """
-        q = self.family.density(bnn.model, bnn.sites.names, bnn.masks)
-        kl = q.kl(bnn.priors) if self.renyi == 1 else None
-        log_likelihoods, excess = [], []
-        for component in range(len(q.log_weights)):
-            noise: Params = {}
-            for k in range(self.samples):
-                mirror = self.antithetic and k % 2 == 1
-                noise = {n: -e for n, e in noise.items()} if mirror else q.noise()
-                draw = q.draw(noise, component)
-                outputs = call(bnn.model, inputs, _as_parameters(bnn, draw.weights))
-                log_likelihoods.append(bnn.likelihood.log_prob(outputs, targets).mean())
-                if kl is None:
-                    excess.append(q.log_prob(draw) - log_prior(bnn.priors, draw.weights, bnn.masks))
-        data = torch.stack(log_likelihoods).to(q.log_weights.dtype)
-        if kl is not None:
-            return Terms(-data.mean(), kl, kl_weight, num_data)
-        over, log_shares = torch.stack(excess), renyi.log_shares(q.log_weights, self.samples)
-        # Means are taken out of the log-weights: they are large, and the differences between draws decide.
-        shares = log_shares.detach().exp()
-        mean_data, mean_over = (shares * data).sum().detach(), (shares * over).sum().detach()
-        log_weights = num_data * (data - mean_data) - kl_weight * (over - mean_over)
-        gain = renyi.bound(log_weights, self.renyi, log_shares)
-        kl = (renyi.influence(log_weights, self.renyi, log_shares) * over).sum().detach()
-        nll = (kl_weight * (mean_over - kl) - gain) / num_data - mean_data
-        return Terms(nll, kl, kl_weight, num_data)
-
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """The family's conditional on the zeros: correlated survivors move to where it wants them."""
         inside = {name: mask for name, mask in masks.items() if name in bnn.sites.names}
@@ -319,7 +286,7 @@ class Variational(Method):
         if not isinstance(family, (DiagonalGaussian, Point)):
             q = family.density(bnn.model, bnn.sites.names, bnn.masks)
             component = torch.multinomial(q.log_weights.detach().exp(), 1)[0]
-            return call(bnn.model, inputs, _as_parameters(bnn, q.draw(q.noise(), component).weights))
+            return call(bnn.model, inputs, whole_draws.as_parameters(bnn, q.draw(q.noise(), component).weights))
         self._retype(bnn, inputs)
         params = {}
         for name in self._whole(bnn):
@@ -328,8 +295,3 @@ class Variational(Method):
             params[name] = torch.addcmul(mean, std, standard_normal_like(std)).to(mean.dtype)
         with stochastic.noise(bnn.model, on=True):
             return call(bnn.model, inputs, params) if gates is None else gates.run(inputs, params)[0]
-
-
-def _as_parameters(bnn: Bayesian, weights: Params) -> Params:
-    """In the precision of the network's own parameters."""
-    return {name: value.to(bnn.model.get_parameter(name).dtype) for name, value in weights.items()}

@@ -8,7 +8,6 @@ and without the KL. Weights that were cut stay zero; spreads and gates stay as t
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 from bayeslim.bayesian import Bayesian
@@ -34,7 +33,9 @@ def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
         return refreshed(tuned, loader, options, "joint")
     means = {name for name, _ in tuned.mean_network().named_parameters()}
     spreads = [p for name, p in tuned.model.named_parameters() if name not in means and p.requires_grad]
-    tuned.method = replace(method, estimator="mean", temperature=0.0, samples=1, antithetic=False)
+    tuned.method = Variational(
+        method.family, estimator="mean", temperature=0.0, gates=method.gates, gate_at=method.gate_at
+    )
     for parameter in spreads:
         parameter.requires_grad_(False)
     try:
