@@ -71,6 +71,8 @@ def test_a_recipe_does_not_go_with_another_method(tmp_path: Path) -> None:
         bl.compress(model(), loader(), loader(), recipe="sparse_vd", out=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weight by weight or gate by gate"):
         bl.compress(model(), loader(), loader(), recipe=recipes.sparse_vd(), granularity="unit", out=tmp_path)
+    with pytest.raises(ValueError, match=r"recipes.sparse_vd\(epochs=5\)"):
+        bl.compress(model(), loader(), loader(), recipe=recipes.sparse_vd(), fit={"epochs": 5}, out=tmp_path)
     with pytest.raises(TypeError, match="compress needs a budget"):
         bl.compress(model(), loader(), loader(), recipe=recipes.gaussian_dropout(), out=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from bayeslim.prune import Budget
 from bayeslim.prune.budget import COUNTED, MEASURED
 
 FILE = "run.toml"
+USUAL_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Settings(TomlSettings):
     prior: str | None = None
     likelihood: str | None = None
     epochs: int | None = None
-    lr: float = 1e-3
+    lr: float | None = None
     sparsity: float | None = None
     parameters: int | None = None
     flops: float | None = None
@@ -62,8 +63,13 @@ class Settings(TomlSettings):
         goal = self.budget
         loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed)
         model = sources.model_by_name(self.model, Path(self.weights) if self.weights else None, self.seed)
-        training = {"epochs": self.epochs, "lr": self.lr}
         recipe = sources.recipe_by_name(self.recipe, self.epochs) if self.recipe else None
+        rate = {} if self.lr is None else {"lr": self.lr}  # a recipe has its own, and its own epochs
+        if recipe is None:
+            rate = {"lr": USUAL_RATE, **rate}
+            training = {"epochs": self.epochs, **rate} if self.epochs else None
+        else:
+            training = rate
         return compress(
             model,
             loaders.train,
@@ -74,11 +80,11 @@ class Settings(TomlSettings):
             recipe=recipe,
             likelihood=sources.likelihood_by_name(self.likelihood) if self.likelihood else None,
             prior=sources.prior_by_name(self.prior) if self.prior else None,
-            fit=training if self.epochs and recipe is None else None,
+            fit=training,
             granularity=self.granularity,
             criterion=self.criterion,
             steps=self.steps,
-            fine_tune={"epochs": self.fine_tune, "lr": self.lr} if self.fine_tune else None,
+            fine_tune={"epochs": self.fine_tune, **rate} if self.fine_tune else None,
             test=loaders.test,
             formats=self.formats,
             baseline=self.baseline,

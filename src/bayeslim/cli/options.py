@@ -59,7 +59,9 @@ LikelihoodName = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option(help="Train this long first; otherwise the weights are taken as they are.")]
 FitLr = Annotated[float | None, typer.Option("--lr", show_default="the method's own", help="The learning rate.")]
-Lr = Annotated[float | None, typer.Option(show_default="0.001", help="The learning rate of all training.")]
+Lr = Annotated[
+    float | None, typer.Option(show_default="0.001, or a recipe's own", help="The learning rate of all training.")
+]
 Sparsity = Annotated[float | None, typer.Option(help="Goal: the fraction of weights that goes.")]
 Parameters = Annotated[int | None, typer.Option(help="Goal: parameters left, at most.")]
 Flops = Annotated[float | None, typer.Option(help="Goal: arithmetic of a call, at most.")]

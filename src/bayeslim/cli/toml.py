@@ -27,7 +27,7 @@ from bayeslim.cli.calls import BadSetting
 from bayeslim.errors import BayeslimError, closest
 from bayeslim.export.files import write_file
 
-CALLS = ("model", "data", "method", "prior", "likelihood")
+CALLS = ("model", "data", "method", "recipe", "prior", "likelihood")
 """Settings that name something with arguments."""
 
 

@@ -120,12 +120,18 @@ def prepared(
     return bayesianize(model, method, likelihood=likelihood or _guessed(train), prior=prior)
 
 
-def refuse_with_recipe(recipe: Recipe, method: Method | None, prior: PriorSpec | None, granularity: str) -> None:
+def refuse_with_recipe(
+    recipe: Recipe,
+    method: Method | None,
+    prior: PriorSpec | None,
+    granularity: str,
+    fit: Mapping[str, Any] | None,
+) -> None:
     """Refuse settings that a recipe has already.
 
     Raises:
         TypeError: for another method or prior.
-        ValueError: for a recipe that cuts nothing by itself, or another granularity.
+        ValueError: for another granularity, or other epochs than its KL is warmed up over.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be one of bayeslim.recipes, such as recipes.sparse_vd(). Got {recipe!r}.")
@@ -135,6 +141,13 @@ def refuse_with_recipe(recipe: Recipe, method: Method | None, prior: PriorSpec |
         raise ValueError(
             f'The recipe {recipe.name} says what goes, weight by weight or gate by gate. Leave granularity="'
             f'{granularity}" out.'
+        )
+
+    epochs = (fit or {}).get("epochs", recipe.fit["epochs"])
+    if epochs != recipe.fit["epochs"]:
+        raise ValueError(
+            f"The recipe {recipe.name} was made for {recipe.fit['epochs']} epochs, over which its KL warms up. Leave "
+            f"epochs out of fit and give them to it: recipes.{recipe.name}(epochs={epochs})."
         )
 
 

@@ -118,7 +118,7 @@ def compress(
     """
     chosen = None if formats is None else tuple(formats)
     if recipe is not None:
-        refuse_with_recipe(recipe, method, prior, granularity)
+        refuse_with_recipe(recipe, method, prior, granularity, fit)
         method, prior, fit = recipe.method, recipe.prior, {**recipe.fit, **(fit or {})}
         if budget is None:
             budget, criterion = recipe.budget, recipe.cut.get("criterion") if criterion is None else criterion
