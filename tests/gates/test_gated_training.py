@@ -248,6 +248,24 @@ def test_gates_with_a_say_in_the_weights_kl(gate, family):
     assert bnn.terms.kl.item() == pytest.approx(kl.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_weights_under_two_dropped_sides_cost_the_square_of_both(cut):
+    bnn = gated(mlp(), gates.Bernoulli(0.3, learn="concrete"), gate_at={"0": ("inputs", "outputs")})
+    if cut:
+        bnn = bl.prune(bnn, bl.Budget(sparsity=0.4), criterion="magnitude")
+    bnn.loss((X, Y))
+    inputs, outputs = (scales.gate.variance(scales.own) for scales in bnn.posterior_.scales)
+    both = (1 + inputs) * (1 + outputs[:, None]) - 1
+    kl = 0.5 * (both * bnn.model[0].weight.detach().square()).sum()
+    for name, prior in bnn.priors.items():
+        weight = bnn.model.get_parameter(name).detach()
+        kl = kl - prior.log_prob(weight[weight != 0]).sum()
+    for scales in bnn.posterior_.scales:
+        assert not scales.cut.any()
+        kl = kl + scales.gate.kl(scales.own)
+    assert bnn.terms.kl.item() == pytest.approx(kl.item(), rel=1e-5)
+
+
 def test_centred_scales_need_one_random_weight_each():
     class Net(nn.Module):
         def __init__(self):

@@ -45,6 +45,14 @@ def test_moments_are_those_of_draws(gate):
         torch.testing.assert_close(spread.square(), q.variance[name], rtol=0.08, atol=1e-6)
 
 
+def test_the_variance_of_hard_concrete_gates_is_that_of_draws_though_their_fixed_scale_is_another():
+    q = posterior(gate=gates.HardConcrete(initial_rate=0.4))
+    draws = q.sample(200_000, generator=torch.Generator().manual_seed(0))
+    for name, variance in q.variance.items():
+        torch.testing.assert_close(draws[name].var(0), variance, rtol=0.03, atol=1e-6)
+    assert not torch.allclose(draws["fc.weight"].mean(0), q.mean["fc.weight"], rtol=0.03)
+
+
 def test_weights_that_share_a_scale_go_together():
     draws = posterior().sample(20_000, generator=torch.Generator().manual_seed(0))["out.weight"]
     signs = posterior().mean["out.weight"][0].sign()

@@ -96,3 +96,8 @@ def test_laplace_is_found_again_where_training_ends() -> None:
 def test_correlated_weights_have_no_mean_to_train_alone() -> None:
     with pytest.raises(ValueError, match='estimator="mean"'):
         bl.Variational(families.LowRankGaussian(), estimator="mean")
+
+
+def test_a_plain_network_is_refused() -> None:
+    with pytest.raises(TypeError, match="fine_tune takes a Bayesian network"):
+        bl.fine_tune(nn.Linear(6, 2), bl.data.Loader(*data(), batch_size=50), epochs=1)  # type: ignore[arg-type]

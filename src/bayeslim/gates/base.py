@@ -81,7 +81,15 @@ class Gate(ABC):
         """Whether z scales the weights; otherwise (centred scales) it is only the scale of their prior, N(0, z²)."""
         return True
 
-    def weight_kl(self, own: Params, mean: Tensor, std: Tensor | None, groups: Tensor, prior: Prior) -> Tensor | None:
+    def weight_kl(
+        self,
+        own: Params,
+        mean: Tensor,
+        std: Tensor | None,
+        groups: Tensor,
+        prior: Prior,
+        others: Tensor | None = None,
+    ) -> Tensor | None:
         """The KL of the weights, summed, in expectation over z; None where it is that to the network's prior, as usual.
 
         Args:
@@ -90,6 +98,7 @@ class Gate(ABC):
             std: its standard deviations; None for weights that are points, whose KL is −log p(w).
             groups: the number of the gate of every weight, integers that broadcast to the shape of `mean`.
             prior: the network's prior of these weights.
+            others: E[z²] of what other gates multiply the weights by, likewise; None where there are none.
         """
         return None
 

@@ -96,11 +96,21 @@ class Bernoulli(Gate):
         score = self.score(own)
         return score > self.threshold if self.learn else torch.ones_like(score, dtype=torch.bool)
 
-    def weight_kl(self, own: Params, mean: Tensor, std: Tensor | None, groups: Tensor, prior: Prior) -> Tensor | None:
+    def weight_kl(
+        self,
+        own: Params,
+        mean: Tensor,
+        std: Tensor | None,
+        groups: Tensor,
+        prior: Prior,
+        others: Tensor | None = None,
+    ) -> Tensor | None:
         """With a Normal prior of the effective weights. Any other is that of w̃."""
         if not isinstance(prior, Normal):
             return None
         alpha = self.variance(own)[groups]
+        if others is not None:
+            alpha = (1 + alpha) * others - 1
         weight = mean.to(alpha.dtype)
         usual = -prior.log_prob(weight).sum() if std is None else prior.kl(weight, std)
         square = weight.square() if std is None else weight.square() + std.square()

@@ -112,7 +112,15 @@ class HalfCauchy(Gate):
         mean, each, layer = _log_z(own)
         return mean - each - layer
 
-    def weight_kl(self, own: Params, mean: Tensor, std: Tensor | None, groups: Tensor, prior: Prior) -> Tensor | None:
+    def weight_kl(
+        self,
+        own: Params,
+        mean: Tensor,
+        std: Tensor | None,
+        groups: Tensor,
+        prior: Prior,
+        others: Tensor | None = None,
+    ) -> Tensor | None:
         """Centred: E_z KL(N(μ, σ²) ‖ N(0, z² s²)), s the standard deviation of the network's Normal prior."""
         if not self.centred:
             return None

@@ -11,7 +11,7 @@ step instead, which the examples share.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.families.base import Family, add_parameter, precise_dtype
 from bayeslim.gates import Gate
-from bayeslim.gates.placement import GateAt, Place, place_gates
+from bayeslim.gates.placement import GateAt, Part, Place, place_gates
 from bayeslim.posteriors.gated import Scales
 from bayeslim.priors import Prior
 from bayeslim.select import is_norm, owner
@@ -251,7 +251,7 @@ class Gating:
         return torch.stack(kls).sum()
 
     def weight_kl(self, name: str, mean: Tensor, log_std: Tensor | None, prior: Prior) -> Tensor | None:
-        """The KL of the weights of a parameter that are left, where its gates have a say in it (the first, of two).
+        """The KL of the weights of a parameter that are left, where its gates have a say in it.
 
         Args:
             name: of the parameter.
@@ -259,17 +259,28 @@ class Gating:
             log_std: likewise; None for points.
             prior: the network's.
         """
-        found = next(((p, part) for p in self.places for part in p.parts if part.parameter == name), None)
-        if found is None or type(self.gate).weight_kl is Gate.weight_kl:
+        found = [(place, part) for place in self.places for part in place.parts if part.parameter == name]
+        if not found or type(self.gate).weight_kl is Gate.weight_kl:
             return None
-        place, part = found
+        (place, part), *more = found
         groups = place.along(torch.arange(place.count, device=mean.device), part, mean.ndim)
+        others = self._mean_squares(more, mean.ndim)
         std = None if log_std is None else log_std.exp()
         if name in self.bnn.masks:
             kept = self.bnn.masks[name].to(mean.device)
             groups, prior = groups.expand_as(mean)[kept], prior.at(kept)
+            others = None if others is None else others.expand_as(mean)[kept]
             mean, std = mean[kept], None if std is None else std[kept]
-        return self.gate.weight_kl(self.own(place), mean, std, groups, prior)
+        return self.gate.weight_kl(self.own(place), mean, std, groups, prior, others)
+
+    def _mean_squares(self, gates: Sequence[tuple[Place, Part]], ndim: int) -> Tensor | None:
+        """E[z²] of the product of several gates, as it broadcasts to the parameter that they scale."""
+        product = None
+        for place, part in gates:
+            own = self.own(place)
+            square = place.along(self.gate.mean(own).square() + self.gate.variance(own), part, ndim)
+            product = square if product is None else product * square
+        return product
 
     def run(self, inputs: Inputs, params: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The outputs of one draw of the gates, and those draws by place, where what became of them is asked.

@@ -57,6 +57,11 @@ class Scales:
         return scale.masked_fill(self.cut, 0.0)
 
     @cached_property
+    def expected(self) -> Tensor:
+        """E[z] of what multiplies the weights, (count,): `fixed`, but for gates whose mean network has others."""
+        return self.gate.mean(self.own).masked_fill(self.closed, 0.0) if self.gate.multiplies else self.fixed
+
+    @cached_property
     def closed(self) -> Tensor:
         """Which gates are zero, (count,)."""
         return ~self.gate.opened(self.own) | self.cut if self.closes else self.cut
@@ -91,7 +96,7 @@ class Gated(Posterior):
 
     @cached_property
     def mean(self) -> Params:
-        """E[w], exactly zero behind closed gates."""
+        """E[w], exactly zero behind closed gates; of hard-concrete gates, with what their paper takes for E[z]."""
         return self._moments[0]
 
     @cached_property
@@ -101,13 +106,15 @@ class Gated(Posterior):
 
     @cached_property
     def _moments(self) -> tuple[Params, Params]:
-        means, variances = dict(self.base.mean), dict(self.base.variance)
+        means, centres, variances = dict(self.base.mean), dict(self.base.mean), dict(self.base.variance)
         for scales in self.scales:
             for part in scales.place.parts:
-                mean, variance = means[part.parameter], variances[part.parameter]
-                m, v = (scales.place.along(t, part, mean.ndim) for t in (scales.fixed, scales.variance))
-                means[part.parameter] = (mean * m).to(mean.dtype)
-                variances[part.parameter] = variance * (m.square() + v) + mean.square() * v
+                name, ndim = part.parameter, means[part.parameter].ndim
+                each = (scales.fixed, scales.expected, scales.variance)
+                fixed, m, v = (scales.place.along(t, part, ndim) for t in each)
+                means[name] = (means[name] * fixed).to(means[name].dtype)
+                variances[name] = variances[name] * (m.square() + v) + centres[name].square() * v
+                centres[name] = centres[name] * m
         return means, variances
 
     def marginals(self) -> Diagonal:

@@ -27,6 +27,11 @@ def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
         loader: training data.
         options: of `bayeslim.train.fit`, such as epochs=10, lr=5e-4, lr_schedule="cosine".
     """
+    if not isinstance(pruned, Bayesian):
+        raise TypeError(
+            f"fine_tune takes a Bayesian network, such as bl.prune returns. Got {type(pruned).__name__}. A plain one "
+            "is trained as any other."
+        )
     tuned = copy.deepcopy(pruned)
     method = tuned.method
     if not isinstance(method, Variational) or not method.mean_field:
