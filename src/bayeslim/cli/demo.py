@@ -35,7 +35,8 @@ SETTINGS = {
 
 CUT = ("sparsity", "granularity", "keep_best", "steps")
 """What a recipe says itself."""
-RECIPE_EPOCHS = 60
+TRAINING = {"epochs": 60, "lr": 5e-3}
+"""Of a recipe: the digits are few, and so are its steps."""
 
 
 def run(output: Path, seed: int, recipe: str | None = None) -> None:
@@ -45,7 +46,7 @@ def run(output: Path, seed: int, recipe: str | None = None) -> None:
     started = time.monotonic()
     chosen = dict(SETTINGS)
     if recipe is not None:
-        chosen = {k: v for k, v in SETTINGS.items() if k not in CUT} | {"recipe": recipe, "epochs": RECIPE_EPOCHS}
+        chosen = {k: v for k, v in SETTINGS.items() if k not in CUT} | {"recipe": recipe, **TRAINING}
     settings = Settings.read(None, {**chosen, "out": str(output), "seed": seed})
     console.print(f"[bold]{bl.data.load(settings.data)}[/]", highlight=False)
     result = settings.run()
