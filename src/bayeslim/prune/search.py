@@ -15,7 +15,8 @@ from bayeslim.posteriors import Particles
 from bayeslim.predict import predict
 from bayeslim.progress import progress
 from bayeslim.prune.budget import Budget
-from bayeslim.types import device_of, split_batch, to_device
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs, device_of, split_batch, to_device
 
 RESOLUTION = 0.01
 """Searches on data end when what is left is known to this fraction."""
@@ -80,11 +81,28 @@ def validation_error(bnn: Bayesian, loader: Iterable[Any]) -> tuple[float, bool]
 
     Of particles it is the error of all of them together, since their mean may be no network worth having.
     """
-    wrong, count, percent = 0.0, 0, True
     how = "sample" if isinstance(bnn.posterior_, Particles) else "mean"
+
+    def predicted(inputs: Inputs) -> Prediction:
+        return predict(bnn, inputs, how=how, batch_size=None)
+
+    return error_of_predictions(predicted, loader, device_of(bnn.model))
+
+
+def error_of_predictions(
+    predicted: Callable[[Inputs], Prediction], loader: Iterable[Any], device: torch.device
+) -> tuple[float, bool]:
+    """The error over a loader: in per cent for classes (True), else the root mean squared error (False).
+
+    Args:
+        predicted: what is predicted for inputs.
+        loader: of inputs and targets.
+        device: where they are to be.
+    """
+    wrong, count, percent = 0.0, 0, True
     for batch in loader:
-        inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
-        prediction = predict(bnn, inputs, how=how, batch_size=None)
+        inputs, targets = to_device(split_batch(batch), device)
+        prediction = predicted(inputs)
         percent = prediction.probs is not None
         answer = prediction.classes if percent else prediction.mean
         if answer.numel() != targets.numel():
