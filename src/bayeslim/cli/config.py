@@ -70,6 +70,9 @@ class Settings(TomlSettings):
             training = {"epochs": self.epochs, **rate} if self.epochs else None
         else:
             training = rate
+        likelihood = sources.likelihood_by_name(self.likelihood) if self.likelihood else None
+        if recipe is not None and self.weights is None:
+            model = sources.trained_as_usual(model, loaders, likelihood, recipe, self.seed)
         return compress(
             model,
             loaders.train,
@@ -78,7 +81,7 @@ class Settings(TomlSettings):
             out=self.out,
             method=sources.method_by_name(self.method) if self.method else None,
             recipe=recipe,
-            likelihood=sources.likelihood_by_name(self.likelihood) if self.likelihood else None,
+            likelihood=likelihood,
             prior=sources.prior_by_name(self.prior) if self.prior else None,
             fit=training,
             granularity=self.granularity,

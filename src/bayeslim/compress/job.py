@@ -43,6 +43,8 @@ class Job:
     formats: tuple[str, ...] | None = None
     baseline: bool = True
     seed: int = 0
+    starts_trained: bool = False
+    """Whether the network to compare with is the one that training to be sparse starts from."""
 
     def __post_init__(self) -> None:
         if self.budget is None and pattern(self.granularity) is None:
@@ -117,7 +119,7 @@ def prepared(
     method = Laplace() if method is None else method
     if isinstance(method, Variational) and "epochs" not in (job.fit or {}):
         raise ValueError('A variational posterior is trained: pass fit={"epochs": 20}, or use method=bl.Laplace().')
-    return bayesianize(model, method, likelihood=likelihood or _guessed(train), prior=prior)
+    return bayesianize(model, method, likelihood=likelihood or guessed_likelihood(train), prior=prior)
 
 
 def refuse_with_recipe(
@@ -151,7 +153,12 @@ def refuse_with_recipe(
         )
 
 
-def _guessed(train: Iterable[Any]) -> Likelihood:
+def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
+    """Classes, if the targets of training data are whole numbers.
+
+    Raises:
+        BayeslimError: if they are not.
+    """
     _, targets = split_batch(next(iter(train)))
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise BayeslimError(

@@ -95,7 +95,7 @@ def compress(
         budget: how much to cut, or a plan of what; None for an N:M pattern in every layer that can take it, or for
             what a recipe cuts.
         recipe: one of `bayeslim.recipes`: its method and prior, and its training, cut and fine-tuning where others
-            are not given.
+            are not given. The network it starts from, trained as usual, is the one to compare with.
         out: the run's folder. A run that was stopped goes on where it was when it is started again; one with another
             budget keeps what is still right.
         method: how to find the posterior of a plain network; `Laplace()` if not given.
@@ -125,7 +125,7 @@ def compress(
         steps = 1 if steps is None else steps
         fine_tune = {**recipe.fine_tune, **(fine_tune or {})} or None
     criterion, steps = "auto" if criterion is None else criterion, 10 if steps is None else steps
-    job = Job(budget, granularity, criterion, steps, fit, fine_tune, chosen, baseline, seed)
+    job = Job(budget, granularity, criterion, steps, fit, fine_tune, chosen, baseline, seed, recipe is not None)
     train, val = readable(train, "train"), readable(val, "val")
     test = val if test is None else readable(test, "test")
     bnn = prepared(model, method, likelihood, prior, train, job)
@@ -164,7 +164,8 @@ class _Run:
             settings["fine_tune"] = words(job.fine_tune)
             pruned = stage("tuned", settings, lambda _: self._tune(pruned, settings), save, self._load)
         slim = stage("slim", settings, lambda _: compact(pruned, self.example), self._save_slim, self._load_slim)
-        networks = {DENSE: bnn.mean_network(), **self._baseline(bnn, pruned, settings), SLIM: slim}
+        dense = self.architecture if job.starts_trained else bnn.mean_network()
+        networks = {DENSE: dense, **self._baseline(bnn, pruned, settings), SLIM: slim}
         files = ["slim", *self._exported(slim, settings)]
         settings |= {"networks": ", ".join(networks), "test": size_of(self.test)}
         rows = stage(
