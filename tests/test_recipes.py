@@ -78,6 +78,8 @@ def test_a_recipe_does_not_go_with_another_method(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_epochs_must_be_positive() -> None:
+@pytest.mark.parametrize("name", sorted(recipes.RECIPES))
+@pytest.mark.parametrize("epochs", [0, 2.5])
+def test_epochs_must_be_positive(name: str, epochs: float) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        recipes.sparse_vd(epochs=0)
+        recipes.RECIPES[name](epochs=epochs)

@@ -186,12 +186,12 @@ def _sparse(
 
 
 def _warm(epochs: int) -> Schedule:
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1. Got {epochs}.")
     return Warmup(start=0.05 * epochs, end=0.3 * epochs) if epochs > 1 else Uniform()
 
 
 def _training(epochs: int) -> dict[str, Any]:
+    if type(epochs) is not int or epochs < 1:
+        raise ValueError(f"epochs must be a whole number, at least 1. Got {epochs!r}.")
     return {"epochs": epochs, "lr": 1e-3, "lr_schedule": "half-then-linear"}
 
 

@@ -140,6 +140,8 @@ def test_methods_likelihoods_and_priors_by_name():
     assert sources.method_by_name("laplace(structure='diag')") == bl.Laplace(structure="diag")
     assert sources.prior_by_name("normal(0.2)") == bl.priors.Normal(0.2)
     assert isinstance(sources.likelihood_by_name("categorical"), bl.likelihoods.Categorical)
+    recipe = sources.recipe_by_name("sparse-vd(prior=log_uniform('approximate'))", epochs=7)
+    assert recipe == bl.recipes.sparse_vd(7, bl.priors.LogUniform("approximate"))
     with pytest.raises(BadSetting, match=r"There are: .*laplace"):
         sources.method_by_name("magic")
 
@@ -226,7 +228,7 @@ def test_a_budget_is_exactly_one_goal():
     assert budget({"bytes": 100, "scope": "layer", "keep_best": True}) == bl.Budget(
         bytes=100, scope="layer", empty_layers="keep best"
     )
-    assert budget({}, is_pattern=True) is None
+    assert budget({}, needs_none=True) is None
     with pytest.raises(BadSetting, match=r"exactly one of --sparsity.*--max-error-increase.*Got none"):
         budget({"evidence": False})
     with pytest.raises(BadSetting, match="Got sparsity, flops"):

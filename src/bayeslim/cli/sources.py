@@ -185,13 +185,13 @@ def method_by_name(text: str) -> Method:
 
 
 def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
-    """A recipe: `sparse-vd`, `bottleneck(strength=100)`.
+    """A recipe: `sparse-vd`, `bottleneck(strength=100)`, `sparse-vd(prior=log_uniform("approximate"))`.
 
     Args:
         text: its name.
         epochs: of its training, unless the name says it.
     """
-    call = parse(text, "recipe")
+    call = parse(text, "recipe", PRIORS)
     if epochs is not None and "epochs" not in (call.kwargs or {}):
         call = replace(call, kwargs={**(call.kwargs or {}), "epochs": epochs})
     recipe: Recipe = call.of(RECIPES, "recipe")
