@@ -55,9 +55,9 @@ def test_sparse_variational_dropout_finds_the_inputs_that_matter() -> None:
 
 
 def test_compress_takes_a_recipe(tmp_path: Path) -> None:
-    recipe = recipes.sparse_vd(epochs=60)
+    recipe = recipes.sparse_vd(epochs=30)
     result = bl.compress(
-        model(), loader(), loader(), recipe=recipe, fit={"lr": 1e-2}, out=tmp_path, formats=(), baseline=False
+        model(), loader(), loader(), recipe=recipe, fit={"lr": 2e-2}, out=tmp_path, formats=(), baseline=False
     )
     assert result.pruned.method == recipe.method
     assert result.plan.criterion == "log_alpha"

@@ -176,13 +176,13 @@ def test_a_file_means_what_the_flags_mean_and_flags_win(tmp_path):
 
 def test_a_recipe_may_be_a_table_and_keeps_its_own_rates_unless_others_are_given(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text(
-        'model = "mlp(inputs=64, hidden=4)"\ndata = "digits"\n[recipe]\nname = "bottleneck"\nstrength = 3\n'
+        'model = "mlp(inputs=64, hidden=4)"\ndata = "digits"\nepochs = 1\n[recipe]\nname = "bottleneck"\nstrength = 3\n'
     )
     given = []
     monkeypatch.setattr("bayeslim.cli.config.compress", lambda *_, **settings: given.append(settings))
     for flags in ({}, {"lr": 0.25, "fine_tune": 2}, {"fine_tune": 2}):
         Settings.read(tmp_path / "run.toml", flags).run()
-    assert given[0]["recipe"] == bl.recipes.bottleneck(strength=3)
+    assert given[0]["recipe"] == bl.recipes.bottleneck(strength=3, epochs=1)
     assert [settings["fit"] for settings in given] == [{}, {"lr": 0.25}, {}]
     assert [settings["fine_tune"] for settings in given] == [None, {"epochs": 2, "lr": 0.25}, {"epochs": 2}]
 
