@@ -17,7 +17,8 @@ class Quantised:
     """A plain network with its weights on grids; made by `bayeslim.quantise`.
 
     Attributes:
-        network: the network; every parameter in `codes` is `grids[name].decode(codes[name])`, exactly.
+        network: the network; every parameter in `codes` is `grids[name].decode(codes[name])`, exactly (in half
+            precision, the nearest number to it).
         codes: integers by parameter name, of the parameters' shapes; 0 is the weight zero.
         grids: by name, `Uniform` (scale · code) or `Codebook` (values[code]).
         losses: what rounding is expected to cost in nats, by name, for the parameters that the posterior knows.
