@@ -72,7 +72,8 @@ class Settings(TomlSettings):
             training = rate
         likelihood = sources.likelihood_by_name(self.likelihood) if self.likelihood else None
         if recipe is not None and self.weights is None:
-            model = sources.trained_as_usual(model, loaders, likelihood, recipe, self.seed)
+            usual = {**recipe.fit, **rate}["lr"]
+            model = sources.trained_as_usual(model, loaders, likelihood, recipe, usual, self.seed)
         return compress(
             model,
             loaders.train,

@@ -199,14 +199,14 @@ def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
 
 
 def trained_as_usual(
-    model: nn.Module, loaders: Loaders, likelihood: Likelihood | None, recipe: Recipe, seed: int
+    model: nn.Module, loaders: Loaders, likelihood: Likelihood | None, recipe: Recipe, lr: float, seed: int
 ) -> nn.Module:
     """A network for a recipe to start from: trained for a fifth of the recipe's epochs."""
     bnn = bayesianize(
         model, Variational(Point()), likelihood=likelihood or guessed_likelihood(loaders.train), prior=Normal(1.0)
     )
     epochs = max(1, round(recipe.fit["epochs"] / 5))
-    bnn.fit(loaders.train, epochs=epochs, lr=1e-3, lr_schedule="cosine", seed=seed)
+    bnn.fit(loaders.train, epochs=epochs, lr=lr, lr_schedule="cosine", seed=seed)
     return bnn.mean_network()
 
 
