@@ -19,6 +19,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1}
 """Fewer than elsewhere."""
-
-FAMILIES = {"point": bl.families.Point(), "diagonal": bl.families.DiagonalGaussian()}
 
 Job = dict[str, Any]
 
@@ -143,15 +142,15 @@ class Run:
         """Sparse Variational Dropout, from the dense network."""
         job = self.job
         epochs = job["epochs"]
-        warm = (0.05, 0.3) if job["rule"] != "random labels" else (0, 0)
-        schedule = bl.schedules.Warmup(start=warm[0] * epochs, end=warm[1] * epochs)
-        if job["rule"] == "units":
+        recipe = bl.recipes.sparse_vd(epochs)
+        method, prior = recipe.method, recipe.prior
+        if job["rule"] == "random labels":  # from scratch: there is nothing to learn before the KL counts
+            method = bl.Variational(bl.families.SparseGaussian())
+        elif job["rule"] == "units":
             kind, settings = job["gate"]
-            gate, family = bl.gates.GATES[kind](**settings), FAMILIES[job.get("family", "point")]
-            method, prior = bl.Variational(family=family, gates=gate, kl_schedule=schedule), bl.priors.Normal(1.0)
-        else:
-            method = bl.Variational(family=bl.families.SparseGaussian(), kl_schedule=schedule)
-            prior = bl.priors.LogUniform()
+            gates = bl.gates.GATES[kind](**settings)
+            recipe = bl.recipes.bottleneck(epochs=epochs)
+            method, prior = replace(recipe.method, gates=gates), recipe.prior
         bnn = bl.bayesianize(network, method, likelihood=bl.likelihoods.Categorical(), prior=prior)
         return self.train(bnn, epochs, job["lr"], "half-then-linear")
 
