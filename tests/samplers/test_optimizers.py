@@ -249,3 +249,30 @@ def test_noise_is_drawn_for_all_at_once_and_follows_the_seed():
         assert one.dtype == tensor.dtype
         assert torch.equal(one, two)
         assert not torch.equal(one, other)
+
+
+def test_noise_in_given_memory_is_the_same_noise() -> None:
+    like = [torch.empty(70, 60), torch.empty(5)]
+    torch.manual_seed(3)
+    new, unit = noise_like(like)
+    out = [torch.full_like(tensor, torch.nan) for tensor in like]
+    torch.manual_seed(3)
+    given, same_unit = noise_like(like, out)
+    assert unit == same_unit
+    for mine, theirs, memory in zip(new, given, out, strict=True):
+        assert torch.equal(mine, theirs)
+        assert theirs.data_ptr() == memory.data_ptr()
+
+
+@pytest.mark.parametrize("kind", [Langevin, StochasticHamiltonian])
+def test_steps_take_no_new_memory_for_noise(kind) -> None:
+    weight = torch.nn.Parameter(torch.zeros(100, 60))
+    sampler = kind([weight], lr=0.1, num_data=10)
+    places = set()
+    for _ in range(6):
+        weight.grad = torch.zeros_like(weight)
+        before = sampler.noise([weight])[0][0]
+        places.add(before.data_ptr())
+        sampler.keep_memory([weight], [before])
+        sampler.step()
+    assert len(places) <= 2

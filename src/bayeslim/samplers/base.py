@@ -53,6 +53,7 @@ class Sampler(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "num_data": num_data, "temperature": temperature, **settings})
         self.masks = dict(masks or {})
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
+        self._spare: dict[Tensor, Tensor] = {}
 
     @abstractmethod
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
@@ -82,7 +83,11 @@ class Sampler(torch.optim.Optimizer):
 
     def noise(self, params: Tensors) -> tuple[list[Tensor], float]:
         """New noise for parameters, zero in entries that do not move, and its standard deviation."""
-        noise, unit = noise_like(params)
+        out = None
+        if params[0].device.type == "cpu":
+            spare = [self._spare.pop(p, None) for p in params]
+            out = [torch.empty_like(p) if own is None else own for p, own in zip(params, spare, strict=True)]
+        noise, unit = noise_like(params, out)
         return [self._masked(p, each) for p, each in zip(params, noise, strict=True)], unit
 
     def add_noise_(self, tensors: Tensors, params: Tensors, std: float, scales: Tensors | None = None) -> None:
@@ -99,6 +104,12 @@ class Sampler(torch.optim.Optimizer):
             torch._foreach_add_(tensors, noise, alpha=std / unit)
         else:
             torch._foreach_addcmul_(tensors, noise, scales, value=std / unit)
+        self.keep_memory(params, noise)
+
+    def keep_memory(self, params: Tensors, tensors: Tensors) -> None:
+        """Let the next noise of parameters take the place of tensors that are no longer needed."""
+        if params[0].device.type == "cpu":
+            self._spare.update(zip(params, tensors, strict=True))
 
     def buffers(self, params: Tensors, name: str) -> Tensors:
         """A tensor beside every parameter, zeros at first; part of the state."""

@@ -112,6 +112,7 @@ class StochasticHamiltonian(Sampler):
         torch._foreach_add_(noise, velocity, alpha=(1 - group["friction"]) * change)
         for p, its_own in zip(params, noise, strict=True):
             self.state[p]["velocity"] = its_own
+        self.keep_memory(params, velocity)
         for p in group["params"]:
             if p.grad is None and "velocity" in self.state[p]:
                 self.state[p]["velocity"].mul_(change)  # as fast as before, in the new units

@@ -26,31 +26,39 @@ SMALL = 1 << 12
 """Below this many values torch's own generator is quicker than starting a stream."""
 
 
-def noise_like(tensors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+def noise_like(tensors: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> tuple[list[Tensor], float]:
     """Noise of the shapes, dtypes and devices of tensors, and its standard deviation, for a factor to make up for.
 
     One draw for all of a kind, from torch's own seed.
+
+    Args:
+        tensors: what the noise is for.
+        out: where it may be put. New memory costs a CPU as much as the draws.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
         kinds[tensor.dtype, tensor.device].append(index)
     sizes = [tensor.numel() for tensor in tensors]
-    quick = len(kinds) == 1 and sum(sizes) >= SMALL and _is_quick(tensors[0])
+    if len(kinds) == 1 and sum(sizes) >= SMALL and _is_quick(tensors[0]):
+        noise = [torch.empty_like(tensor) for tensor in tensors] if out is None else list(out)
+        for own, part in zip(noise, _odd_numbers(sum(sizes)).split(sizes), strict=True):
+            own.copy_(part.view(own.shape))
+        return noise, UNIT
     noise = list(tensors)
     for (dtype, device), indices in kinds.items():
-        own = [sizes[index] for index in indices]
-        drawn = _odd_numbers(sum(own), dtype) if quick else torch.randn(sum(own), dtype=dtype, device=device)
-        for index, part in zip(indices, drawn.split(own), strict=True):
+        counts = [sizes[index] for index in indices]
+        drawn = torch.randn(sum(counts), dtype=dtype, device=device)
+        for index, part in zip(indices, drawn.split(counts), strict=True):
             noise[index] = part.view(tensors[index].shape)
-    return noise, UNIT if quick else 1.0
+    return noise, 1.0
 
 
 def _is_quick(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
-def _odd_numbers(size: int, dtype: torch.dtype) -> Tensor:
+def _odd_numbers(size: int) -> Tensor:
     seed = int(torch.empty((), dtype=torch.int64).random_())
     bits = np.random.SFC64(seed).random_raw(-(-size // 8))
     bits |= np.uint64(0x0101010101010101)  # odd bytes lie evenly around zero
-    return torch.from_numpy(bits.view(np.int8)[:size]).to(dtype)
+    return torch.from_numpy(bits.view(np.int8)[:size])
