@@ -216,6 +216,12 @@ def benchmark(
         ShapeMismatch: if a network does not take the example at a batch size.
         MissingExtra: if a runtime that is asked for is not installed.
     """
+    for network in (dense, slim):
+        if not isinstance(network, nn.Module):
+            raise TypeError(
+                f"benchmark compares two torch.nn.Modules. Got {type(network).__name__}. Of a quantised network, pass "
+                "its .network."
+            )
     _check(batch_sizes, runtimes, rounds)
     networks = {"dense": evaluating_copy(dense).cpu(), "slim": evaluating_copy(slim).cpu()}
     example = to_device(example, "cpu")

@@ -39,7 +39,10 @@ def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example
             A network from `compact` needs none.
     """
     if not isinstance(network, nn.Module):
-        raise TypeError(f"save takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}.")
+        raise TypeError(
+            f"save takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}. Of a quantised network, save "
+            "its .network, or write it with bl.encode, a far smaller file."
+        )
     if not isinstance(network, Bayesian):
         write_folder(path, "network", *write_plain(network, example))
         return

@@ -82,6 +82,10 @@ def compact(
         UnsupportedModel: if it cannot be traced, or stay Bayesian because it had to be rewritten as a graph.
         NotRestrictable: if the posterior has no form of its kind over fewer weights.
     """
+    if not isinstance(network, nn.Module):
+        raise TypeError(
+            f"compact takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}. Compact before you quantise."
+        )
     if bayesian and not isinstance(network, Bayesian):
         raise TypeError(
             f"bayesian=True keeps a posterior, and a {type(network).__name__} has none. Pass the pruned Bayesian "
