@@ -126,7 +126,7 @@ class Categorical(Likelihood):
         return Prediction(
             kind="classes",
             mean=mean,
-            variance=probs.var(0, correction=0),
+            variance=(probs - mean).square_().mean(0),  # far quicker than `var`, which goes down columns one by one
             samples=outputs,
             probs=mean,
             entropy=entropy,
@@ -174,7 +174,7 @@ class Bernoulli(Likelihood):
         return Prediction(
             kind="binary",
             mean=mean,
-            variance=probs.var(0, correction=0),
+            variance=(probs - mean).square_().mean(0),  # far quicker than `var`, which goes down columns one by one
             samples=outputs,
             probs=mean,
             entropy=entropy,
