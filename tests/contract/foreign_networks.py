@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+import bayeslim as bl
+
 
 class First(nn.Module):
     """The first of a module's several outputs."""
@@ -235,6 +237,20 @@ class Recomputed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False))
+
+
+def check_recomputed_gradients(method, monkeypatch):
+    """Layers that run again in the backward pass have the gradients of those that do not."""
+    bnn = bl.bayesianize(Recomputed().double(), method, likelihood=bl.likelihoods.Gaussian(1.0), num_data=3)
+    batch = torch.randn(3, 4).double(), torch.randn(3, 2).double()
+    gradients = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        bnn.zero_grad()
+        bnn.loss(batch).backward()
+        gradients.append([p.grad.clone() for p in bnn.parameters()])
+        monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda run, *args, **_: run(*args))
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def frozen_body() -> nn.Module:

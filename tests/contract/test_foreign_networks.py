@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from foreign_networks import CASES, Case, Encoder, First, Recomputed, SelfAttention
+from foreign_networks import CASES, Case, Encoder, First, SelfAttention, check_recomputed_gradients
 from torch import Tensor, nn
 
 import bayeslim as bl
@@ -203,16 +203,7 @@ def test_embeddings_with_options(options):
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 def test_noise_at_the_layers_survives_activation_checkpointing(estimator, monkeypatch):
     method = bl.Variational(estimator=estimator, family=DiagonalGaussian(initial_std=0.3))
-    bnn = bl.bayesianize(Recomputed().double(), method, likelihood=bl.likelihoods.Gaussian(1.0), num_data=3)
-    batch = torch.randn(3, 4).double(), torch.randn(3, 2).double()
-    gradients = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        bnn.zero_grad()
-        bnn.loss(batch).backward()
-        gradients.append([p.grad.clone() for p in bnn.parameters()])
-        monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda run, *args, **_: run(*args))
-    torch.testing.assert_close(gradients[0], gradients[1])
+    check_recomputed_gradients(method, monkeypatch)
 
 
 @pytest.mark.parametrize(
