@@ -214,7 +214,7 @@ def passes(methods: Sequence[str], device: str) -> dict[str, float]:
 
         bl.predict(bnn, x)
         ratios = []
-        for _ in range(5):
+        for _ in range(11):
             one = seconds(several) / PASSES
             ratios.append(seconds(lambda bnn=bnn: bl.predict(bnn, x)) / one)
         found[method] = round(statistics.median(ratios), 1)

@@ -353,3 +353,21 @@ def test_config_builds_it_again(likelihood):
     again = likelihoods.LIKELIHOODS[likelihood.name](**likelihood.config())
     assert repr(again) == repr(likelihood)
     assert isinstance(again, nn.Module)
+
+
+def test_categorical_prediction_is_that_of_its_definition() -> None:
+    logits = 5 * torch.randn(6, 7, 4, dtype=torch.float64)
+    logits[:, 2, 1] = -torch.inf  # a class that is ruled out
+    prediction = Categorical().predict(logits)
+    probs = logits.softmax(-1)
+    entropies = torch.distributions.Categorical(probs).entropy()
+    torch.testing.assert_close(prediction.probs, probs.mean(0))
+    torch.testing.assert_close(prediction.variance, probs.var(0, correction=0))
+    torch.testing.assert_close(prediction.aleatoric, entropies.mean(0))
+    torch.testing.assert_close(prediction.entropy, torch.distributions.Categorical(probs.mean(0)).entropy())
+    assert prediction.probs[2, 1] == 0
+
+
+def test_categorical_prediction_has_gradients() -> None:
+    logits = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda f: (p := Categorical().predict(f)).aleatoric + p.variance.sum(-1), logits)

