@@ -83,3 +83,9 @@ def test_a_recipe_does_not_go_with_another_method(tmp_path: Path) -> None:
 def test_epochs_must_be_positive(name: str, epochs: float) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         recipes.RECIPES[name](epochs=epochs)
+
+
+def test_sparse_vd_takes_a_temperature() -> None:
+    recipe = recipes.sparse_vd(temperature=0.1)
+    assert recipe.method.temperature == 0.1
+    assert "temperature=0.1" in repr(recipe)
