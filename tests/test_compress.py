@@ -348,3 +348,14 @@ def test_damaged_results_are_named_and_made_again_once_deleted(finished, tmp_pat
     (tmp_path / "measured.json").unlink()
     again = run(tmp_path)
     assert again.rows["bayeslim"].scores.error == whole.rows["bayeslim"].scores.error
+
+
+def test_a_network_that_lost_much_is_said_to_have(tmp_path):
+    result = run(tmp_path, budget=bl.Budget(sparsity=0.97, empty_layers="keep best"), steps=1, baseline=False)
+    dense, slim = (result.rows[name].scores for name in (pipeline.DENSE, pipeline.SLIM))
+    assert slim.error > dense.error + pipeline.MUCH_WORSE
+    assert any("Too much was cut" in note for note in result.notes)
+
+
+def test_a_network_that_lost_little_is_left_in_peace(tmp_path):
+    assert run(tmp_path, budget=bl.Budget(sparsity=0.05), steps=1, baseline=False).notes == ()

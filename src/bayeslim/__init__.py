@@ -53,7 +53,7 @@ from bayeslim.methods import (
 )
 from bayeslim.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
-from bayeslim.quantise import Quantised, quantise
+from bayeslim.quantise import Quantised, deserved_bits, quantise
 from bayeslim.report import report
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.saving import load, save
@@ -101,6 +101,7 @@ __all__ = [
     "continual",
     "data",
     "decode",
+    "deserved_bits",
     "diagnostics",
     "distill",
     "encode",

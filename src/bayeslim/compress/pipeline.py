@@ -51,6 +51,8 @@ from bayeslim.saving import load, save
 from bayeslim.types import Inputs, split_batch
 
 MAGNITUDE = "magnitude"
+MUCH_WORSE = 0.05
+"""A fraction of wrong answers that nobody wants to lose without being told."""
 STAGES = (
     "fitted",
     "pruned",
@@ -138,6 +140,17 @@ def compress(
     return _Run(job, bnn, train, val, test, example, folder).run()
 
 
+def too_much(rows: Mapping[str, Row]) -> list[str]:
+    """What to say of a network that lost much in the cut; nothing, if it did not."""
+    dense, slim = rows[DENSE].scores, rows[SLIM].scores
+    if dense is None or slim is None or not slim.is_fraction or slim.error <= dense.error + MUCH_WORSE:
+        return []
+    return [
+        f"Too much was cut: {slim.error_text} of the answers are wrong now, {dense.error_text} before. Ask for a "
+        "smaller budget, or fine-tune; of a recipe, for less strength or more epochs."
+    ]
+
+
 class _Run:
     """The stages of one run, in order."""
 
@@ -171,6 +184,7 @@ class _Run:
         rows = stage(
             "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
         )
+        self.notes += too_much(rows)
         timed = stage(
             "benchmark.json",
             settings,

@@ -27,7 +27,7 @@ class Compressed:
         benchmark: the dense against the slim network in every runtime there is.
         files: what was written: the slim network's folder, exported files, the report.
         folder: the run's folder.
-        notes: what was left out, and why.
+        notes: what was left out, and why; and that much was lost, if it was.
     """
 
     slim: nn.Module

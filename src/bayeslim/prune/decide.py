@@ -267,7 +267,10 @@ def _nothing(budget: Budget | None, ranking: Ranking) -> str:
     if budget.goal in ("max_error_increase", "evidence"):
         return f"No cut keeps within {budget} on the validation data; {gone}. Allow more, or fine-tune first."
     if budget.goal == "threshold":
-        return f"No score is below {budget.value:g} ({gone}). Raise the threshold."
+        return (
+            f"No score is below {budget.value:g} ({gone}). Raise the threshold, or train on: under a prior that "
+            "prefers zero more and more scores fall."
+        )
     return f"{budget} is met without cutting anything: {gone}. Ask for more."
 
 
