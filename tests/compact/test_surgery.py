@@ -411,3 +411,21 @@ def test_the_proof_can_fail():
     assert not reference.compare(other).holds
     assert reference.compare(nn.Linear(4, 3)).difference == float("inf")
     assert reference.compare(nn.Linear(5, 2)).difference == float("inf")
+
+
+def test_the_rounding_of_folded_constants_is_allowed_for_and_nothing_else():
+    model = mlp().eval()
+    reference = Reference(model, X, 1e-6)
+    largest = float(model(X).detach().abs().max())
+
+    def moved(by):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other[4].bias[0] += by * largest
+        return reference.compare(other)
+
+    assert 1e-6 < moved(2e-6).difference < 2.8e-6
+    assert not moved(2e-6).holds
+    reference.allow_folded(torch.float32)
+    assert moved(2e-6).holds
+    assert not moved(1e-5).holds

@@ -115,7 +115,8 @@ def compaction(
             the network as it is.
         example: inputs on which to trace and check: a tensor, a tuple of arguments or a dict.
         tolerance: the largest difference allowed, relative to the largest output; in double precision where the
-            network runs in it, else on top of the rounding of its own precision.
+            network runs in it, else on top of the rounding of its own precision. Constants that are folded into biases
+            are rounded to theirs, and that comes on top too.
         drop_inputs: read only those input features that the first layers use, and those positions of flattened feature
             maps that are used, through a gather (the result is then a graph).
         units: the units, if they were found before.
@@ -140,9 +141,10 @@ def compaction(
     small = {name: sliced(tensors[name], dims) for name, dims in slices.items()}
     for place, contraction in enumerate(identity.contractions):
         if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
-            shift = live.folded(place, shrinking.gone).to(tensors[contraction.bias].dtype)
-            shift = sliced(shift, slices.get(contraction.bias, {}))
-            small[contraction.bias] = small.get(contraction.bias, tensors[contraction.bias]) + shift
+            bias = small.get(contraction.bias, tensors[contraction.bias])
+            shift = sliced(live.folded(place, shrinking.gone), slices.get(contraction.bias, {}))
+            small[contraction.bias] = (bias.double() + shift.double()).to(bias.dtype)
+            reference.allow_folded(bias.dtype)
     device = device_of(masked)
     small = {name: tensor.to(device) for name, tensor in small.items()}
     network, kind, why, gap = _rebuild(masked, found, shrinking, small, reference, drop_inputs)

@@ -70,12 +70,14 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
         try:
             if any(node.target in _REPLACED for node in program.graph.nodes):
                 program = program.run_decompositions(_REPLACED)
-            converted = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
+            converted = torch.onnx.export(program, dynamo=True, verbose=False)
         except Exception as error:
             raise UnsupportedModel(
                 f"{type(network).__name__} cannot be exported to ONNX: {first_line(error.__cause__ or error)}"
             ) from error
         assert converted is not None
+        if outputs is not None:
+            _name_outputs(converted.model.graph, outputs)
         proto = converted.model_proto
     graph = proto.graph
     for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
@@ -83,6 +85,16 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
         del part.metadata_props[:]
     del graph.value_info[:]
     return proto
+
+
+def _name_outputs(graph: Any, names: Sequence[str]) -> None:
+    """Name the outputs of a graph; the exporter would not mind that a value inside, named after what it is, has one."""
+    for node in graph:
+        for value in node.outputs:
+            if value.name in names:
+                value.name = f"{value.name}_inside"
+    for value, name in zip(graph.outputs, names, strict=True):
+        value.name = name
 
 
 def _entropy(probs: Tensor) -> Tensor:
