@@ -54,8 +54,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "random labels": {
         "lenet_300_100": {"data": "mnist", "epochs": 40, "dense_epochs": 200},
-        "vgg": {"data": "cifar10", "epochs": 25, "lr": 2e-3, "dense_epochs": 60},
-        "vgg_quarter": {"data": "cifar10", "images": 500, "batch": 50, "epochs": 20, "lr": 5e-3, "dense_epochs": 40},
+        "vgg": {"data": "cifar10", "epochs": 25, "lr": 2e-3, "dense_epochs": 40, "dense_lr": 1e-4},
     },
 }
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -64,7 +63,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "lstm": {"name": "lstm"},
     "vgg": {"name": "vgg"},
     "vgg_wide": {"name": "vgg", "width": 2.0},
-    "vgg_quarter": {"name": "vgg", "width": 0.25},
 }
 SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1}
 """Fewer than elsewhere."""
@@ -105,7 +103,7 @@ class Run:
         self.job, self.device = job, job["device"]
         data = bl.data.load(job["data"]).with_validation(VALIDATION, seed=0)
         scale = _scale(job["data"], data.train_x)
-        images, labels = data.train_x[: job.get("images")], data.train_y[: job.get("images")]
+        images, labels = data.train_x, data.train_y
         if job["rule"] == "random labels":
             labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(job["seed"]))]
         self.loader = bl.data.Loader(
@@ -139,7 +137,7 @@ class Run:
         if random or self.job["data"] == "mnist":
             weak, usual = 1e3, 0.3  # weight decay keeps a network from learning noise
             bnn = plain(network.to(self.device), weak if random else usual)
-            return self.train(bnn, self.job["dense_epochs"], 1e-3, "cosine").model
+            return self.train(bnn, self.job["dense_epochs"], self.job.get("dense_lr", 1e-3), "cosine").model
         bnn = plain(network.to(self.device, memory_format=torch.channels_last), 1e3)
         return self.train(bnn, self.job["dense_epochs"], 0.1, one_cycle, optimizer=sgd).model
 
