@@ -217,7 +217,7 @@ def passes(methods: Sequence[str], device: str) -> dict[str, float]:
         for _ in range(11):
             one = seconds(several) / PASSES
             ratios.append(seconds(lambda bnn=bnn: bl.predict(bnn, x)) / one)
-        found[method] = round(statistics.median(ratios), 1)
+        found[method] = round(statistics.median(ratios), 2)
         print(f"{method}: a prediction takes {found[method]} passes", flush=True)
     return found
 

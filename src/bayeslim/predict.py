@@ -45,7 +45,7 @@ def predict(
     samples: int | None = None,
     how: str = "auto",
     *,
-    batch_size: int | None = 1024,
+    batch_size: int | None = 2048,
     generator: torch.Generator | None = None,
 ) -> Prediction:
     """Predict with uncertainty.
