@@ -216,14 +216,14 @@ def test_the_same_network_is_the_same_bytes(tmp_path):
 
 
 def test_the_bytes_of_the_format(tmp_path):
-    """A file of version 1, byte by byte: what reads it otherwise is another format, and needs another version."""
+    """A file of version 2, byte by byte: what reads it otherwise is another format, and needs another version."""
     network = nn.Linear(6, 4)
     with torch.no_grad():
         network.weight.copy_(
             torch.tensor([[0, 0, 1, 0, 2, 0], [0] * 6, [-1, 0, 0, 0, 0, 3], [0, 0, 1, 1, 0, 0]]) * 0.375
         )
         network.bias.copy_(torch.tensor([0.5, 0, -1.5, 1.0]))
-    (tmp_path / "a").write_bytes(bytes.fromhex("6273013ca8bcf3cd7ac4308741bb4de7120040215e"))
+    (tmp_path / "a").write_bytes(bytes.fromhex("6273023ca8bcf3cd7ac430874cf07c8604bed56708a4"))
     assert same(bl.decode(tmp_path / "a", nn.Linear(6, 4)), network)
 
 
@@ -318,7 +318,7 @@ def header(name, text="", kind=1):
     writer.uniform(kind, 3)
     _code_name(writer, name)
     _code_text(writer, text)
-    return signed(b"bs\1" + writer.finish() + b"\0" * 4)
+    return signed(b"bs\2" + writer.finish() + b"\0" * 4)
 
 
 @pytest.mark.parametrize(
@@ -347,9 +347,10 @@ def test_foreign_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(CorruptFile, match="not written by"):
             bl.decode(path)
-    path.write_bytes(signed(b"bs\2abcdef"))
-    with pytest.raises(CorruptFile, match="version 2"):
-        bl.decode(path)
+    for version in (1, 3):
+        path.write_bytes(signed(b"bs" + bytes([version]) + b"abcdef"))
+        with pytest.raises(CorruptFile, match=f"has version {version}"):
+            bl.decode(path)
     with pytest.raises(FileNotFoundError):
         bl.decode(tmp_path / "nowhere")
     with pytest.raises(CorruptFile, match="folder"):

@@ -2,7 +2,7 @@
 
 With n₀ zeros and n₁ ones seen, the next bit is 1 with probability (n₁ + ½) / (n₀ + n₁ + 1), which costs at most
 ½ log2 n + 1 bits more than the best fixed probability (Krichevsky & Trofimov 1981). Larger alphabets are trees of such
-bits.
+bits. Instead of one half, something else may be expected before anything was seen (`expected.py`).
 
 A bit may have several contexts, from coarse to fine. The probability of each is the prior mean of the next, worth as
 much as two observations, so that a fine context takes over only once it has seen something.
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Hashable
 
 from bayeslim.coding.coders import Coder
+from bayeslim.coding.expected import Curve
 
 _ONE = 1 << 24
 _BACKING = 2
@@ -26,16 +27,17 @@ class Bits:
     def __init__(self) -> None:
         self._counts: defaultdict[Hashable, list[int]] = defaultdict(lambda: [0, 0])
 
-    def code(self, coder: Coder, value: int, *contexts: Hashable, backing: int = 1) -> int:
+    def code(self, coder: Coder, value: int, *contexts: Hashable, guess: int = _ONE >> 1, backing: int = 1) -> int:
         """Pass one bit through the coder and learn from it.
 
         Args:
             coder: which way.
             value: the bit, for those that write.
             *contexts: from coarse to fine.
-            backing: how many observations the first guess, one half, is worth.
+            guess: how probable a 1 is, in parts of 2²⁴, before anything was seen.
+            backing: how many observations that is worth.
         """
-        probability, counts = _ONE >> 1, [self._counts[context] for context in contexts]
+        probability, counts = guess, [self._counts[context] for context in contexts]
         for zeros, ones in counts:
             probability = (ones * _ONE + backing * probability) // (zeros + ones + backing)
             backing = _BACKING
@@ -70,10 +72,17 @@ class Naturals:
 
 
 class Symbols:
-    """Adaptive symbols 0 to count - 1, as a binary tree of adaptive bits."""
+    """Adaptive symbols 0 to count - 1, as a binary tree of adaptive bits.
 
-    def __init__(self, count: int):
+    Args:
+        count: how many symbols.
+        curve: how probable the symbols are expected to be, with sizes one larger than symbols.
+    """
+
+    def __init__(self, count: int, curve: Curve | None = None):
         self._depth, self._count, self._bits = (count - 1).bit_length(), count, Bits()
+        self._below = None if curve is None else curve.below(count)
+        self._worth = 0 if curve is None else curve.worth
 
     def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
         """Pass one symbol through the coder and learn from it."""
@@ -81,8 +90,17 @@ class Symbols:
         for place in range(self._depth - 1, -1, -1):
             found <<= 1
             if (found | 1) << place < self._count:  # else the bit can only be 0
-                # Deep in the tree little is seen, and what is seen there is mostly chance.
-                backing = min(1 << (self._depth - 1 - place), _MOST_BACKING)
-                bit = value >> place & 1
-                found |= self._bits.code(coder, bit, *((c, place, found) for c in contexts), backing=backing)
+                bit, (guess, backing) = value >> place & 1, self._expected(found, place)
+                nodes = ((c, place, found) for c in contexts)
+                found |= self._bits.code(coder, bit, *nodes, guess=guess, backing=backing)
         return found
+
+    def _expected(self, node: int, place: int) -> tuple[int, int]:
+        """How probable the second half of a node is, and how many observations that is worth."""
+        if self._below is None:
+            # Deep in the tree little is seen, and what is seen there is mostly chance.
+            return _ONE >> 1, min(1 << (self._depth - 1 - place), _MOST_BACKING)
+        start, middle, end = (min(half << place, self._count) for half in (node, node | 1, node + 2))
+        share = self._below[end] - self._below[start]
+        guess = _ONE * (self._below[end] - self._below[middle]) // share
+        return guess, max(1, self._worth * share // self._below[-1])

@@ -11,6 +11,7 @@ from torch import Tensor
 from bayeslim.coding.adaptive import Bits, Naturals
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.evidence import Evidence
+from bayeslim.coding.expected import Masses
 from bayeslim.coding.formats import FORMATS
 from bayeslim.coding.geometry import Grid, Integers, Layout, layouts
 from bayeslim.coding.positions import Taste, code_columns, code_counts, is_sorted
@@ -31,14 +32,21 @@ class Passage:
         coder: which way.
         outline: tensors by name, of which shapes and types are read.
         given: the tensors; None when reading.
+        expected: how probable each size of a code is to a posterior, where there is one.
 
     Attributes:
         bits: how many went into each part of each tensor, by (name, part).
         raw: the tensors whose values lie on no grid.
     """
 
-    def __init__(self, coder: Coder, outline: Mapping[str, Tensor], given: Mapping[str, Tensor] | None):
-        self.coder, self.outline, self.given = coder, outline, given
+    def __init__(
+        self,
+        coder: Coder,
+        outline: Mapping[str, Tensor],
+        given: Mapping[str, Tensor] | None,
+        expected: Mapping[str, Masses] | None = None,
+    ):
+        self.coder, self.outline, self.given, self.expected = coder, outline, given, expected or {}
         self.bits: dict[tuple[str, str], float] = {}
         self.raw: list[str] = []
         self._values, self._zeros, self._empty = Values(), Bits(), Bits()
@@ -116,7 +124,7 @@ class Passage:
                 kind = self._values.best(patterns, places, form)
                 if kind == RAW:
                     self.raw.append(name)
-            patterns = self._values.code(self.coder, kind, patterns, places, form)
+            patterns = self._values.code(self.coder, kind, patterns, places, form, self.expected.get(name))
             filled[torch.from_numpy(flat)] = form.numbers(patterns)
         self.bits[name, VALUES] = self.coder.bits - before
         return filled.view(outline.shape)

@@ -13,6 +13,7 @@ from bayeslim.posteriors import Gaussian
 from bayeslim.priors import Prior, SoftSharing
 from bayeslim.quantise.fitting import fit_codebook, fit_uniform, given_codebook
 from bayeslim.quantise.grids import Grid
+from bayeslim.quantise.masses import MOST_TABLED, code_masses
 from bayeslim.quantise.moves import Rounding, round_jointly, round_rows
 from bayeslim.quantise.result import Quantised
 from bayeslim.quantise.rounding import Rounder
@@ -61,7 +62,9 @@ def carry_out(
         for name, value in levels.items():
             network.get_parameter(name).copy_(value)
     kept = {name: len(source.weights.get(name) or source.others[name]) for name in codes}
-    return Quantised(network, codes, grids, _losses(source, levels), kept)
+    few = [name for name in source.weights if name in grids and grids[name].bits.max() <= MOST_TABLED]
+    masses = {name: code_masses(source.weights[name], grids[name]) for name in few}
+    return Quantised(network, codes, grids, _losses(source, levels), kept, masses)
 
 
 def _fitted(weights: Weights, bits: Tensor, settings: Settings, prior: Prior | None) -> tuple[Grid, Rounder, Tensor]:

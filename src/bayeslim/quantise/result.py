@@ -23,6 +23,8 @@ class Quantised:
         grids: by name, `Uniform` (scale · code) or `Codebook` (values[code]).
         losses: what rounding is expected to cost in nats, by name, for the parameters that the posterior knows.
         kept: how many weights of each parameter were not zero before.
+        probabilities: how much of the posterior's mass is nearest to each level, a mean over the kept weights, by name
+            and from the lowest code to the highest; of the parameters that the posterior knows.
     """
 
     network: nn.Module
@@ -30,6 +32,7 @@ class Quantised:
     grids: dict[str, Grid]
     losses: dict[str, float]
     kept: dict[str, int]
+    probabilities: Params
 
     @property
     def bits(self) -> dict[str, float]:

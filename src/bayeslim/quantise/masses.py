@@ -1,0 +1,51 @@
+"""How much of the posterior's mass is nearest to each level: what to expect of codes before they are known.
+
+A weight of mean m and precision p is nearest to the level between the edges e and e' with probability
+Φ((e' − m) √p) − Φ((e − m) √p).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayeslim.quantise.grids import Codebook, Grid, Uniform
+from bayeslim.quantise.weights import Weights
+
+MOST_TABLED = 9
+"""The widest codes, in bits, whose probabilities are worth a table."""
+MOST = 2**12
+"""How many weights of a parameter are looked at, or somewhat more where it has many units."""
+TOGETHER = 2**22
+"""How many probabilities are held at once."""
+
+
+def code_masses(weights: Weights, grid: Grid) -> Tensor:
+    """The mean over weights of the probabilities of all codes, from the lowest to the highest."""
+    some = weights.thinned(MOST)
+    if isinstance(grid, Codebook):
+        levels, order = grid.values.double().sort()
+        edges = ((levels[1:] + levels[:-1]) / 2).expand(some.units, -1)
+    else:
+        edges, order = _edges(grid).expand(some.units, -1), None
+    total = edges.new_zeros(edges.shape[1] + 1)
+    step = max(1, TOGETHER // len(total))
+    for start in range(0, len(some), step):
+        part = slice(start, start + step)
+        away = edges[some.unit[part]] - some.values[part, None]
+        below = torch.special.ndtr(away * some.precision[part, None].sqrt())
+        total[:-1] += below.sum(0)
+        total[1:] -= below.sum(0)
+    total[-1] += len(some)
+    total /= max(1, len(some))
+    return total if order is None else torch.empty_like(total).scatter_(0, order, total)
+
+
+def _edges(grid: Uniform) -> Tensor:
+    """Between each code and the next, (units, codes − 1); infinite where a unit has not so many codes."""
+    scale, limit, bits = (t.double().reshape(-1, 1) for t in (grid.scale, grid.limit, grid.bits))
+    most = int(limit.max())
+    edges = torch.arange(-most, most, dtype=torch.float64, device=scale.device) + 0.5
+    within = edges.abs() < limit
+    # with one bit there is no level zero, and its two edges are one
+    return torch.where(within, edges * scale * (bits > 1), edges.sign() * torch.inf)
