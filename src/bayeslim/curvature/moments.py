@@ -9,25 +9,21 @@ from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLa
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
 
-STRIPS, NARROWEST = 6, 64
-"""On a CPU, a symmetric product is computed in at most so many strips of rows, each at least so many rows high."""
-
-
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`: what is below is not all computed, which saves up to half the work.
+    Only the upper triangle counts, see `symmetric`.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
         total.baddbmm_(grouped.mT, grouped)
         return
     flat = rows.reshape(-1, rows.shape[-1])
-    size = flat.shape[1]
-    strips = min(STRIPS, size // NARROWEST) if flat.device.type == "cpu" else 1
-    step = -(-size // max(1, strips))
-    for start in range(0, size, step):
-        total[0, start : start + step, start:].addmm_(flat[:, start : start + step].T, flat[:, start:])
+    if flat.device.type == "cpu":
+        array = flat.contiguous().numpy()
+        total[0] += torch.from_numpy(array.T @ array)  # numpy sees that this is symmetric, and computes half of it
+    else:
+        total[0].addmm_(flat.T, flat)
 
 
 def symmetric(total: Tensor) -> Tensor:
