@@ -9,17 +9,21 @@ from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLa
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
 
+MANY = 128
+"""Of so many rows on, half a product saves more than a matrix of its own for the result costs."""
+
+
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`.
+    `symmetric` takes off the rounding that a product of a matrix with itself may leave.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
         total.baddbmm_(grouped.mT, grouped)
         return
     flat = rows.reshape(-1, rows.shape[-1])
-    if flat.device.type == "cpu":
+    if flat.device.type == "cpu" and len(flat) >= MANY:
         array = flat.contiguous().numpy()
         total[0] += torch.from_numpy(array.T @ array)  # numpy sees that this is symmetric, and computes half of it
     else:
@@ -27,7 +31,7 @@ def add_outer_products(total: Tensor, rows: Tensor) -> None:
 
 
 def symmetric(total: Tensor) -> Tensor:
-    """The full matrices of sums made by `add_outer_products`."""
+    """Sums made by `add_outer_products`, symmetric to the bit: the upper triangle counts."""
     return total.triu() + total.triu(1).mT
 
 
