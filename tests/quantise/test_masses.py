@@ -61,3 +61,13 @@ def test_weights_that_are_certain_have_their_own_code():
         torch.tensor([[0.6, -0.3]]), torch.full((1, 2), 1e20), torch.ones(1, 2, dtype=torch.bool), False
     )
     assert code_masses(weights, Uniform(torch.tensor(0.3), torch.tensor(3))).tolist() == [0, 0, 0.5, 0, 0, 0.5, 0]
+
+
+def test_of_many_weights_some_are_looked_at():
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(100, 300, generator=generator)
+    weights = Weights.of(value, torch.full_like(value, 50.0), torch.ones_like(value, dtype=torch.bool), by_unit=True)
+    grid = Uniform(torch.full((100, 1), 0.3), torch.full((100, 1), 4))
+    noise = torch.randn(len(weights), generator=generator, dtype=torch.float64) / 50**0.5
+    codes = ((weights.values + noise) / 0.3).round().clamp(-7, 7)
+    assert torch.allclose(code_masses(weights, grid).float(), frequencies(codes, -7, 7), atol=0.01)

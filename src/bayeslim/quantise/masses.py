@@ -15,30 +15,21 @@ from bayeslim.quantise.weights import Weights
 MOST_TABLED = 9
 """The widest codes, in bits, whose probabilities are worth a table."""
 MOST = 2**12
-"""How many weights of a parameter are looked at, or somewhat more where it has many units."""
-TOGETHER = 2**22
-"""How many probabilities are held at once."""
+"""How many weights of a parameter are looked at, evenly spread over it."""
 
 
 def code_masses(weights: Weights, grid: Grid) -> Tensor:
     """The mean over weights of the probabilities of all codes, from the lowest to the highest."""
-    some = weights.thinned(MOST)
     if isinstance(grid, Codebook):
         levels, order = grid.values.double().sort()
-        edges = ((levels[1:] + levels[:-1]) / 2).expand(some.units, -1)
+        edges = ((levels[1:] + levels[:-1]) / 2).expand(weights.units, -1)
     else:
-        edges, order = _edges(grid).expand(some.units, -1), None
-    total = edges.new_zeros(edges.shape[1] + 1)
-    step = max(1, TOGETHER // len(total))
-    for start in range(0, len(some), step):
-        part = slice(start, start + step)
-        away = edges[some.unit[part]] - some.values[part, None]
-        below = torch.special.ndtr(away * some.precision[part, None].sqrt())
-        total[:-1] += below.sum(0)
-        total[1:] -= below.sum(0)
-    total[-1] += len(some)
-    total /= max(1, len(some))
-    return total if order is None else torch.empty_like(total).scatter_(0, order, total)
+        edges, order = _edges(grid).expand(weights.units, -1), None
+    every = slice(None, None, -(-len(weights) // MOST))
+    away = edges[weights.unit[every]] - weights.values[every, None]
+    below = torch.special.ndtr(away * weights.precision[every, None].sqrt()).mean(0)
+    masses = torch.cat([below, below.new_ones(1)]) - torch.cat([below.new_zeros(1), below])
+    return masses if order is None else torch.empty_like(masses).scatter_(0, order, masses)
 
 
 def _edges(grid: Uniform) -> Tensor:
