@@ -95,7 +95,7 @@ class Passage:
             ordered = bool(self.coder.bit(int(hits is not None and is_sorted(hits)), 1, 2))
             counts = code_counts(self.coder, counts, layout.rows, grid.size, ordered)
             hits = code_columns(self.coder, hits, counts, Evidence(grid, feeders), taste, ordered)
-            places = Places(hits, grid)
+            places = Places(hits, grid, self.expected.get(name))
         self.bits[name, POSITIONS] = self.coder.bits - before
         return self._filled(name, places)
 
@@ -108,7 +108,7 @@ class Passage:
             if self._zeros.code(self.coder, int(given is not None and given[place]), None, life):
                 hits.append(place)
         self.bits[name, POSITIONS] = self.coder.bits - before
-        return self._filled(name, Places([np.array(hits, np.int64)], Grid(size)))
+        return self._filled(name, Places([np.array(hits, np.int64)], Grid(size), self.expected.get(name)))
 
     def _filled(self, name: str, places: Places) -> Tensor:
         """A tensor with the values of its non-zeros, which pass."""
@@ -124,7 +124,7 @@ class Passage:
                 kind = self._values.best(patterns, places, form)
                 if kind == RAW:
                     self.raw.append(name)
-            patterns = self._values.code(self.coder, kind, patterns, places, form, self.expected.get(name))
+            patterns = self._values.code(self.coder, kind, patterns, places, form)
             filled[torch.from_numpy(flat)] = form.numbers(patterns)
         self.bits[name, VALUES] = self.coder.bits - before
         return filled.view(outline.shape)

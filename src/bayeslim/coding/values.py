@@ -38,10 +38,12 @@ class Places:
     Attributes:
         hits: the columns of each row's non-zeros, rising.
         grid: the columns.
+        masses: how probable the sizes of their codes are to a posterior, for those that write, where there is one.
     """
 
     hits: Sequence[Integers]
     grid: Grid
+    masses: Masses | None = None
 
     @property
     def count(self) -> int:
@@ -83,15 +85,7 @@ class Values:
             costs[kind] = _BITS_OF_A_STEP * len(parts) + (_entropy(codes) if few else _digits(codes))
         return min(costs, key=lambda kind: costs[kind])
 
-    def code(
-        self,
-        coder: Coder,
-        kind: int,
-        patterns: Patterns | None,
-        places: Places,
-        form: Format,
-        masses: Masses | None = None,
-    ) -> Patterns:
+    def code(self, coder: Coder, kind: int, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         """Pass the values of all non-zeros of a tensor, row by row, through a coder.
 
         Args:
@@ -100,50 +94,43 @@ class Values:
             patterns: the values' bits; None when reading.
             places: where they are.
             form: what numbers they are.
-            masses: how probable the sizes of codes are, for those that write.
 
         Raises:
             Impossible: if these values cannot go that way.
         """
         way = (self._grid, self._rows, self._table, self._raw)[self._kinds.code(coder, kind)]
-        return way(coder, patterns, places, form, masses)
+        return way(coder, patterns, places, form)
 
-    def _grid(
-        self, coder: Coder, patterns: Patterns | None, places: Places, form: Format, masses: Masses | None
-    ) -> Patterns:
+    def _grid(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         given, codes = _on_step(patterns, form) if patterns is not None else (_NO_STEP, None)
         step = self._steps.code(coder, given)
-        codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes), masses)
+        codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes), places.masses)
         return form.nearest(step.values(codes))
 
-    def _rows(
-        self, coder: Coder, patterns: Patterns | None, places: Places, form: Format, masses: Masses | None
-    ) -> Patterns:
+    def _rows(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         given, codes = [_NO_STEP] * len(places.hits), None
         if patterns is not None:
             found = [_on_step(row, form) for row in places.rows(patterns)]
             given, codes = [step for step, _ in found], np.concatenate([codes for _, codes in found])
         rows = sum(len(columns) > 0 for columns in places.hits)
         steps = [self._steps.code(coder, step) for step in given[:rows]]
-        codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes), masses)
+        codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes), places.masses)
         parts = zip(steps, places.rows(codes.view(np.uint64)), strict=True)
         return np.concatenate([form.nearest(step.values(part.view(np.int64))) for step, part in parts])
 
-    def _table(
-        self, coder: Coder, patterns: Patterns | None, places: Places, form: Format, masses: Masses | None
-    ) -> Patterns:
+    def _table(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         negative, positive = self._choose_table(coder, patterns, form)
         codes = None
         if patterns is not None:
             ranks = np.searchsorted(negative, patterns), np.searchsorted(positive, patterns)
             codes = np.where(_is_negative(patterns, form), -1 - ranks[0], 1 + ranks[1])
-        codes = code_codes(coder, codes, places.hits, places.grid, (len(negative), len(positive)), masses)
+        codes = code_codes(coder, codes, places.hits, places.grid, (len(negative), len(positive)), places.masses)
         found = np.zeros(len(codes), np.uint64)
         found[codes > 0] = positive[codes[codes > 0] - 1]
         found[codes < 0] = negative[-codes[codes < 0] - 1]
         return found
 
-    def _raw(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format, _: Masses | None) -> Patterns:
+    def _raw(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         heads = Symbols(1 << (form.bits - form.fraction))
         given = patterns.tolist() if patterns is not None else [0] * places.count
         found = [
