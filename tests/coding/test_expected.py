@@ -15,7 +15,7 @@ import bayeslim as bl
 from bayeslim.coding.adaptive import Symbols
 from bayeslim.coding.coders import Meter, Reader, Writer
 from bayeslim.coding.codes import _pass, code_codes
-from bayeslim.coding.expected import HALF_EXPONENTS, RATES, WEIGHTS, Curve, bits_a_step, closest_curve, expected_sizes
+from bayeslim.coding.expected import HALF_EXPONENTS, RATES, WEIGHTS, Curve, bits_a_step, closest_curve, expectations
 from bayeslim.coding.geometry import Grid
 from bayeslim.coding.logarithms import ONE
 from bayeslim.quantise import Codebook
@@ -107,17 +107,19 @@ def network_and_quantised(units=40, **settings):
 
 
 @pytest.mark.parametrize("settings", [{"bits": 5}, {"bits": 4, "per": "unit"}, {"bits": 4, "codebook": "kmeans"}])
-def test_expected_sizes_are_the_posteriors_probabilities(settings):
+def test_what_is_expected_are_the_posteriors_probabilities(settings):
     _, quantised = network_and_quantised(**settings)
-    for name, sizes in expected_sizes(quantised).items():
+    for name, expected in expectations(quantised).items():
         probabilities, grid = quantised.probabilities[name], quantised.grids[name]
         if isinstance(grid, Codebook):
             zero, largest = probabilities[0], max(int((grid.values > 0).sum()), int((grid.values < 0).sum()))
         else:
             zero, largest = probabilities[len(probabilities) // 2], len(probabilities) // 2
-        assert sizes.sum() == pytest.approx(1 - float(zero))
-        assert sizes[:largest].any()
-        assert not sizes[largest:].any()
+        assert expected.sizes.sum() == pytest.approx(1 - float(zero))
+        assert expected.sizes[:largest].any()
+        assert not expected.sizes[largest:].any()
+        if expected.columns is not None:
+            assert expected.columns.sum() == pytest.approx(quantised.kept[name] * (1 - float(zero)))
 
 
 def test_the_posteriors_probabilities_go_into_the_file_and_change_no_value(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.coding import MAGIC, VERSION
 from bayeslim.coding.coders import Writer
 from bayeslim.errors import BayeslimError, CorruptFile, UnsupportedModel
 
@@ -216,15 +217,32 @@ def test_the_same_network_is_the_same_bytes(tmp_path):
 
 
 def test_the_bytes_of_the_format(tmp_path):
-    """A file of version 2, byte by byte: what reads it otherwise is another format, and needs another version."""
+    """A file of version 3, byte by byte: what reads it otherwise is another format, and needs another version."""
     network = nn.Linear(6, 4)
     with torch.no_grad():
         network.weight.copy_(
             torch.tensor([[0, 0, 1, 0, 2, 0], [0] * 6, [-1, 0, 0, 0, 0, 3], [0, 0, 1, 1, 0, 0]]) * 0.375
         )
         network.bias.copy_(torch.tensor([0.5, 0, -1.5, 1.0]))
-    (tmp_path / "a").write_bytes(bytes.fromhex("6273023ca8bcf3cd7ac430874cf07c8604bed56708a4"))
+    (tmp_path / "a").write_bytes(bytes.fromhex("6273033ca8bcf3cd7ac430874cf07c8604be7b0f9935"))
     assert same(bl.decode(tmp_path / "a", nn.Linear(6, 4)), network)
+
+
+def test_the_bytes_of_a_hill(tmp_path):
+    row, y, x = torch.meshgrid(torch.arange(12), torch.arange(20), torch.arange(20), indexing="ij")
+    scattered = (row * row * 13 + y * y * 7 + x * x * 11 + row * x * 5 + y * x * 3) % 97
+    network = nn.Linear(400, 12)
+    with torch.no_grad():
+        network.weight.copy_(0.25 * (scattered < 20 - ((y - 9) ** 2 + (x - 10) ** 2) / 2).view(12, 400))
+        network.bias.zero_()
+    (tmp_path / "a").write_bytes(
+        bytes.fromhex(
+            "62730341380a11b644b59536c278fcf771d31f44fdad06e43601462a6e79dbd16913f3a132983419f51b98141580f4c5869c"
+            "f834ce5f585b51fd1f45bfc1a242859d4df9201579444fe52f2a3e55d2d61d0c6e520bbdfe2ecd08a4c23646c16cbef466fb"
+            "b75bf65804ee"
+        )
+    )
+    assert same(bl.decode(tmp_path / "a", nn.Linear(400, 12)), network)
 
 
 @pytest.mark.parametrize("settings", [{"bits": 3}, {"bits": 4, "per": "unit"}, {"bits": 4, "codebook": "kmeans"}])
@@ -318,7 +336,7 @@ def header(name, text="", kind=1):
     writer.uniform(kind, 3)
     _code_name(writer, name)
     _code_text(writer, text)
-    return signed(b"bs\2" + writer.finish() + b"\0" * 4)
+    return signed(MAGIC + bytes([VERSION]) + writer.finish() + b"\0" * 4)
 
 
 @pytest.mark.parametrize(
@@ -347,8 +365,8 @@ def test_foreign_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(CorruptFile, match="not written by"):
             bl.decode(path)
-    for version in (1, 3):
-        path.write_bytes(signed(b"bs" + bytes([version]) + b"abcdef"))
+    for version in (VERSION - 1, VERSION + 1):
+        path.write_bytes(signed(MAGIC + bytes([version]) + b"abcdef"))
         with pytest.raises(CorruptFile, match=f"has version {version}"):
             bl.decode(path)
     with pytest.raises(FileNotFoundError):

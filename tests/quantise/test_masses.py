@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayeslim.quantise import Codebook, Uniform
-from bayeslim.quantise.masses import code_masses
+from bayeslim.quantise.masses import code_masses, presence
 from bayeslim.quantise.weights import Weights
 
 DRAWS = 4000
@@ -54,6 +54,27 @@ def test_codebooks_in_any_order():
     values = torch.tensor([0.0, 0.9, -1.2, 0.2, -0.3])
     codes = (drawn(weights)[..., None] - values).abs().argmin(-1)
     assert torch.allclose(code_masses(weights, Codebook(values)).float(), frequencies(codes, 0, 4), atol=0.005)
+
+
+def test_columns_expect_as_many_weights_away_from_zero_as_are_drawn():
+    for units, scale, bits in ((1, [0.9], [3]), (4, [0.3, 1.5, 0.2, 0.8], [3, 2, 4, 1])):
+        weights = some_weights(units)
+        steps = torch.tensor(scale, dtype=torch.float64)[weights.unit if units > 1 else 0]
+        codes = (drawn(weights) / steps).round()
+        if units > 1:
+            codes[:, weights.unit == 3] = 1.0  # one bit has no zero
+        columns = torch.zeros(DRAWS, 12).index_add_(1, weights.places % 12, (codes != 0).float()).mean(0)
+        shape = (units, 1) if units > 1 else ()
+        found = presence(weights, Uniform(torch.tensor(scale).view(shape), torch.tensor(bits).view(shape)))
+        assert torch.allclose(found.float(), columns, atol=0.05)
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.9, -1.2, 0.2, -0.3], [0.0, 0.4, 2.0]])
+def test_columns_and_codebooks(values):
+    weights = some_weights()
+    codes = (drawn(weights)[..., None] - torch.tensor(values)).abs().argmin(-1)
+    columns = torch.zeros(DRAWS, 12).index_add_(1, weights.places % 12, (codes != 0).float()).mean(0)
+    assert torch.allclose(presence(weights, Codebook(torch.tensor(values))).float(), columns, atol=0.05)
 
 
 def test_weights_that_are_certain_have_their_own_code():

@@ -2,9 +2,9 @@
 
 The file is two bytes that say what it is, one for the version, the network as one number (`coders.py`), and a
 checksum. The network is its architecture (`architecture.py`), then for each weight where its non-zeros are
-(`positions.py`) and what they are (`values.py`). Probabilities of values start from those that the posterior gives
-them (`expected.py`), and all follow what was coded (`adaptive.py`). All models count in integers, so that every machine
-reads what another wrote; nothing is pickled.
+(`positions.py`) and what they are (`values.py`). Probabilities of both start from those that the posterior gives them
+(`hill.py`, `expected.py`), and follow what was coded (`evidence.py`, `adaptive.py`). All models count in integers, so
+that every machine reads what another wrote; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.coding.architecture import read_architecture, tensors_of, write_architecture
 from bayeslim.coding.coders import Reader, Writer
-from bayeslim.coding.expected import expected_sizes
+from bayeslim.coding.expected import expectations
 from bayeslim.coding.network import POSITIONS, VALUES, Passage
 from bayeslim.coding.order import sort_units
 from bayeslim.errors import BayeslimError, CorruptFile
@@ -30,7 +30,7 @@ from bayeslim.types import Inputs
 
 __all__ = ["Encoded", "decode", "encode"]
 
-MAGIC, VERSION = b"bs", 2
+MAGIC, VERSION = b"bs", 3
 _CHECK = 4
 
 
@@ -115,7 +115,7 @@ def encode(
     writer = Writer()
     write_architecture(writer, plain)
     parts = {("", "header"): writer.bits / 8 + len(MAGIC) + 1 + _CHECK}
-    passage = Passage(writer, tensors, tensors, expected_sizes(network) if isinstance(network, Quantised) else None)
+    passage = Passage(writer, tensors, tensors, expectations(network) if isinstance(network, Quantised) else None)
     passage.run()
     if passage.raw and not raw and not isinstance(network, Quantised):
         raise ValueError(

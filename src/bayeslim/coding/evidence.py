@@ -2,7 +2,7 @@
 
 A column is likelier to hold a non-zero where others are: every non-zero adds to features of the columns around it.
 
-* constant: 1;
+* expected: the posterior's hill (`hill.py`), or 1 everywhere;
 * alive, feeder: whether the unit that feeds the column reads anything, and how many entries it reads;
 * column, beside, channel, place: earlier rows' non-zeros in the column, next to it, in its channel, at its place;
 * right, below, corner: this row's non-zeros whose neighbour in that direction it is;
@@ -19,9 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from bayeslim.coding.geometry import Grid, Integers
+from bayeslim.coding.hill import Hill
 
 FEATURES = 13
-CONSTANT, ALIVE, FEEDER, COLUMN, BESIDE, CHANNEL, PLACE = range(7)
+EXPECTED, ALIVE, FEEDER, COLUMN, BESIDE, CHANNEL, PLACE = range(7)
 RIGHT, BELOW, CORNER, POPULAR, SAME_CHANNEL, SAME_PLACE = range(7, FEATURES)
 HERE = slice(RIGHT, None)
 """The features that change within a row."""
@@ -33,15 +34,16 @@ class Evidence:
     Args:
         grid: the columns.
         feeders: how many entries the unit that feeds each column reads, if that is known.
+        hill: where non-zeros are expected; everywhere alike if not given.
 
     Attributes:
         values: (features, columns).
     """
 
-    def __init__(self, grid: Grid, feeders: Integers | None):
+    def __init__(self, grid: Grid, feeders: Integers | None, hill: Hill | None = None):
         self.grid = grid
         self.values = np.zeros((FEATURES, grid.size), np.int64)
-        self.values[CONSTANT] = 1
+        self.values[EXPECTED] = 1 if hill is None else hill.heights(grid)
         if feeders is not None:
             self.values[ALIVE] = feeders > 0
             self.values[FEEDER] = feeders

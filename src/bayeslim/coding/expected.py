@@ -78,8 +78,27 @@ def closest_curve(masses: Masses) -> Curve:
     return Curve(exponent, rate, 0)
 
 
-def expected_sizes(quantised: Quantised) -> dict[str, Masses]:
-    """How probable each size of a code, from 1, is to the posterior that a network was rounded by, by parameter."""
+@dataclass(frozen=True)
+class Expected:
+    """What a posterior says of one parameter.
+
+    Attributes:
+        sizes: how probable each size of a code is, from 1.
+        columns: how many non-zeros each column is to have.
+    """
+
+    sizes: Masses
+    columns: Masses | None = None
+
+
+def expectations(quantised: Quantised) -> dict[str, Expected]:
+    """What the posterior that a network was rounded by says of its codes, by parameter."""
+    sizes = _expected_sizes(quantised)
+    columns = {name: present.flatten().cpu().numpy() for name, present in quantised.presence.items()}
+    return {name: Expected(masses, columns.get(name)) for name, masses in sizes.items()}
+
+
+def _expected_sizes(quantised: Quantised) -> dict[str, Masses]:
     found = {}
     for name, probabilities in quantised.probabilities.items():
         grid, masses = quantised.grids[name], probabilities.cpu().numpy()

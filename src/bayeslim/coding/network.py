@@ -11,12 +11,13 @@ from torch import Tensor
 from bayeslim.coding.adaptive import Bits, Naturals
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.evidence import Evidence
-from bayeslim.coding.expected import Masses
+from bayeslim.coding.expected import Expected, Masses
 from bayeslim.coding.formats import FORMATS
 from bayeslim.coding.geometry import Grid, Integers, Layout, layouts
+from bayeslim.coding.hill import Hill
 from bayeslim.coding.positions import Taste, code_columns, code_counts, is_sorted
 from bayeslim.coding.steps import fold, unfold
-from bayeslim.coding.tasting import best_taste, gather
+from bayeslim.coding.tasting import best_start
 from bayeslim.coding.values import RAW, Places, Values
 from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Params
@@ -32,7 +33,7 @@ class Passage:
         coder: which way.
         outline: tensors by name, of which shapes and types are read.
         given: the tensors; None when reading.
-        expected: how probable each size of a code is to a posterior, where there is one.
+        expected: what a posterior says of each, where there is one.
 
     Attributes:
         bits: how many went into each part of each tensor, by (name, part).
@@ -44,7 +45,7 @@ class Passage:
         coder: Coder,
         outline: Mapping[str, Tensor],
         given: Mapping[str, Tensor] | None,
-        expected: Mapping[str, Masses] | None = None,
+        expected: Mapping[str, Expected] | None = None,
     ):
         self.coder, self.outline, self.given, self.expected = coder, outline, given, expected or {}
         self.bits: dict[tuple[str, str], float] = {}
@@ -82,22 +83,32 @@ class Passage:
         grid, before = layout.columns, self.coder.bits
         given = None if self.given is None else self.given[name].flatten(1)
         feeders = np.repeat(units, grid.area) if layout.reads_previous and units is not None else None
-        hits, taste, counts = None, Taste(), None
+        hits, hill, taste, counts = None, None, Taste(), None
         if given is not None:
             rows, columns = np.nonzero((given != 0).numpy())
             counts = np.bincount(rows, minlength=layout.rows).tolist()
             hits = np.split(columns, np.cumsum(counts)[:-1])
-            taste = best_taste(gather(hits, Evidence(grid, feeders)))[0]
+            hill, taste = best_start(hits, grid, feeders, self._columns(name, columns, grid))
         some = self._empty.code(self.coder, int(counts is not None and any(counts)), None)
         places = Places([np.zeros(0, np.int64)] * layout.rows, grid)
         if some:
+            if grid.area > 1 and self.coder.bit(int(hill is not None), 1, 2):
+                hill = (hill or Hill()).code(self.coder, grid)
             taste = taste.code(self.coder)
             ordered = bool(self.coder.bit(int(hits is not None and is_sorted(hits)), 1, 2))
             counts = code_counts(self.coder, counts, layout.rows, grid.size, ordered)
-            hits = code_columns(self.coder, hits, counts, Evidence(grid, feeders), taste, ordered)
-            places = Places(hits, grid, self.expected.get(name))
+            hits = code_columns(self.coder, hits, counts, Evidence(grid, feeders, hill), taste, ordered)
+            places = Places(hits, grid, self._sizes(name))
         self.bits[name, POSITIONS] = self.coder.bits - before
         return self._filled(name, places)
+
+    def _columns(self, name: str, columns: Integers, grid: Grid) -> Masses:
+        """How many non-zeros each column is to have: what the posterior says, or else as many as there are."""
+        told = self.expected[name].columns if name in self.expected else None
+        return np.bincount(columns, minlength=grid.size).astype(float) if told is None else told
+
+    def _sizes(self, name: str) -> Masses | None:
+        return self.expected[name].sizes if name in self.expected else None
 
     def _vector(self, name: str, lives: Sequence[Integers]) -> Tensor:
         before, size = self.coder.bits, self.outline[name].numel()
@@ -108,7 +119,7 @@ class Passage:
             if self._zeros.code(self.coder, int(given is not None and given[place]), None, life):
                 hits.append(place)
         self.bits[name, POSITIONS] = self.coder.bits - before
-        return self._filled(name, Places([np.array(hits, np.int64)], Grid(size), self.expected.get(name)))
+        return self._filled(name, Places([np.array(hits, np.int64)], Grid(size), self._sizes(name)))
 
     def _filled(self, name: str, places: Places) -> Tensor:
         """A tensor with the values of its non-zeros, which pass."""

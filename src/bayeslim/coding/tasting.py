@@ -1,7 +1,8 @@
-"""What the features of a weight's columns are worth: chosen by the writer, for the fewest bits.
+"""Where a weight's non-zeros are expected, and what the features of its columns are worth: for the fewest bits.
 
 One pass gathers, for a part of the rows, the features of the columns that were chosen and of all that could have been;
 then the cost of any worths is a few products of small matrices, and one worth at a time is improved until none can be.
+Hills are tried in turn.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bayeslim.coding.evidence import CONSTANT, FEATURES, Evidence
-from bayeslim.coding.geometry import Integers
+from bayeslim.coding.coders import Meter
+from bayeslim.coding.evidence import EXPECTED, FEATURES, Evidence
+from bayeslim.coding.expected import Masses
+from bayeslim.coding.geometry import Grid, Integers
+from bayeslim.coding.hill import Hill, closest_hills
 from bayeslim.coding.positions import GAMMAS, WORTHS, Taste
 
 _MOST = 4096
@@ -54,6 +58,22 @@ class Choices:
         shares = np.maximum(beyond**rho - after**rho, _LEAST_SHARE)
         extra = _BITS_OF_A_WORTH * sum(worth > 0 for worth in taste.worths[1:])
         return float(-np.log2(shares).sum()) * self.scale + extra
+
+
+def best_start(
+    hits: Sequence[Integers], grid: Grid, feeders: Integers | None, expected: Masses
+) -> tuple[Hill | None, Taste]:
+    """The hill, or none, with the worths beside it, of those that are closest to how many non-zeros columns expect."""
+    best: tuple[Hill | None, Taste] = None, Taste()
+    least = math.inf
+    for hill in (None, *closest_hills(expected, grid)):
+        taste, bits = best_taste(gather(hits, Evidence(grid, feeders, hill)))
+        meter = Meter()
+        if hill is not None:
+            hill.code(meter, grid)
+        if bits + meter.bits < least:
+            best, least = (hill, taste), bits + meter.bits
+    return best
 
 
 def gather(hits: Sequence[Integers], evidence: Evidence) -> Choices:
@@ -97,7 +117,7 @@ def _changes(taste: Taste, feature: int | None) -> list[Taste]:
     """The taste with every worth of one feature, or with every γ; itself first."""
     if feature is None:
         return [taste, *(Taste(taste.worths, gamma) for gamma in range(GAMMAS + 1))]
-    worths = range(int(feature == CONSTANT), len(WORTHS))
+    worths = range(int(feature == EXPECTED), len(WORTHS))
     return [
         taste,
         *(Taste((*taste.worths[:feature], worth, *taste.worths[feature + 1 :]), taste.gamma) for worth in worths),

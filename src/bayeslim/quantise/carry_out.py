@@ -13,7 +13,7 @@ from bayeslim.posteriors import Gaussian
 from bayeslim.priors import Prior, SoftSharing
 from bayeslim.quantise.fitting import fit_codebook, fit_uniform, given_codebook
 from bayeslim.quantise.grids import Grid
-from bayeslim.quantise.masses import MOST_TABLED, code_masses
+from bayeslim.quantise.masses import MOST_TABLED, code_masses, presence
 from bayeslim.quantise.moves import Rounding, round_jointly, round_rows
 from bayeslim.quantise.result import Quantised
 from bayeslim.quantise.rounding import Rounder
@@ -64,7 +64,8 @@ def carry_out(
     kept = {name: len(source.weights.get(name) or source.others[name]) for name in codes}
     few = [name for name in source.weights if name in grids and grids[name].bits.max() <= MOST_TABLED]
     masses = {name: code_masses(source.weights[name], grids[name]) for name in few}
-    return Quantised(network, codes, grids, _losses(source, levels), kept, masses)
+    present = {name: presence(source.weights[name], grids[name]) for name in few if codes[name].ndim > 1}
+    return Quantised(network, codes, grids, _losses(source, levels), kept, masses, present)
 
 
 def _fitted(weights: Weights, bits: Tensor, settings: Settings, prior: Prior | None) -> tuple[Grid, Rounder, Tensor]:

@@ -1,4 +1,4 @@
-"""How much of the posterior's mass is nearest to each level: what to expect of codes before they are known.
+"""How much of the posterior's mass is nearest to each level: what to expect of codes, and of zeros.
 
 A weight of mean m and precision p is nearest to the level between the edges e and e' with probability
 Φ((e' − m) √p) − Φ((e − m) √p).
@@ -30,6 +30,25 @@ def code_masses(weights: Weights, grid: Grid) -> Tensor:
     below = torch.special.ndtr(away * weights.precision[every, None].sqrt()).mean(0)
     masses = torch.cat([below, below.new_ones(1)]) - torch.cat([below.new_zeros(1), below])
     return masses if order is None else torch.empty_like(masses).scatter_(0, order, masses)
+
+
+def presence(weights: Weights, grid: Grid) -> Tensor:
+    """How many weights of each column are expected not to be nearest to zero, of a parameter's shape but the first."""
+    low, high = ((edge - weights.values) * weights.precision.sqrt() for edge in _around_zero(weights, grid))
+    away = 1 - (torch.special.ndtr(high) - torch.special.ndtr(low))
+    columns = weights.shape[1:]
+    found: Tensor = away.new_zeros(columns.numel()).index_add_(0, weights.places % columns.numel(), away)
+    return found.reshape(columns)
+
+
+def _around_zero(weights: Weights, grid: Grid) -> tuple[Tensor, Tensor]:
+    """The edges between which zero is the nearest level, for each weight or for all of them."""
+    if isinstance(grid, Codebook):
+        values, infinite = grid.values.double(), grid.values.new_tensor([torch.inf]).double()
+        return torch.cat([values[values < 0], -infinite]).max() / 2, torch.cat([values[values > 0], infinite]).min() / 2
+    half = (0.5 * grid.scale.double() * (grid.bits > 1)).reshape(-1)  # with one bit there is no level zero
+    half = half.expand(weights.units)[weights.unit]
+    return -half, half
 
 
 def _edges(grid: Uniform) -> Tensor:

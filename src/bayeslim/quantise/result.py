@@ -25,6 +25,8 @@ class Quantised:
         kept: how many weights of each parameter were not zero before.
         probabilities: how much of the posterior's mass is nearest to each level, a mean over the kept weights, by name
             and from the lowest code to the highest; of the parameters that the posterior knows.
+        presence: how many weights of each column the posterior expects not to be nearest to zero, by name, of a
+            weight's shape but the first dimension.
     """
 
     network: nn.Module
@@ -33,6 +35,7 @@ class Quantised:
     losses: dict[str, float]
     kept: dict[str, int]
     probabilities: Params
+    presence: Params
 
     @property
     def bits(self) -> dict[str, float]:
