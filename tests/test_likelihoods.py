@@ -119,6 +119,27 @@ def test_ignored_positions_contribute_nothing(dim):
     assert torch.equal(likelihood.log_prob(f, torch.full_like(y, 9)), torch.zeros(5))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(("shape", "dim"), [((6, 4), -1), ((6, 3, 4), -1), ((6, 4, 2, 2), 1)])
+def test_mean_nll_is_the_mean_over_examples_those_that_are_ignored_too(shape, dim, dtype):
+    outputs = torch.randn(shape).to(dtype).requires_grad_()
+    targets = torch.randint(4, outputs.movedim(dim, -1).shape[:-1])
+    targets[0] = -100
+    with torch.inference_mode():
+        Categorical(dim).mean_nll(outputs, targets)  # what it leaves behind must not be in the way of gradients
+    for _ in range(2):
+        one, other = Categorical(dim).mean_nll(outputs, targets), -Categorical(dim).log_prob(outputs, targets).mean()
+        torch.testing.assert_close(one, other)
+        gradients = [torch.autograd.grad(value, outputs)[0] for value in (one, other)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_mean_nll_of_other_likelihoods():
+    outputs, targets = torch.randn(5, 2), torch.rand(5, 2)
+    likelihood = Gaussian(NOISE)
+    torch.testing.assert_close(likelihood.mean_nll(outputs, targets), -likelihood.log_prob(outputs, targets).mean())
+
+
 def test_categorical_refuses_other_targets():
     f = torch.randn(5, 3)
     for targets in (torch.zeros(5, 1).long(), torch.zeros(3).long(), torch.zeros(5, 3).long(), torch.tensor(0)):

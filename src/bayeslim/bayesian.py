@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -184,9 +183,9 @@ class Bayesian(nn.Module):
         terms = self.method.loss(self, batch, kl_weight)
         log_hyperprior = self.priors.log_hyperprior()
         if log_hyperprior is not None:
-            terms = replace(terms, kl=terms.kl - log_hyperprior)
-        self.terms = Terms(terms.nll.detach(), terms.kl.detach(), terms.kl_weight, terms.num_data)
-        return terms.loss
+            terms = terms.less(log_hyperprior)
+        self._set(terms=terms.detached())
+        return terms.objective
 
     def log_prior(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The log p(w) of the network's own weights, or of others; while learning on, under the posterior before.
@@ -229,22 +228,27 @@ class Bayesian(nn.Module):
             optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
-        self.step += 1
-        self.keep_zeros()
+        self._set(step=self.step + 1)
+        if self.masks:
+            self.keep_zeros()
         self.method.observe(self)
         self._maximise_priors()
+
+    def _set(self, **values: Any) -> None:
+        """Set what changes at every step, past `nn.Module`, which looks each time whether it is a parameter."""
+        self.__dict__.update(values)
 
     def _maximise_priors(self) -> None:
         """Priors that are learned in closed form follow the posterior."""
         if self.priors.has_closed_forms:
             self.priors.maximise_(self.posterior_, self.masks)
 
+    @torch.no_grad()
     def keep_zeros(self) -> None:
         """Put weights that were cut back to exactly zero; called after every optimizer step."""
-        with torch.no_grad():
-            for name, mask in self.masks.items():
-                weight = self.model.get_parameter(name)
-                weight.masked_fill_(~mask.to(weight.device), 0)
+        for name, mask in self.masks.items():
+            weight = self.model.get_parameter(name)
+            weight.masked_fill_(~mask.to(weight.device), 0)
 
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
@@ -349,10 +353,10 @@ def _check_learning(method: Method, priors: Mapping[str, Prior]) -> None:
 
 def _warn_if_past_wrapper(bnn: Bayesian) -> None:
     """Gradients of a loss taken past a DDP wrapper are silently not averaged between processes."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     inside = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
     sharded = any(hasattr(p, "device_mesh") for p in bnn.parameters())

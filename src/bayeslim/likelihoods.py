@@ -9,6 +9,7 @@ example and is summed, so that one example counts once in `num_data`.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, ClassVar, Literal
 
@@ -31,6 +32,10 @@ class Likelihood(nn.Module):
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log p(yₙ | fₙ) of each example, (B,)."""
         raise NotImplementedError
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over examples of −log p(yₙ | fₙ)."""
+        return -self.log_prob(outputs, targets).mean()
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Summarise draws of the outputs, (S, B, ...), as a `Prediction`."""
@@ -63,6 +68,13 @@ def _per_example(values: Tensor) -> Tensor:
 def _single(outputs: Tensor) -> Tensor:
     """In single precision at least: half precision is for networks, not for their log-probabilities and averages."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+@functools.lru_cache(maxsize=16)
+def _shares(classes: int, examples: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The weight 1 / B for every class: a weighted sum is the mean over a batch, without a division of its own."""
+    with torch.inference_mode(False):
+        return torch.full((classes,), 1 / max(examples, 1), dtype=dtype, device=device)
 
 
 def _entropy(probs: Tensor, dim: int = -1) -> Tensor:
@@ -99,7 +111,8 @@ class Categorical(Likelihood):
         return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
 
     def _logits(self, outputs: Tensor) -> Tensor:
-        return _single(outputs).movedim(self.class_dim, -1)
+        outputs = _single(outputs)
+        return outputs if self.class_dim == -1 else outputs.movedim(self.class_dim, -1)
 
     @property
     def _stacked_class_dim(self) -> int:
@@ -108,6 +121,15 @@ class Categorical(Likelihood):
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log softmax(f)_y, summed over positions, (B,)."""
+        losses = self._cross_entropy(outputs, targets, "none")
+        return -losses if targets.ndim == 1 else -_per_example(losses.view(targets.shape))
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over examples of −log softmax(f)_y, summed over positions."""
+        return self._cross_entropy(outputs, targets, "sum")
+
+    def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        """Of all positions of all examples, in a row; or their sum, divided by how many examples there are."""
         logits = self._logits(outputs)
         if targets.is_floating_point():
             raise ShapeMismatch(
@@ -121,13 +143,10 @@ class Categorical(Likelihood):
                 f"Got targets of shape {tuple(targets.shape)}. "
                 "Set Categorical(class_dim=...) if the classes are elsewhere."
             )
-        targets = targets.long()
-        if logits.ndim == 2:
-            return -F.cross_entropy(logits, targets, ignore_index=self.ignore_index, reduction="none")
-        losses = F.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), ignore_index=self.ignore_index, reduction="none"
-        )
-        return -_per_example(losses.view(targets.shape))
+        share = _shares(logits.shape[-1], targets.shape[0], logits.dtype, logits.device) if reduction == "sum" else None
+        if targets.ndim > 1:
+            logits, targets = logits.flatten(0, -2), targets.flatten()
+        return F.cross_entropy(logits, targets.long(), share, ignore_index=self.ignore_index, reduction=reduction)
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""

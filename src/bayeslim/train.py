@@ -33,6 +33,7 @@ from bayeslim.types import device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
+    from bayeslim.methods import Terms
 
 LR_SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -72,8 +73,8 @@ class _Meter:
     loss: Tensor | float = 0.0
     count: int = 0
 
-    def add(self, nll: Tensor, kl: Tensor, loss: Tensor) -> None:
-        self.nll, self.kl, self.loss = self.nll + nll, self.kl + kl, self.loss + loss
+    def add(self, terms: Terms) -> None:
+        self.nll, self.kl, self.loss = self.nll + terms.nll, self.kl + terms.kl, self.loss + terms.loss
         self.count += 1
 
     def means(self) -> dict[str, float]:
@@ -246,9 +247,9 @@ class _Run:
                     loss = objective(to_device(batch, device))
                 (loss / window).backward()
             assert bnn.terms is not None
-            meter.add(bnn.terms.nll, bnn.terms.kl, loss.detach())
+            meter.add(bnn.terms)
             if index % check_every == 0 or last:
-                _check_finite(bnn, loss, epoch, index)
+                _check_finite(bnn.terms, epoch, index)
             if steps:
                 if self.clip is not None:
                     nn.utils.clip_grad_norm_(bnn.parameters(), self.clip)
@@ -326,17 +327,16 @@ def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
     return metrics
 
 
-def _check_finite(bnn: Bayesian, loss: Tensor, epoch: int, index: int) -> None:
+def _check_finite(terms: Terms, epoch: int, index: int) -> None:
+    loss = terms.loss
     if bool(torch.isfinite(loss)):
         return
-    terms = bnn.terms
-    assert terms is not None
     bad = [name for name, value in (("data term (NLL)", terms.nll), ("KL", terms.kl)) if not torch.isfinite(value)]
     advice = "a smaller learning rate, clip=1.0, and inputs without NaN or infinity"
     if bad == ["KL"]:
         advice = "a smaller learning rate, a larger initial_std, and a prior that is not far narrower than the weights"
     raise NonFiniteLoss(
-        f"The loss is {float(loss.detach())} in epoch {epoch + 1}, batch {index + 1}: its "
+        f"The loss is {float(loss)} in epoch {epoch + 1}, batch {index + 1}: its "
         f"{' and its '.join(bad) or 'sum'} is not finite (NLL {float(terms.nll):.4g}, KL {float(terms.kl):.4g}). "
         f"Try {advice}."
     )

@@ -22,7 +22,7 @@ A method holds settings only. What changes lives in the model's parameters or in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,26 +37,46 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
-@dataclass(frozen=True)
 class Terms:
     """The loss of a batch in its parts: mean NLL + kl_weight · KL / num_data.
 
-    Attributes:
+    Args:
         nll: the mean over examples of −log p(y|x, w).
-        kl: the whole KL(q ‖ p), or −log p(w) for point estimates; summed, never averaged.
+        kl: the whole KL(q ‖ p), or −log p(w) for point estimates; summed, never averaged. A function is called when
+            its value is asked for: then gradients are not taken of it.
         kl_weight: what the schedule says.
         num_data: the size of the training set.
     """
 
-    nll: Tensor
-    kl: Tensor
-    kl_weight: float
-    num_data: int
+    def __init__(self, nll: Tensor, kl: Tensor | Callable[[], Tensor], kl_weight: float, num_data: int):
+        self.nll, self._kl, self.kl_weight, self.num_data = nll, kl, kl_weight, num_data
+
+    @property
+    def kl(self) -> Tensor:
+        """The whole KL, or −log p(w)."""
+        if callable(self._kl):
+            with torch.no_grad():
+                self._kl = self._kl()
+        return self._kl
 
     @property
     def loss(self) -> Tensor:
-        """The scalar to minimise."""
+        """All of it."""
         return self.nll + self.kl * (self.kl_weight / self.num_data)
+
+    @property
+    def objective(self) -> Tensor:
+        """What to call `backward` on: the loss, or the data term where an optimizer sees to the rest."""
+        return self.nll if callable(self._kl) else self.loss
+
+    def less(self, log_density: Tensor) -> Terms:
+        """The same with a log-density more in the KL."""
+        return Terms(self.nll, self.kl - log_density, self.kl_weight, self.num_data)
+
+    def detached(self) -> Terms:
+        """The same without gradients."""
+        kl = self._kl if callable(self._kl) else self._kl.detach()
+        return Terms(self.nll.detach(), kl, self.kl_weight, self.num_data)
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,7 @@ class Method:
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
         """The negative log posterior: mean NLL − log p(w) / num_data, the MAP loss."""
         inputs, targets = split_batch(batch)
-        nll = -bnn.likelihood.log_prob(call(bnn.model, inputs), targets).mean()
+        nll = bnn.likelihood.mean_nll(call(bnn.model, inputs), targets)
         return Terms(nll, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def default_lr(self, bnn: Bayesian) -> float:

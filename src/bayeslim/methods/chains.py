@@ -26,13 +26,13 @@ from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.learned_noise import average_noise_, noise_of
 from bayeslim.methods.moving import Moving, moving_weights
 from bayeslim.methods.particle_method import ParticleMethod
-from bayeslim.methods.quick_prior import log_prior
 from bayeslim.methods.refit import restored_on_failure
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.chain import Chain
+from bayeslim.samplers.prior import log_prior, weight_decay
 from bayeslim.samplers.run import (
     between_ranks,
     joined,
@@ -126,11 +126,17 @@ class ChainMethod(ParticleMethod):
         return self._sampler(bnn, lr, Moving.all_of(bnn), None)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """The negative log posterior; of a subset, of the network as it is in use."""
+        """The negative log posterior; of a subset, of the network as it is in use.
+
+        Where the prior is the sampler's weight decay, or has no weight, gradients are those of the data term.
+        """
         inputs, targets = split_batch(batch)
         with nullcontext() if self.subset == "all" else evaluating(bnn.model):
-            nll = -bnn.likelihood.log_prob(call(bnn.model, inputs), targets).mean()
-        return Terms(nll, -log_prior(bnn), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
+            nll = bnn.likelihood.mean_nll(call(bnn.model, inputs), targets)
+        course, weight = bnn.state.get("course"), 1.0 if kl_weight is None else kl_weight
+        if not weight or (course is not None and course.decays):
+            return Terms(nll, lambda: -log_prior(bnn), weight, bnn.data_size())
+        return Terms(nll, -log_prior(bnn), weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
         """Keep the network, if it is time, and set the temperature of the next step."""
@@ -210,7 +216,11 @@ class ChainMethod(ParticleMethod):
                         bnn.keep_zeros()
                     samples = None if folder is None else folder / "samples"
                     chain = Chain(moving.names, moving.others(bnn), kept, dtype, samples)
-                    course = _Course(chain, self._sampler(bnn, lr, moving, self.time.burn_in_steps(total)), self, total)
+                    sampler = self._sampler(bnn, lr, moving, self.time.burn_in_steps(total))
+                    decay = weight_decay(bnn) if training.get("clip") is None else None
+                    if decay is not None:
+                        sampler.param_groups[0]["weight_decay"] = decay
+                    course = _Course(chain, sampler, self, total, decay is not None)
                     course.warm(0)
                     bnn.state["course"] = course
                     done = run_alone(
@@ -244,12 +254,21 @@ class ChainMethod(ParticleMethod):
 
 @dataclass(frozen=True)
 class _Course:
-    """One chain while it runs."""
+    """One chain while it runs.
+
+    Attributes:
+        chain: the networks that are kept.
+        sampler: what makes the steps.
+        method: what chain it is.
+        total: its length.
+        decays: whether the prior is the sampler's weight decay. Then it has no part in gradients, and in their norm.
+    """
 
     chain: Chain
     sampler: Sampler
     method: ChainMethod
     total: int
+    decays: bool
 
     def warm(self, step: int) -> None:
         """Set the temperature of the step that comes next."""

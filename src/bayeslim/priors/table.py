@@ -127,6 +127,8 @@ class Priors(Mapping[str, Prior]):
 
     def log_hyperprior(self) -> Tensor | None:
         """The log-density of what is learned under its hyperpriors; None if there are none."""
+        if not len(self.learned):
+            return None
         found = [own.prior.log_hyperprior(own.values()) for own in self._distinct()]
         terms = [term for term in found if term is not None]
         return torch.stack([term.to(terms[0]) for term in terms]).sum() if terms else None

@@ -9,6 +9,15 @@ from bayeslim.samplers.chain import read
 from bayeslim.samplers.hamiltonian import StochasticHamiltonian
 from bayeslim.samplers.langevin import Langevin
 from bayeslim.samplers.preconditioned import PreconditionedLangevin
+from bayeslim.samplers.prior import weight_decay
 from bayeslim.samplers.thermostat import Thermostat
 
-__all__ = ["Langevin", "PreconditionedLangevin", "Sampler", "StochasticHamiltonian", "Thermostat", "read"]
+__all__ = [
+    "Langevin",
+    "PreconditionedLangevin",
+    "Sampler",
+    "StochasticHamiltonian",
+    "Thermostat",
+    "read",
+    "weight_decay",
+]

@@ -5,6 +5,9 @@ distribution is the posterior is U(w) = −log p(D, w) = N L(w), and its gradien
 here is written for L: `lr` is what it is for gradient descent on the loss, and N only sets how much noise there is. At
 a temperature T the target is p(w|D)^(1/T); at zero a sampler is the plain optimizer it is made of.
 
+A prior N(0, s²) may be left out of the loss, and be the sampler's `weight_decay` 1 / (s² N) instead: the same step, in
+fewer passes over the weights (`weight_decay` in `prior.py`).
+
 All tensors of a group are updated together (`torch._foreach_*`), and their noise is drawn at once.
 """
 
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim.samplers.noise import noise_like
+from bayeslim.samplers.noise import Noise
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
@@ -30,6 +33,7 @@ class Sampler(torch.optim.Optimizer):
         lr: the learning rate of the optimizer underneath.
         num_data: N, the size of the training set.
         temperature: T of the target p(w|D)^(1/T).
+        weight_decay: λ of λ w, added to the gradients; 0 where the loss has all of the prior in it.
         masks: which entries of a parameter move (True), by parameter; all of those without a mask.
         **settings: those of the algorithm.
     """
@@ -41,6 +45,7 @@ class Sampler(torch.optim.Optimizer):
         *,
         num_data: int,
         temperature: float = 1.0,
+        weight_decay: float = 0.0,
         masks: Mapping[Tensor, Tensor] | None = None,
         **settings: Any,
     ):
@@ -50,10 +55,14 @@ class Sampler(torch.optim.Optimizer):
             raise ValueError(f"num_data is the number of training examples and must be positive. Got {num_data}.")
         if temperature < 0:
             raise ValueError(f"temperature must not be negative. Got {temperature}.")
-        super().__init__(params, {"lr": lr, "num_data": num_data, "temperature": temperature, **settings})
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative. Got {weight_decay}.")
+        common = {"lr": lr, "num_data": num_data, "temperature": temperature, "weight_decay": weight_decay}
+        super().__init__(params, {**common, **settings})
         self.masks = dict(masks or {})
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
-        self._spare: dict[Tensor, Tensor] = {}
+        self._noises: dict[Any, Noise] = {}
+        self._kept: dict[Any, Noise] = {}
 
     @abstractmethod
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
@@ -72,44 +81,51 @@ class Sampler(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if any(p.grad.is_sparse for p in params):
+            grads = [p.grad for p in params]
+            if any(grad.is_sparse for grad in grads):
                 raise RuntimeError(
                     f"{type(self).__name__} moves every weight at every step and takes no sparse gradients. "
                     "Use nn.Embedding(..., sparse=False)."
                 )
             if params:
-                self.update(group, params, [self._masked(p, p.grad) for p in params])
+                self.update(group, params, self._masked(params, grads))
         return loss
 
-    def noise(self, params: Tensors) -> tuple[list[Tensor], float]:
-        """New noise for parameters, zero in entries that do not move, and its standard deviation."""
-        out = None
-        if params[0].device.type == "cpu":
-            spare = [self._spare.pop(p, None) for p in params]
-            out = [torch.empty_like(p) if own is None else own for p, own in zip(params, spare, strict=True)]
-        noise, unit = noise_like(params, out)
-        return [self._masked(p, each) for p, each in zip(params, noise, strict=True)], unit
+    def noise(self, params: Tensors) -> tuple[Tensors, float]:
+        """New noise for parameters, zero in entries that do not move, and its standard deviation.
 
-    def add_noise_(self, tensors: Tensors, params: Tensors, std: float, scales: Tensors | None = None) -> None:
-        """Add noise to tensors that belong to parameters, in all entries that move.
-
-        Args:
-            tensors: what to add to.
-            params: the parameters they belong to.
-            std: the standard deviation of the noise.
-            scales: factors on it, entry by entry.
+        The next noise for them takes its place, unless `keep_noise` is called before.
         """
-        noise, unit = self.noise(params)
-        if scales is None:
-            torch._foreach_add_(tensors, noise, alpha=std / unit)
-        else:
-            torch._foreach_addcmul_(tensors, noise, scales, value=std / unit)
-        self.keep_memory(params, noise)
+        key = _key(params)
+        if key not in self._noises:
+            self._noises[key] = Noise(params)
+        noise = self._noises[key]
+        unit = noise.draw()
+        return self._masked(params, noise.parts), unit
 
-    def keep_memory(self, params: Tensors, tensors: Tensors) -> None:
-        """Let the next noise of parameters take the place of tensors that are no longer needed."""
-        if params[0].device.type == "cpu":
-            self._spare.update(zip(params, tensors, strict=True))
+    def keep_noise(self, params: Tensors) -> None:
+        """Keep the last noise of parameters, until this is called for the next one."""
+        key = _key(params)
+        free = self._kept.pop(key, None)
+        self._kept[key] = self._noises.pop(key)
+        if free is not None:
+            self._noises[key] = free
+
+    def add_noise_(self, tensors: Tensors, params: Tensors, std: float) -> None:
+        """Add noise of a standard deviation to tensors that belong to parameters, in all entries that move."""
+        noise, unit = self.noise(params)
+        torch._foreach_add_(tensors, noise, alpha=std / unit)
+
+    def with_decay(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
+        """Gradients with those of the weight decay, λ w."""
+        if not group["weight_decay"]:
+            return grads
+        return torch._foreach_add(grads, self._masked(params, params), alpha=group["weight_decay"])
+
+    def add_decay_(self, group: dict[str, Any], tensors: Tensors, params: Tensors, factor: float) -> None:
+        """Add the gradient of the weight decay, λ w, times a factor, to tensors that belong to parameters."""
+        if group["weight_decay"]:
+            torch._foreach_add_(tensors, self._masked(params, params), alpha=group["weight_decay"] * factor)
 
     def buffers(self, params: Tensors, name: str) -> Tensors:
         """A tensor beside every parameter, zeros at first; part of the state."""
@@ -122,5 +138,14 @@ class Sampler(torch.optim.Optimizer):
         """How many entries move."""
         return sum(self._moving.get(p, p.numel()) for p in params)
 
-    def _masked(self, param: Tensor, values: Tensor) -> Tensor:
-        return values * self.masks[param] if param in self.masks else values
+    def _masked(self, params: Tensors, values: Tensors) -> Tensors:
+        """Values beside parameters, zero in entries that do not move."""
+        if not self.masks:
+            return values
+        pairs = zip(params, values, strict=True)
+        return [each * self.masks[p] if p in self.masks else each for p, each in pairs]
+
+
+def _key(params: Tensors) -> Any:
+    """Which parameters these are, and where."""
+    return params[0].device, params[0].dtype, *map(id, params)

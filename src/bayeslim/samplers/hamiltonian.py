@@ -51,7 +51,7 @@ class StochasticHamiltonian(Sampler):
         independent: with `adapt_steps`, whether every batch is drawn anew from all the data, so that its noise can be
             measured and take the place of injected noise; not for the batches of an epoch, which cancel.
         floor: ϵ, the least root mean square of a gradient that counts.
-        **settings: those of every sampler, `temperature` and `masks`.
+        **settings: those of every sampler, `temperature`, `weight_decay` and `masks`.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class StochasticHamiltonian(Sampler):
         """Slow down, accelerate, add noise, move."""
         roots = None
         if group["adapt_steps"]:
+            grads = self.with_decay(group, params, grads)
             roots = self.buffers(params, "root_scale")
             if group["steps"] < group["adapt_steps"]:
                 self._measure(group, params, grads, roots)
@@ -94,6 +95,7 @@ class StochasticHamiltonian(Sampler):
             torch._foreach_mul_(velocity, 1 - group["friction"])
         torch._foreach_add_(velocity, grads, alpha=-group["lr"] / group["unit"])
         if roots is None:
+            self.add_decay_(group, velocity, params, -group["lr"] / group["unit"])
             torch._foreach_add_(params, velocity, alpha=group["unit"])
         else:
             torch._foreach_addcmul_(params, velocity, roots, value=group["unit"])
@@ -112,10 +114,11 @@ class StochasticHamiltonian(Sampler):
         torch._foreach_add_(noise, velocity, alpha=(1 - group["friction"]) * change)
         for p, its_own in zip(params, noise, strict=True):
             self.state[p]["velocity"] = its_own
-        self.keep_memory(params, velocity)
-        for p in group["params"]:
-            if p.grad is None and "velocity" in self.state[p]:
-                self.state[p]["velocity"].mul_(change)  # as fast as before, in the new units
+        self.keep_noise(params)
+        if len(params) < len(group["params"]):
+            for p in group["params"]:
+                if p.grad is None and "velocity" in self.state[p]:
+                    self.state[p]["velocity"].mul_(change)  # as fast as before, in the new units
         return noise
 
     def _measure(self, group: dict[str, Any], params: Tensors, grads: Tensors, roots: Tensors) -> None:

@@ -30,7 +30,13 @@ class Langevin(Sampler):
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Descend, and add noise."""
-        torch._foreach_add_(params, grads, alpha=-group["lr"])
-        if group["temperature"]:
-            std = math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
-            self.add_noise_(params, params, std)
+        lr = group["lr"]
+        if not group["temperature"]:
+            torch._foreach_add_(params, self.with_decay(group, params, grads), alpha=-lr)
+            return
+        move, deviation = self.noise(params)
+        unit = math.sqrt(2 * lr * group["temperature"] / group["num_data"]) / deviation
+        # all that is small is added up first: next to the weights, their decay would be lost in rounding
+        self.add_decay_(group, move, params, -lr / unit)
+        torch._foreach_add_(move, grads, alpha=-lr / unit)
+        torch._foreach_add_(params, move, alpha=unit)

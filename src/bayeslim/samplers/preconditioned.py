@@ -31,7 +31,7 @@ class PreconditionedLangevin(Sampler):
         decay: β.
         floor: ϵ, the least root mean square of a gradient that counts.
         adapt_steps: how many steps V is measured for; None for all.
-        **settings: those of every sampler, `temperature` and `masks`.
+        **settings: those of every sampler, `temperature`, `weight_decay` and `masks`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class PreconditionedLangevin(Sampler):
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Measure, descend by G, and add noise by √G."""
+        grads = self.with_decay(group, params, grads)
         squares, roots = self.buffers(params, "square"), self.buffers(params, "root_scale")
         if group["adapt_steps"] is None or group["steps"] < group["adapt_steps"] or not group["steps"]:
             share = 1 - group["decay"] if group["steps"] else 1.0

@@ -35,7 +35,7 @@ class Thermostat(Sampler):
         num_data: N.
         friction: a, where α starts, and the injected noise.
         coupling: c, how fast α follows; it takes about 1/c steps.
-        **settings: those of every sampler, `temperature` and `masks`.
+        **settings: those of every sampler, `temperature`, `weight_decay` and `masks`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Thermostat(Sampler):
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Slow down, accelerate, add noise, move, and adjust the friction."""
-        velocity = self.buffers(params, "velocity")
+        grads, velocity = self.with_decay(group, params, grads), self.buffers(params, "velocity")
         friction = self.friction_of(group)
         torch._foreach_mul_(velocity, 1 - friction)
         torch._foreach_add_(velocity, grads, alpha=-group["lr"])

@@ -1,7 +1,8 @@
-"""log p(w) under Normal priors in as few passes over the weights as there are.
+"""Normal priors in as few passes over the weights as there are.
 
 A step of a small network on a CPU is made of such passes, and the elementwise formula of a prior takes ten of them,
-forwards and back. A sum of squares is one, and its gradient, −w/s², another.
+forwards and back. A sum of squares is one, and its gradient, −w/s², another. As weight decay of a sampler, which adds
+the weights to its noise, the whole prior is one pass.
 """
 
 from __future__ import annotations
@@ -18,16 +19,41 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+def weight_decay(bnn: Bayesian) -> float | None:
+    """The λ = 1 / (s² N) of a sampler whose loss has no prior in it; None unless that is N(0, s²) for all weights.
+
+    For a loop of one's own:
+
+        sampler = bnn.optimizer(lr)
+        sampler.param_groups[0]["weight_decay"] = bl.samplers.weight_decay(bnn)
+        ...
+        bnn.loss(batch, kl_weight=0).backward()
+    """
+    found = _plain(bnn)
+    if found is None or len(set(found[0])) > 1:
+        return None
+    return 1 / (found[0][0] ** 2 * bnn.data_size())
+
+
 def log_prior(bnn: Bayesian) -> Tensor:
     """`bnn.log_prior()`, quickly where all priors are Normal around zero with one scale each."""
+    found = None if torch.compiler.is_compiling() else _plain(bnn)
+    if found is None:
+        return bnn.log_prior()
+    value: Tensor = _NormalLogPrior.apply(found[0], *found[1])
+    return value
+
+
+def _plain(bnn: Bayesian) -> tuple[list[float], list[Tensor]] | None:
+    """The scales of priors that are Normal around zero with one scale each, and the weights; None if some are not."""
     priors = {} if len(bnn.priors.learned) else bnn.priors.given
     stds = [_plain_scale(prior) for prior in priors.values()]
-    weights = [bnn.model.get_parameter(name) for name in priors]
+    weights: list[Tensor] = [bnn.model.get_parameter(name) for name in priors]
     precise = all(weight.dtype in (torch.float32, torch.float64) for weight in weights)
-    if not stds or None in stds or bnn.anchor is not None or not precise or torch.compiler.is_compiling():
-        return bnn.log_prior()
-    value: Tensor = _NormalLogPrior.apply(stds, *weights)
-    return value
+    if not stds or bnn.anchor is not None or not precise:
+        return None
+    plain = [std for std in stds if std is not None]
+    return (plain, weights) if len(plain) == len(stds) else None
 
 
 def _plain_scale(prior: Prior) -> float | None:

@@ -1,0 +1,86 @@
+"""The prior of samplers is `bnn.log_prior()`, value and gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import bayeslim as bl
+from bayeslim.priors import Laplace, Normal
+from bayeslim.samplers.prior import log_prior, weight_decay
+
+PRIORS = {
+    "one": Normal(0.7),
+    "two": {"0": Normal(2.0, mean=0.5), "all": Normal(0.3)},
+    "tensor": Normal(torch.tensor(0.5)),
+    "another": {"0": Laplace(1.0), "all": Normal(0.3)},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", PRIORS)
+def test_value_and_gradient(kind, dtype):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    bnn = bl.bayesianize(model, bl.SGLD(), likelihood=bl.likelihoods.Categorical(), prior=PRIORS[kind], num_data=9)
+    values, gradients = [], []
+    for prior in (log_prior(bnn), bnn.log_prior()):
+        values.append(prior.detach())
+        gradients.append(torch.autograd.grad(2.5 * prior, list(bnn.model.parameters())))
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*gradients)
+
+
+def test_the_loss_is_the_negative_log_posterior():
+    model = nn.Linear(5, 3)
+    bnn = bl.bayesianize(model, bl.SGLD(), likelihood=bl.likelihoods.Categorical(), num_data=9)
+    x, y = torch.randn(4, 5), torch.arange(4) % 3
+    expected = nn.functional.cross_entropy(bnn.model(x), y) - bnn.log_prior() / 9
+    torch.testing.assert_close(bnn.loss((x, y)), expected)
+
+
+def test_the_prior_as_weight_decay():
+    x, y = torch.randn(4, 5), torch.arange(4) % 3
+    networks = []
+    for decays in (False, True):
+        torch.manual_seed(0)
+        bnn = bl.bayesianize(
+            nn.Linear(5, 3).double(), bl.SGHMC(), likelihood=bl.likelihoods.Categorical(), prior=Normal(0.5), num_data=9
+        )
+        sampler = bnn.optimizer(0.1)
+        if decays:
+            sampler.param_groups[0]["weight_decay"] = weight_decay(bnn)
+            assert weight_decay(bnn) == pytest.approx(1 / (0.25 * 9))
+        for _ in range(5):
+            sampler.zero_grad()
+            bnn.loss((x.double(), y), kl_weight=0.0 if decays else None).backward()
+            assert float(bnn.terms.kl) == pytest.approx(-bnn.log_prior().item())
+            sampler.step()
+        networks.append(bnn)
+    torch.testing.assert_close(networks[0].state_dict(), networks[1].state_dict())
+
+
+@pytest.mark.parametrize("kind", ["two", "tensor", "another"])
+def test_other_priors_are_no_weight_decay(kind):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    bnn = bl.bayesianize(model, bl.SGLD(), likelihood=bl.likelihoods.Categorical(), prior=PRIORS[kind], num_data=9)
+    assert weight_decay(bnn) is None
+
+
+@pytest.mark.parametrize("method", [bl.SGLD(), bl.SGHMC(), bl.SGNHT(), bl.PSGLD(), bl.SGHMC(adapt=True)])
+def test_fit_is_the_same_chain_whichever_way_the_prior_goes(method, monkeypatch):
+    """By weight decay, or in the gradients: the same networks, and the same loss is reported."""
+    torch.manual_seed(0)
+    data = torch.randn(30, 5).double(), torch.randint(0, 3, (30,))
+    start = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    found = []
+    for quick in (True, False):
+        if not quick:
+            monkeypatch.setattr("bayeslim.methods.chains.weight_decay", lambda bnn: None)
+        bnn = bl.bayesianize(start, method, likelihood=bl.likelihoods.Categorical(), prior=Normal(0.3))
+        loader = bl.data.Loader(*data, 10)
+        fit = bnn.fit(loader, epochs=30, lr=0.01, seed=1, progress=False, accumulate=2)
+        found.append((bnn.posterior_.values, fit.history[-1]))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    for key, value in found[0][1].items():
+        assert value == pytest.approx(found[1][1][key])
