@@ -1,13 +1,13 @@
 """The Laplace approximation against laplace-torch: the same numbers where both define them, and how long they take.
 
-    python benchmarks/laplace.py                    times of this library, and of laplace-torch where it is installed
+    python benchmarks/laplace.py                    times of this library, and of laplace-torch where it is installed, on one thread
     python benchmarks/laplace.py --agree            only the comparison of numbers
+    python benchmarks/laplace.py --threads 2        times on two threads, by the clock
 
 laplace-torch needs an environment of its own, with this library in it as well: pip install laplace-torch -e . Both run
 in one process on the same network and inputs. Its backends are all tried, and the fastest is the one compared with.
 Contenders take turns; a ratio is taken within its round, and printed is the median. Costly contenders see fewer inputs,
-and times are for one input, on one thread; eigendecompositions, which do not depend on the number of inputs, are in
-both.
+and times are for one input; eigendecompositions, which do not depend on the number of inputs, are in both.
 
 Agreement is to 1e-4 for the marginal likelihood and the probit predictive: full, diagonal, last-layer and subnetwork
 posteriors, and Kronecker ones of layers without a bias. With biases the two define different matrices: here a layer's
@@ -133,10 +133,11 @@ def peer_fit(model: nn.Module, what: str, settings: dict[str, Any], content: Siz
 
 
 def seconds(action: Action) -> float:
-    """The time of the process, so that others on the machine matter less."""
-    start = time.process_time()
+    """The time of the process on one thread, so that others on the machine matter less, and of the clock on several."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     action()
-    return time.process_time() - start
+    return clock() - start
 
 
 def fastest_backend(model: nn.Module, what: str, content: Sized) -> str | None:
@@ -286,11 +287,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--agree", action="store_true", help="only compare numbers with the peer's")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     results: dict[str, Any] = {}
     if versions(["laplace-torch"]):
         results["agreement"] = agreement()
@@ -300,11 +302,12 @@ def main() -> None:
         if worst > 1e-4:
             raise SystemExit(f"laplace-torch disagrees by {worst:.1e}, more than 1e-4.")
     if not arguments.agree:
-        file = arguments.results / "laplace.json"
+        name = "laplace" if arguments.threads == 1 else f"laplace_{arguments.threads}_threads"
+        file = arguments.results / f"{name}.json"
         results["times"] = json.loads(file.read_text())["times"] if file.exists() else {}
-        for name in arguments.networks:
-            rows = results["times"].setdefault(name, {})
-            compare(name, arguments.rounds, rows, lambda: save("laplace", results, PEERS, arguments.results))
+        for network in arguments.networks:
+            rows = results["times"].setdefault(network, {})
+            compare(network, arguments.rounds, rows, lambda: save(name, results, PEERS, arguments.results))
 
 
 if __name__ == "__main__":

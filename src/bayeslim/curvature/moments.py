@@ -12,26 +12,34 @@ from bayeslim.curvature.sweep import examples_at_once
 MANY = 128
 """Of so many rows on, half a product saves more than a matrix of its own for the result costs."""
 
+STRIP = 128
+"""How many rows of a product are computed at a time, where only the upper triangle is wanted."""
+
 
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    `symmetric` takes off the rounding that a product of a matrix with itself may leave.
+    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product: numpy, which sees that it
+    is symmetric, for torch on one thread; of several, numpy's and torch's would be in each other's way, and torch goes
+    over strips.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
         total.baddbmm_(grouped.mT, grouped)
         return
     flat = rows.reshape(-1, rows.shape[-1])
-    if flat.device.type == "cpu" and len(flat) >= MANY:
-        array = flat.contiguous().numpy()
-        total[0] += torch.from_numpy(array.T @ array)  # numpy sees that this is symmetric, and computes half of it
-    else:
+    if flat.device.type != "cpu" or len(flat) < MANY:
         total[0].addmm_(flat.T, flat)
+    elif torch.get_num_threads() == 1:
+        array = flat.contiguous().numpy()
+        total[0] += torch.from_numpy(array.T @ array)
+    else:
+        for start in range(0, flat.shape[1], STRIP):
+            total[0, start : start + STRIP, start:].addmm_(flat[:, start : start + STRIP].T, flat[:, start:])
 
 
 def symmetric(total: Tensor) -> Tensor:
-    """Sums made by `add_outer_products`, symmetric to the bit: the upper triangle counts."""
+    """The full matrices of sums made by `add_outer_products`, from their upper triangles."""
     return total.triu() + total.triu(1).mT
 
 
