@@ -1,8 +1,8 @@
 """The Laplace approximation against laplace-torch: the same numbers where both define them, and how long they take.
 
-    python benchmarks/laplace.py                    times of this library, and of laplace-torch where it is installed, on one thread
+    python benchmarks/laplace.py                    times of this library, and of laplace-torch where it is installed
+    python benchmarks/laplace.py --threads 2        on two threads, by the clock, instead of on one
     python benchmarks/laplace.py --agree            only the comparison of numbers
-    python benchmarks/laplace.py --threads 2        times on two threads, by the clock
 
 laplace-torch needs an environment of its own, with this library in it as well: pip install laplace-torch -e . Both run
 in one process on the same network and inputs. Its backends are all tried, and the fastest is the one compared with.

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -58,6 +63,20 @@ def test_the_prior_as_weight_decay():
             sampler.step()
         networks.append(bnn)
     torch.testing.assert_close(networks[0].state_dict(), networks[1].state_dict())
+
+
+def test_a_network_with_terms_of_its_last_batch_is_copied_and_freed():
+    bnn = bl.bayesianize(nn.Linear(5, 3), bl.SGLD(), likelihood=bl.likelihoods.Categorical(), num_data=9)
+    bnn.loss((torch.randn(4, 5), torch.arange(4) % 3), kl_weight=0.0)
+    other = pickle.loads(pickle.dumps(copy.deepcopy(bnn)))
+    assert other.terms.kl == bnn.terms.kl
+    gone = weakref.ref(bnn)
+    gc.disable()
+    try:
+        del bnn
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", ["two", "tensor", "another"])

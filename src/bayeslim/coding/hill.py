@@ -21,7 +21,7 @@ import numpy as np
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.expected import Masses
 from bayeslim.coding.geometry import Grid, Integers
-from bayeslim.coding.logarithms import ONE, POWER_BITS, power
+from bayeslim.coding.logarithms import ONE, POWER_BITS, power, powers
 
 TOP_BITS = 8
 """A hill is 2 to this at its top, and at least 1."""
@@ -33,6 +33,8 @@ WIDTHS = 16
 """How many h there are along an axis: from its length downwards, three of them to a halving."""
 
 _FRACTION = 16
+_FLAT = 64 << _FRACTION
+"""So many halvings, and the hill is at its foot."""
 _STRIDES = (-4, -1, 1, 4)
 
 
@@ -80,15 +82,12 @@ class Hill:
 
     def heights(self, grid: Grid) -> Integers:
         """The hill at every column of a grid, the same in all channels."""
-        squares = (self.lines.squares(grid.height)[:, None] + self.places.squares(grid.width)).reshape(-1)
-        heights = [max(power(self._fall(square)) >> (POWER_BITS - TOP_BITS), 1) for square in squares.tolist()]
-        return np.tile(np.array(heights, np.int64), grid.channels)
-
-    def _fall(self, square: int) -> int:
-        """ONE times d^s."""
+        fall = (self.lines.squares(grid.height)[:, None] + self.places.squares(grid.width)).reshape(-1)
+        fall = np.minimum(fall, _FLAT)
         for _ in range(self.steepness):
-            square = square * square >> _FRACTION
-        return square * ONE >> _FRACTION
+            fall = np.minimum(fall * fall >> _FRACTION, _FLAT)
+        heights = np.maximum(powers(fall * ONE >> _FRACTION) >> (POWER_BITS - TOP_BITS), 1)
+        return np.tile(heights, grid.channels)
 
     def neighbours(self, grid: Grid) -> Iterator[Hill]:
         """Those that differ in one number, but as steep."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 ONE = 1 << 32
 """The unit of a logarithm."""
 
@@ -46,6 +49,21 @@ def power(exponent: int) -> int:
     table, place = _powers(), rest >> _REST
     high = table[place]
     return (high - ((high - table[place + 1]) * (rest & ((1 << _REST) - 1)) >> _REST)) >> whole
+
+
+def powers(exponents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`power` of many exponents below 2⁵⁶.
+
+    >>> exponents = [0, ONE // 3, 5 * ONE + 7, 40 * ONE]
+    >>> powers(np.array(exponents)).tolist() == [power(exponent) for exponent in exponents]
+    True
+    """
+    table = np.array(_powers())
+    whole, rest = exponents >> 32, exponents & (ONE - 1)
+    place = rest >> _REST
+    high = table[place]
+    found = high - ((high - table[place + 1]) * (rest & ((1 << _REST) - 1)) >> _REST)
+    return np.where(whole > POWER_BITS, 0, found >> np.minimum(whole, POWER_BITS))
 
 
 @functools.cache

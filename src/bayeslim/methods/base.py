@@ -51,6 +51,9 @@ class Terms:
     def __init__(self, nll: Tensor, kl: Tensor | Callable[[], Tensor], kl_weight: float, num_data: int):
         self.nll, self._kl, self.kl_weight, self.num_data = nll, kl, kl_weight, num_data
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Terms, (self.nll, self.kl, self.kl_weight, self.num_data)  # a copy has values, and no function
+
     @property
     def kl(self) -> Tensor:
         """The whole KL, or −log p(w)."""

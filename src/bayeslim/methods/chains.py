@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -135,7 +136,8 @@ class ChainMethod(ParticleMethod):
             nll = bnn.likelihood.mean_nll(call(bnn.model, inputs), targets)
         course, weight = bnn.state.get("course"), 1.0 if kl_weight is None else kl_weight
         if not weight or (course is not None and course.decays):
-            return Terms(nll, lambda: -log_prior(bnn), weight, bnn.data_size())
+            later: Any = weakref.proxy(bnn)  # which holds these terms
+            return Terms(nll, lambda: -log_prior(later), weight, bnn.data_size())
         return Terms(nll, -log_prior(bnn), weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
