@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions, nn
@@ -125,13 +126,27 @@ def test_mean_nll_is_the_mean_over_examples_those_that_are_ignored_too(shape, di
     outputs = torch.randn(shape).to(dtype).requires_grad_()
     targets = torch.randint(4, outputs.movedim(dim, -1).shape[:-1])
     targets[0] = -100
+    one, other = Categorical(dim).mean_nll(outputs, targets), -Categorical(dim).log_prob(outputs, targets).mean()
+    torch.testing.assert_close(one, other)
+    gradients = [torch.autograd.grad(value, outputs)[0] for value in (one, other)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_mean_nll_leaves_nothing_behind_in_tracers_and_transforms():
+    x, y, likelihood = torch.randn(6, 3), torch.randint(4, (6,)), Categorical()
+
+    def value(weight):
+        return likelihood.mean_nll(x @ weight, y)
+
+    weight = torch.randn(3, 4)
     with torch.inference_mode():
-        Categorical(dim).mean_nll(outputs, targets)  # what it leaves behind must not be in the way of gradients
-    for _ in range(2):
-        one, other = Categorical(dim).mean_nll(outputs, targets), -Categorical(dim).log_prob(outputs, targets).mean()
-        torch.testing.assert_close(one, other)
-        gradients = [torch.autograd.grad(value, outputs)[0] for value in (one, other)]
-        torch.testing.assert_close(*gradients)
+        value(weight)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        value(weight)
+    curvature = torch.func.hessian(value)(weight)
+    torch.testing.assert_close(torch.func.hessian(value)(weight), curvature)
+    assert type(value(weight)) is torch.Tensor
+    torch.testing.assert_close(torch.func.grad(value)(weight), torch.func.jacrev(value)(weight))
 
 
 def test_mean_nll_of_other_likelihoods():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import singledispatch
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,10 @@ from bayeslim.types import (
     to_device,
 )
 
+LEAST, MOST = 2**11, 2**14
+NUMBERS = 2**20
+"""As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
+
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
 
@@ -45,7 +49,7 @@ def predict(
     samples: int | None = None,
     how: str = "auto",
     *,
-    batch_size: int | None = 2048,
+    batch_size: int | Literal["auto"] | None = "auto",
     generator: torch.Generator | None = None,
 ) -> Prediction:
     """Predict with uncertainty.
@@ -60,7 +64,8 @@ def predict(
             pre-activations instead; "moments" carries means and variances through the network in one pass and draws S
             outputs from the Gaussian at its end (see `bayeslim.moments`); "mean" and "map" use the one network at the
             posterior's mean or mode; "auto" is what the method does best.
-        batch_size: how many examples go through the network at once; None for all. It does not change the result.
+        batch_size: how many examples go through the network at once; None for all. It does not change the result. If
+            not given 2,048, and up to 16,384 of inputs that are small.
         generator: where the random numbers come from, for repeatable predictions.
 
     The network's mode, gradients and weights are left as they were.
@@ -165,7 +170,7 @@ def _local_pass(bnn: Bayesian, batches: Batches) -> Tensor:
     return torch.cat([bnn.method.draw(bnn, inputs) for inputs in batches()])
 
 
-def _batches(x: Any, size: int | None, device: torch.device) -> Batches:
+def _batches(x: Any, size: int | Literal["auto"] | None, device: torch.device) -> Batches:
     """A function that starts a fresh pass over the inputs."""
     if _is_loader(x):
         kept = [split_batch(batch)[0] for batch in x]
@@ -177,6 +182,9 @@ def _batches(x: Any, size: int | None, device: torch.device) -> Batches:
     values = (*args, *kwargs.values())
     total = batch_size(x)
     aligned = all(isinstance(v, Tensor) and v.ndim and v.shape[0] == total for v in values)
+    if size == "auto":
+        numbers = sum(v.numel() for v in values if isinstance(v, Tensor)) // max(total, 1)
+        size = min(max(NUMBERS // max(numbers, 1), LEAST), MOST)
     if size is None or total <= size or not aligned:
         return lambda: iter([x])
     return lambda: (_slice(x, slice(start, start + size)) for start in range(0, total, size))

@@ -129,16 +129,19 @@ class ChainMethod(ParticleMethod):
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
         """The negative log posterior; of a subset, of the network as it is in use.
 
-        Where the prior is the sampler's weight decay, or has no weight, gradients are those of the data term.
+        Where the prior is the sampler's weight decay, or has no weight, gradients are those of the data term. Without a
+        weight it is also not worked out before `bnn.terms.kl` is read, for the weights as they are then.
         """
         inputs, targets = split_batch(batch)
         with nullcontext() if self.subset == "all" else evaluating(bnn.model):
             nll = bnn.likelihood.mean_nll(call(bnn.model, inputs), targets)
         course, weight = bnn.state.get("course"), 1.0 if kl_weight is None else kl_weight
-        if not weight or (course is not None and course.decays):
+        if not weight and not torch.compiler.is_compiling():
             later: Any = weakref.proxy(bnn)  # which holds these terms
             return Terms(nll, lambda: -log_prior(later), weight, bnn.data_size())
-        return Terms(nll, -log_prior(bnn), weight, bnn.data_size())
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (course is not None and course.decays)):
+            kl = -log_prior(bnn)
+        return Terms(nll, kl, weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
         """Keep the network, if it is time, and set the temperature of the next step."""

@@ -24,6 +24,9 @@ from bayeslim.samplers.noise import Noise
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
+MOST_UNITS = 512.0
+"""Beyond so many standard deviations of the noise, a step is not counted in these: half precision would overflow."""
+
 
 class Sampler(torch.optim.Optimizer):
     """The base of samplers by stochastic gradients.
@@ -63,6 +66,14 @@ class Sampler(torch.optim.Optimizer):
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
         self._noises: dict[Any, Noise] = {}
         self._kept: dict[Any, Noise] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "masks": self.masks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
+        self._noises, self._kept = {}, {}
 
     @abstractmethod
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
@@ -148,4 +159,4 @@ class Sampler(torch.optim.Optimizer):
 
 def _key(params: Tensors) -> Any:
     """Which parameters these are, and where."""
-    return params[0].device, params[0].dtype, *map(id, params)
+    return tuple((id(p), p.dtype, p.device) for p in params)

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from bayeslim.samplers.base import Sampler, Tensors
+from bayeslim.samplers.base import MOST_UNITS, Sampler, Tensors
 
 
 class StochasticHamiltonian(Sampler):
@@ -89,16 +89,31 @@ class StochasticHamiltonian(Sampler):
         velocity = self.buffers(params, "velocity")
         # of each step the variance 2 α lr T / N is the temperature's
         heat = 2 * group["friction"] * group["lr"] * group["temperature"] / group["num_data"]
-        if heat:
+        if group["lr"] ** 2 <= MOST_UNITS**2 * heat:
             velocity = self._reborn(group, params, velocity, heat)
         else:
-            torch._foreach_mul_(velocity, 1 - group["friction"])
+            self._slow_down(group, params, velocity, heat)
         torch._foreach_add_(velocity, grads, alpha=-group["lr"] / group["unit"])
         if roots is None:
             self.add_decay_(group, velocity, params, -group["lr"] / group["unit"])
             torch._foreach_add_(params, velocity, alpha=group["unit"])
         else:
             torch._foreach_addcmul_(params, velocity, roots, value=group["unit"])
+
+    def _slow_down(self, group: dict[str, Any], params: Tensors, velocity: Tensors, heat: float) -> None:
+        """What `_reborn` does, in units of the weights; for little noise, or none."""
+        torch._foreach_mul_(velocity, (1 - group["friction"]) * group["unit"])
+        self._rescale_others(group, params, group["unit"])
+        group["unit"] = 1.0
+        if heat:
+            self.add_noise_(velocity, params, math.sqrt(heat))
+
+    def _rescale_others(self, group: dict[str, Any], params: Tensors, change: float) -> None:
+        """Parameters without gradients are as fast as before, in new units."""
+        if len(params) < len(group["params"]):
+            for p in group["params"]:
+                if p.grad is None and "velocity" in self.state[p]:
+                    self.state[p]["velocity"].mul_(change)
 
     def _reborn(self, group: dict[str, Any], params: Tensors, velocity: Tensors, heat: float) -> Tensors:
         """Noise, with what is left of the velocity added to it, in units of that noise."""
@@ -115,10 +130,7 @@ class StochasticHamiltonian(Sampler):
         for p, its_own in zip(params, noise, strict=True):
             self.state[p]["velocity"] = its_own
         self.keep_noise(params)
-        if len(params) < len(group["params"]):
-            for p in group["params"]:
-                if p.grad is None and "velocity" in self.state[p]:
-                    self.state[p]["velocity"].mul_(change)  # as fast as before, in the new units
+        self._rescale_others(group, params, change)
         return noise
 
     def _measure(self, group: dict[str, Any], params: Tensors, grads: Tensors, roots: Tensors) -> None:

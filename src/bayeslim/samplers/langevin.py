@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bayeslim.samplers.base import Sampler, Tensors
+from bayeslim.samplers.base import MOST_UNITS, Sampler, Tensors
 
 
 class Langevin(Sampler):
@@ -30,12 +30,14 @@ class Langevin(Sampler):
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Descend, and add noise."""
-        lr = group["lr"]
-        if not group["temperature"]:
+        lr, std = group["lr"], math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
+        if lr > MOST_UNITS * std:
             torch._foreach_add_(params, self.with_decay(group, params, grads), alpha=-lr)
+            if std:
+                self.add_noise_(params, params, std)
             return
         move, deviation = self.noise(params)
-        unit = math.sqrt(2 * lr * group["temperature"] / group["num_data"]) / deviation
+        unit = std / deviation
         # all that is small is added up first: next to the weights, their decay would be lost in rounding
         self.add_decay_(group, move, params, -lr / unit)
         torch._foreach_add_(move, grads, alpha=-lr / unit)
