@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributions, nn
+from torch._subclasses import FakeTensorMode
 from torch.distributions import Independent
 
 from bayeslim import likelihoods
@@ -143,10 +143,11 @@ def test_mean_nll_leaves_nothing_behind_in_tracers_and_transforms():
         value(weight)
     with FakeTensorMode(allow_non_fake_inputs=True):
         value(weight)
-    curvature = torch.func.hessian(value)(weight)
-    torch.testing.assert_close(torch.func.hessian(value)(weight), curvature)
     assert type(value(weight)) is torch.Tensor
-    torch.testing.assert_close(torch.func.grad(value)(weight), torch.func.jacrev(value)(weight))
+    for _ in range(2):
+        slopes = [transform(value)(weight) for transform in (torch.func.grad, torch.func.jacrev)]
+        torch.testing.assert_close(*slopes)
+        assert torch.func.jacrev(torch.func.jacrev(value))(weight).isfinite().all()
 
 
 def test_mean_nll_of_other_likelihoods():

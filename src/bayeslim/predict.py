@@ -7,18 +7,20 @@ new posteriors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
 from bayeslim.loaders import check_inputs
+from bayeslim.methods.abreast import is_dense
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
@@ -39,6 +41,11 @@ from bayeslim.types import (
 LEAST, MOST = 2**11, 2**14
 NUMBERS = 2**20
 """As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
+
+FEW = 2**8
+"""Of how many inputs networks may be called abreast."""
+ACTIVATIONS = 2**22
+"""How many numbers one layer of all of them may give."""
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -125,11 +132,17 @@ def _(
     how: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One plain pass for every particle, with its own buffers; "mean" is the network as it stands for them."""
+    """One plain pass for every particle, with its own buffers; "mean" is the network as it stands for them.
+
+    Of few inputs the calls take longer than what they compute: then networks of linear layers are called abreast.
+    """
     if how == "mean":
         networks: Iterable[Params] = [bnn.method.one_network(bnn)]
     else:
         chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
+        largest = max(batch_size(inputs) for inputs in batches())
+        if len(chosen) > 1 and largest <= FEW and not posterior.buffers and is_dense(bnn.model):
+            return _abreast(posterior, bnn.model, chosen, batches, largest)
         networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
     outputs = []
     with lent(bnn.model) as own:
@@ -139,6 +152,19 @@ def _(
             each = [call(bnn.model, x) for x in batches()]
             outputs.append(each[0] if len(each) == 1 else torch.cat(each))
     return torch.stack(outputs)
+
+
+def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches, largest: int) -> Tensor:
+    """The outputs of particles, (S, N, ...), as many networks at once as stay within bounds of memory."""
+    own, outputs = tensors_of(model), []
+    widest = max(p.shape[0] for p in model.parameters())
+    step = max(1, ACTIVATIONS // (widest * largest))
+    for some in (chosen[start : start + step] for start in range(0, len(chosen), step)):
+        at: Any = slice(some[0], some[-1] + 1) if some[-1] - some[0] == len(some) - 1 else list(some)
+        stack = {name: value[at].to(own[name]) for name, value in posterior.values.items()}
+        each = [vmap(lambda params, x=x: call(model, x, params))(stack) for x in batches()]
+        outputs.append(each[0] if len(each) == 1 else torch.cat(each, 1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 @contextmanager

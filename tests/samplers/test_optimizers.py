@@ -329,3 +329,41 @@ def test_parameters_that_moved_to_another_type_get_noise_of_it():
             p.grad = torch.zeros_like(p)
         sampler.step()
         assert sampler.state[model.weight]["velocity"].dtype == dtype
+
+
+@pytest.mark.parametrize("temperature", [1e-7, 1.0])
+@pytest.mark.parametrize("build", [Langevin, StochasticHamiltonian])
+def test_half_precision_at_any_temperature(build, temperature):
+    weight = nn.Parameter(torch.randn(50, 10).half())
+    sampler = build([weight], 0.1, num_data=60_000, temperature=temperature)
+    for lr in (1e-6, 1e-6, 0.1, 0.1):  # as at the start of a cycle
+        sampler.param_groups[0]["lr"] = lr
+        weight.grad = torch.randn_like(weight)
+        sampler.step()
+    assert weight.isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [1e-12, 0.0])
+def test_little_noise_is_counted_in_other_units(temperature):
+    """The same steps as those of SGD with momentum, whichever units the velocity was in before."""
+    weights = [nn.Parameter(torch.ones(5, 4, dtype=torch.float64)) for _ in range(2)]
+    sampler = StochasticHamiltonian(weights[:1], 0.01, num_data=10**9, temperature=1e-12)
+    plain = torch.optim.SGD(weights[1:], 0.01, momentum=0.9)
+    for step in range(6):
+        sampler.param_groups[0]["temperature"] = temperature if step % 2 else 1e-12
+        for weight in weights:
+            weight.grad = weight.detach() * (step + 1)
+        sampler.step()
+        plain.step()
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-8)
+
+
+def test_a_copy_keeps_what_does_not_move(kind):
+    build, settings = kind
+    weight = nn.Parameter(torch.ones(3, 4))
+    mask = torch.eye(3, 4).bool()
+    sampler = copy.deepcopy(build([weight], 0.1, num_data=10, masks={weight: mask}, **settings))
+    (own,) = sampler.param_groups[0]["params"]
+    own.grad = torch.ones(3, 4)
+    sampler.step()
+    assert torch.equal(own.detach() != 1, mask)

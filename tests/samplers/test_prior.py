@@ -103,3 +103,28 @@ def test_fit_is_the_same_chain_whichever_way_the_prior_goes(method, monkeypatch)
     torch.testing.assert_close(found[0][0], found[1][0])
     for key, value in found[0][1].items():
         assert value == pytest.approx(found[1][1][key])
+
+
+def test_the_loss_without_its_prior_compiles():
+    bnn = bl.bayesianize(nn.Linear(5, 3), bl.SGLD(), likelihood=bl.likelihoods.Categorical(), num_data=9)
+    batch = torch.randn(4, 5), torch.arange(4) % 3
+    compiled = torch.compile(bnn.objective, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(batch, kl_weight=0.0), bnn.loss(batch, kl_weight=0.0))
+
+
+def test_in_fit_the_loss_is_all_of_it_and_its_gradient_the_data_term():
+    seen = []
+
+    def look(epoch):
+        x, y = torch.ones(4, 5), torch.arange(4) % 3
+        loss = epoch.bnn.loss((x, y))
+        nll = nn.functional.cross_entropy(epoch.bnn.model(x), y)
+        torch.testing.assert_close(loss, nll - epoch.bnn.log_prior() / 12)
+        gradients = [torch.autograd.grad(value, epoch.bnn.model.weight)[0] for value in (loss, nll)]
+        torch.testing.assert_close(*gradients)
+        seen.append(epoch.number)
+
+    bnn = bl.bayesianize(nn.Linear(5, 3), bl.SGLD(samples=2), likelihood=bl.likelihoods.Categorical())
+    data = bl.data.Loader(torch.randn(12, 5), torch.arange(12) % 3, 4)
+    bnn.fit(data, epochs=3, callbacks=[look], progress=False)
+    assert seen == [1, 2, 3]

@@ -126,7 +126,7 @@ def encode(
     content += zlib.crc32(content).to_bytes(_CHECK, "big")
     write_file(target, content)
     parts |= {key: bits / 8 for key, bits in passage.bits.items()}
-    entries = {name: (tensor.numel(), int(tensor.count_nonzero())) for name, tensor in tensors.items()}
+    entries = {name: (tensor.numel(), int((tensor != 0).sum())) for name, tensor in tensors.items()}
     return Encoded(target, len(content), parts, entries)
 
 

@@ -30,8 +30,8 @@ from bayeslim.zoo.registry import FACTORIES
 GIVEN, ZOO, CUT = range(3)
 _LETTERS = "\0abcdefghijklmnopqrstuvwxyz0123456789_"
 _LONGEST = 1 << 12
-_LARGEST_ARGUMENT = 1 << 18
-"""Numbers in a file that say how large a network is to be; with larger ones, the caller brings the network."""
+_LARGEST_ARGUMENT, _DEPTHS, _DEEPEST = 1 << 18, ("depth", "layers"), 1 << 9
+"""Numbers in a file that say how large and deep a network is to be; with larger ones, the caller brings the network."""
 
 _SMALL = 1 << 26
 _EXPANSION = 1 << 16
@@ -135,7 +135,9 @@ def _read_zoo(coder: Coder, kind: int, file_size: int) -> nn.Module:
 
 
 def _exceeds(config: Mapping[str, Any]) -> bool:
-    return any(isinstance(value, int) and abs(value) > _LARGEST_ARGUMENT for value in config.values())
+    """Whether a network would be too wide, or too deep to be made in a moment."""
+    most = {key: _DEEPEST if key in _DEPTHS else _LARGEST_ARGUMENT for key in config}
+    return any(isinstance(value, int) and abs(value) > most[key] for key, value in config.items())
 
 
 def _outline(config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:

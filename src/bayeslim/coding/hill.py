@@ -33,8 +33,9 @@ WIDTHS = 16
 """How many h there are along an axis: from its length downwards, three of them to a halving."""
 
 _FRACTION = 16
-_FLAT = 64 << _FRACTION
-"""So many halvings, and the hill is at its foot."""
+_FOOT = 8
+"""So many h from its top, a hill is at its foot."""
+_FLAT = _FOOT**2 << _FRACTION
 _STRIDES = (-4, -1, 1, 4)
 
 
@@ -57,7 +58,7 @@ class Slope:
     def squares(self, length: int) -> Integers:
         """((t − c) / h)² of every place t, in parts of 2^_FRACTION."""
         half = max(1, 2 * length * power(self.width * ONE // 3) >> POWER_BITS)
-        away = 2 * np.arange(length, dtype=np.int64) - self.centre
+        away = np.minimum(np.abs(2 * np.arange(length, dtype=np.int64) - self.centre), _FOOT * half)
         squares: Integers = (away * away << _FRACTION) // (half * half)
         return squares
 

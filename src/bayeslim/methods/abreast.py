@@ -36,8 +36,12 @@ def is_faster(model: nn.Module) -> bool:
     Convolutions with weights of their own each are slower than one network after the other.
     """
     weights = list(model.parameters())
-    known = all(type(m) in _TOGETHER and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    return known and sum(p.numel() for p in weights) <= _MOST_WEIGHTS.get(weights[0].device.type, 0)
+    return is_dense(model) and sum(p.numel() for p in weights) <= _MOST_WEIGHTS.get(weights[0].device.type, 0)
+
+
+def is_dense(model: nn.Module) -> bool:
+    """Whether a network is made of linear layers, and of what is known to go along with them under `vmap`."""
+    return all(type(m) in _TOGETHER and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
 class Abreast(nn.Module):

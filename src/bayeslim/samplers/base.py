@@ -24,8 +24,8 @@ from bayeslim.samplers.noise import Noise
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
-MOST_UNITS = 512.0
-"""Beyond so many standard deviations of the noise, a step is not counted in these: half precision would overflow."""
+NARROW = (torch.float16,)
+"""Types whose numbers end where a step, counted in standard deviations of its noise, may begin."""
 
 
 class Sampler(torch.optim.Optimizer):

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from bayeslim.samplers.base import MOST_UNITS, Sampler, Tensors
+from bayeslim.samplers.base import NARROW, Sampler, Tensors
 
 
 class StochasticHamiltonian(Sampler):
@@ -89,7 +89,7 @@ class StochasticHamiltonian(Sampler):
         velocity = self.buffers(params, "velocity")
         # of each step the variance 2 α lr T / N is the temperature's
         heat = 2 * group["friction"] * group["lr"] * group["temperature"] / group["num_data"]
-        if group["lr"] ** 2 <= MOST_UNITS**2 * heat:
+        if heat and params[0].dtype not in NARROW:
             velocity = self._reborn(group, params, velocity, heat)
         else:
             self._slow_down(group, params, velocity, heat)
@@ -101,7 +101,7 @@ class StochasticHamiltonian(Sampler):
             torch._foreach_addcmul_(params, velocity, roots, value=group["unit"])
 
     def _slow_down(self, group: dict[str, Any], params: Tensors, velocity: Tensors, heat: float) -> None:
-        """What `_reborn` does, in units of the weights; for little noise, or none."""
+        """What `_reborn` does, in units of the weights."""
         torch._foreach_mul_(velocity, (1 - group["friction"]) * group["unit"])
         self._rescale_others(group, params, group["unit"])
         group["unit"] = 1.0
