@@ -425,3 +425,30 @@ def test_statistics_of_batch_norms_are_stored_as_they_are_beside_quantised_weigh
     assert same(bl.decode(tmp_path / "normed.bayes", model=network), quantised.network)
     with pytest.raises(ValueError, match="running_mean"):
         bl.encode(quantised.network, tmp_path / "normed.bayes")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_values_on_a_grid_are_taken_even_where_storing_them_as_they_are_is_shorter(tmp_path, dtype):
+    network = nn.Linear(3, 1, bias=False).to(dtype)
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([[0.0, 0.125, 0.375]]))
+    bl.encode(network, tmp_path / "a")
+    assert same(bl.decode(tmp_path / "a", nn.Linear(3, 1, bias=False).to(dtype)), network)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+def test_unsigned_buffers(tmp_path, dtype):
+    def network(values):
+        found = nn.Module()
+        found.register_buffer("counts", torch.tensor(values).to(dtype))
+        return found
+
+    bl.encode(network([0, 7, 255]), tmp_path / "a")
+    assert bl.decode(tmp_path / "a", network([0, 0, 0])).counts.tolist() == [0, 7, 255]
+
+
+@pytest.mark.parametrize("config", ['{"depth":20000,"hidden":1}', '{"depth":262144}'])
+def test_networks_too_deep_to_be_made(tmp_path, config):
+    (tmp_path / "a").write_bytes(header("mlp", config))
+    with pytest.raises(CorruptFile, match="far larger"):
+        bl.decode(tmp_path / "a")

@@ -92,3 +92,13 @@ def test_of_many_weights_some_are_looked_at():
     noise = torch.randn(len(weights), generator=generator, dtype=torch.float64) / 50**0.5
     codes = ((weights.values + noise) / 0.3).round().clamp(-7, 7)
     assert torch.allclose(code_masses(weights, grid).float(), frequencies(codes, -7, 7), atol=0.01)
+
+
+def test_weights_that_nothing_is_known_of_are_as_likely_on_either_side():
+    weights = Weights.of(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool), by_unit=True)
+    grid = Uniform(torch.tensor([[0.3], [0.5]]), torch.tensor([[2], [3]]))
+    masses = code_masses(weights, grid)
+    assert masses.isfinite().all()
+    assert masses.sum() == pytest.approx(1.0)
+    for one in (grid, Codebook(torch.tensor([0.0, 0.4]))):
+        assert presence(weights, one).isfinite().all()

@@ -133,7 +133,7 @@ class Passage:
             if self.given is not None:
                 patterns = form.patterns(self.given[name].flatten()[torch.from_numpy(flat)])
                 kind = self._values.best(patterns, places, form)
-                if kind == RAW:
+                if kind == RAW and not self._values.lie_on_grids(patterns, places, form):
                     self.raw.append(name)
             patterns = self._values.code(self.coder, kind, patterns, places, form)
             filled[torch.from_numpy(flat)] = form.numbers(patterns)

@@ -85,6 +85,18 @@ class Values:
             costs[kind] = _BITS_OF_A_STEP * len(parts) + (_entropy(codes) if few else _digits(codes))
         return min(costs, key=lambda kind: costs[kind])
 
+    @staticmethod
+    def lie_on_grids(patterns: Patterns, places: Places, form: Format) -> bool:
+        """Whether values are small integers times one step, or times one for each row."""
+        for parts in ([patterns], places.rows(patterns)):
+            try:
+                for part in parts:
+                    _on_step(part, form)
+            except Impossible:
+                continue
+            return True
+        return False
+
     def code(self, coder: Coder, kind: int, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
         """Pass the values of all non-zeros of a tensor, row by row, through a coder.
 

@@ -27,18 +27,24 @@ def code_masses(weights: Weights, grid: Grid) -> Tensor:
         edges, order = _edges(grid).expand(weights.units, -1), None
     every = slice(None, None, -(-len(weights) // MOST))
     away = edges[weights.unit[every]] - weights.values[every, None]
-    below = torch.special.ndtr(away * weights.precision[every, None].sqrt()).mean(0)
+    below = _below(away, weights.precision[every, None]).mean(0)
     masses = torch.cat([below, below.new_ones(1)]) - torch.cat([below.new_zeros(1), below])
     return masses if order is None else torch.empty_like(masses).scatter_(0, order, masses)
 
 
 def presence(weights: Weights, grid: Grid) -> Tensor:
     """How many weights of each column are expected not to be nearest to zero, of a parameter's shape but the first."""
-    low, high = ((edge - weights.values) * weights.precision.sqrt() for edge in _around_zero(weights, grid))
-    away = 1 - (torch.special.ndtr(high) - torch.special.ndtr(low))
+    low, high = (_below(edge - weights.values, weights.precision) for edge in _around_zero(weights, grid))
+    away = 1 - (high - low)
     columns = weights.shape[1:]
     found: Tensor = away.new_zeros(columns.numel()).index_add_(0, weights.places % columns.numel(), away)
     return found.reshape(columns)
+
+
+def _below(away: Tensor, precision: Tensor) -> Tensor:
+    """How probable it is to be below an edge so far from the mean; an infinite one, whatever the precision."""
+    found: Tensor = torch.special.ndtr(torch.where(away.isinf(), away, away * precision.sqrt()))
+    return found
 
 
 def _around_zero(weights: Weights, grid: Grid) -> tuple[Tensor, Tensor]:
