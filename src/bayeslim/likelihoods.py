@@ -244,7 +244,7 @@ class Poisson(Likelihood):
         variance = aleatoric + epistemic
         return Prediction(
             kind="counts",
-            mean=rates.mean(0),
+            mean=aleatoric,
             variance=variance,
             samples=outputs,
             probs=None,

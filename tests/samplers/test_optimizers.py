@@ -334,13 +334,14 @@ def test_parameters_that_moved_to_another_type_get_noise_of_it():
 @pytest.mark.parametrize("temperature", [1e-7, 1.0])
 @pytest.mark.parametrize("build", [Langevin, StochasticHamiltonian])
 def test_half_precision_at_any_temperature(build, temperature):
-    weight = nn.Parameter(torch.randn(50, 10).half())
-    sampler = build([weight], 0.1, num_data=60_000, temperature=temperature)
+    weights = [nn.Parameter(torch.randn(50, 10)), nn.Parameter(torch.randn(50, 10).half())]
+    sampler = build(weights, 0.1, num_data=60_000, temperature=temperature)
     for lr in (1e-6, 1e-6, 0.1, 0.1):  # as at the start of a cycle
         sampler.param_groups[0]["lr"] = lr
-        weight.grad = torch.randn_like(weight)
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
         sampler.step()
-    assert weight.isfinite().all()
+    assert all(weight.isfinite().all() for weight in weights)
 
 
 @pytest.mark.parametrize("temperature", [1e-12, 0.0])

@@ -24,9 +24,6 @@ from bayeslim.samplers.noise import Noise
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
-NARROW = (torch.float16,)
-"""Types whose numbers end where a step, counted in standard deviations of its noise, may begin."""
-
 
 class Sampler(torch.optim.Optimizer):
     """The base of samplers by stochastic gradients.
@@ -113,6 +110,11 @@ class Sampler(torch.optim.Optimizer):
         noise = self._noises[key]
         unit = noise.draw()
         return self._masked(params, noise.parts), unit
+
+    @staticmethod
+    def counts_in_noise(params: Tensors) -> bool:
+        """Whether steps may be counted in standard deviations of their noise: half precision ends too soon for that."""
+        return all(p.dtype != torch.float16 for p in params)
 
     def keep_noise(self, params: Tensors) -> None:
         """Keep the last noise of parameters, until this is called for the next one."""

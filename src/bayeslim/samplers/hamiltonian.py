@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from bayeslim.samplers.base import NARROW, Sampler, Tensors
+from bayeslim.samplers.base import Sampler, Tensors
 
 
 class StochasticHamiltonian(Sampler):
@@ -89,7 +89,7 @@ class StochasticHamiltonian(Sampler):
         velocity = self.buffers(params, "velocity")
         # of each step the variance 2 α lr T / N is the temperature's
         heat = 2 * group["friction"] * group["lr"] * group["temperature"] / group["num_data"]
-        if heat and params[0].dtype not in NARROW:
+        if heat and self.counts_in_noise(params):
             velocity = self._reborn(group, params, velocity, heat)
         else:
             self._slow_down(group, params, velocity, heat)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bayeslim.samplers.base import NARROW, Sampler, Tensors
+from bayeslim.samplers.base import Sampler, Tensors
 
 
 class Langevin(Sampler):
@@ -31,7 +31,7 @@ class Langevin(Sampler):
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Descend, and add noise."""
         lr, std = group["lr"], math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
-        if not std or params[0].dtype in NARROW:
+        if not std or not self.counts_in_noise(params):
             torch._foreach_add_(params, self.with_decay(group, params, grads), alpha=-lr)
             if std:
                 self.add_noise_(params, params, std)
