@@ -6,8 +6,8 @@
 A step is forward, backward and optimizer on a batch of 128. SGD is torch's own, with momentum 0.9, on the plain network
 by cross-entropy, without a prior. Samplers have one, N(0, 1), as weight decay, as in `fit` (which also works out its
 value, for the history); the last two have it in the loss, as any other prior would be. Contenders take turns: every
-round times each of them, in a new order, and a ratio is taken within its round. A turn that other processes disturbed is
-taken again. Printed is the median over rounds with the quartiles.
+round times each of them, in a new order, and a ratio is taken within its round. A turn that other processes disturbed
+is taken again. Printed is the median over rounds with the quartiles.
 """
 
 from __future__ import annotations
