@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
+from bayeslim.blas import by_blas, products_of
 from bayeslim.errors import ShapeMismatch
 from bayeslim.loaders import check_inputs
-from bayeslim.methods.abreast import is_dense
+from bayeslim.methods.abreast import is_dense, outputs_abreast
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
@@ -117,9 +117,10 @@ def predictive(
         params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
         return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
     draws = []
-    for _ in range(samples):
-        params = fitting(bnn.model, posterior.sample(generator=generator))
-        draws.append(torch.cat([call(bnn.model, inputs, params) for inputs in batches()]))
+    with products_of(bnn.model):
+        for _ in range(samples):
+            params = fitting(bnn.model, posterior.sample(generator=generator))
+            draws.append(torch.cat([call(bnn.model, inputs, params) for inputs in batches()]))
     return torch.stack(draws)
 
 
@@ -145,7 +146,7 @@ def _(
             return _abreast(posterior, bnn.model, chosen, batches, largest)
         networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
     outputs = []
-    with lent(bnn.model) as own:
+    with lent(bnn.model) as own, products_of(bnn.model):
         for network in networks:
             for name, value in network.items():
                 own[name].data = value.to(own[name])
@@ -157,12 +158,13 @@ def _(
 def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches, largest: int) -> Tensor:
     """The outputs of particles, (S, N, ...), as many networks at once as stay within bounds of memory."""
     own, outputs = tensors_of(model), []
-    widest = max(p.shape[0] for p in model.parameters())
+    widest = max(tensor.shape[0] for tensor in own.values())
     step = max(1, ACTIVATIONS // (widest * largest))
     for some in (chosen[start : start + step] for start in range(0, len(chosen), step)):
         at: Any = slice(some[0], some[-1] + 1) if some[-1] - some[0] == len(some) - 1 else list(some)
         stack = {name: value[at].to(own[name]) for name, value in posterior.values.items()}
-        each = [vmap(lambda params, x=x: call(model, x, params))(stack) for x in batches()]
+        with by_blas():
+            each = [outputs_abreast(model, stack, x) for x in batches()]
         outputs.append(each[0] if len(each) == 1 else torch.cat(each, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

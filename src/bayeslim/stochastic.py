@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bayeslim.blas import by_blas
 from bayeslim.noise import kept_random_state, standard_normal_like
 from bayeslim.select import owner
 from bayeslim.types import Inputs, arguments, call_with
@@ -134,9 +135,10 @@ class _LocalLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, std: Tensor, bias: Tensor | None) -> Tensor:
-        output = F.linear(x, weight, bias)
         squares, variance = x.square(), std.square()
-        spread = F.linear(squares, variance).add_(TINY).sqrt_()
+        with by_blas():
+            output = F.linear(x, weight, bias)
+            spread = F.linear(squares, variance).add_(TINY).sqrt_()
         noise = standard_normal_like(output)
         output.addcmul_(spread, noise)
         ctx.save_for_backward(x, squares, weight, std, variance, noise.div_(spread))
@@ -280,14 +282,14 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """`model` in evaluation mode, every module's own mode restored afterwards."""
-    training = [m for m in model.modules() if m.training]
+    training = [vars(m) for m in model.modules() if m.training]  # a module's own setter takes far longer
     for module in training:
-        module.training = False
+        module["training"] = False
     try:
         yield
     finally:
         for module in training:
-            module.training = True
+            module["training"] = True
 
 
 class _Uses(TorchFunctionMode):

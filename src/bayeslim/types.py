@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -136,6 +137,5 @@ def batch_size(inputs: Inputs) -> int:
 
 def device_of(model: nn.Module) -> torch.device:
     """The device a model lives on: that of its first parameter or buffer, else the CPU."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if first is None else first.device

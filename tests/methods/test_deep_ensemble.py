@@ -7,11 +7,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.methods.abreast import Abreast, AbreastLoader
+from bayeslim.methods.abreast import Abreast, AbreastLoader, is_dense, outputs_abreast
 from bayeslim.methods.fresh import start_afresh_
 from bayeslim.methods.particle_method import snapshot
 from bayeslim.train import fit
@@ -354,3 +355,23 @@ def test_a_fresh_start_reaches_weights_that_are_computed_by_an_old_norm(norm):
         torch.testing.assert_close(model[0].weight_g, whole.norm(dim=1, keepdim=True))
     model(torch.randn(5, 1, 30)).sum().backward()
     assert whole.grad is not None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)
+        ),
+        nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3)),  # by vmap: on (B, 2, 3), with a norm
+        nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(6, 5)), nn.Sigmoid(), nn.Linear(5, 3)),  # nested: likewise
+    ],
+)
+def test_networks_abreast_say_what_each_says_alone(model):
+    x = torch.randn(7, 2, 3)
+    stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
+    assert is_dense(model)
+    found = outputs_abreast(model.eval(), stack, x)
+    for k in range(4):
+        alone = functional_call(model, {name: value[k] for name, value in stack.items()}, (x,))
+        torch.testing.assert_close(found[k], alone)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -22,10 +23,13 @@ from bayeslim.types import Inputs, Params, call
 SKELETON = "skeleton."
 """What comes before a parameter's own name in the stack."""
 
+_ELEMENTWISE = (
+    nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
+)  # fmt: skip
 _TOGETHER = (
-    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.Identity,
-    nn.Dropout, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU,
-    nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Softmax, nn.LogSoftmax,
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
+    nn.BatchNorm1d, nn.Softmax, nn.LogSoftmax, *_ELEMENTWISE,
 )  # fmt: skip
 _MOST_WEIGHTS = {"cpu": 100_000, "cuda": 1_000_000}
 
@@ -42,6 +46,41 @@ def is_faster(model: nn.Module) -> bool:
 def is_dense(model: nn.Module) -> bool:
     """Whether a network is made of linear layers, and of what is known to go along with them under `vmap`."""
     return all(type(m) in _TOGETHER and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
+    """The outputs of S networks on the same inputs, (S, B, ...), in evaluation mode.
+
+    Args:
+        model: their architecture, for which `is_dense` holds.
+        stack: the parameters and buffers of all of them, (S, *shape) by name.
+        inputs: (B, ...).
+    """
+    if type(model) is nn.Sequential and isinstance(inputs, Tensor):
+        outputs = _layer_by_layer(model, stack, inputs)
+        if outputs is not None:
+            return outputs
+    return vmap(lambda tensors: call(model, inputs, tensors))(stack)
+
+
+def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | None:
+    """The same without `vmap`, which takes longer than small networks themselves; None where a layer is not known."""
+    apart = False  # whether the networks have values of their own yet
+    for name, layer in model._modules.items():
+        if type(layer) is nn.Linear:
+            weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
+            if weight is None or (bias is None) != (layer.bias is None) or x.ndim != 2 + apart:
+                return None
+            if apart:
+                x = x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+            else:
+                wide = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+                x, apart = wide.view(len(x), *weight.shape[:2]).transpose(0, 1), True
+        elif type(layer) in _ELEMENTWISE or (type(layer) is nn.Flatten and not apart):
+            x = layer(x)
+        else:
+            return None
+    return x if apart else None
 
 
 class Abreast(nn.Module):

@@ -1,0 +1,41 @@
+"""Matrix products on ARM CPUs.
+
+There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
+several times as long as the product itself, and a tenth longer of many. BLAS gets along without. Convolutions and
+recurrent layers are better off with oneDNN.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+_IS_ARM = platform.machine() == "aarch64"
+
+
+def products_of(model: nn.Module) -> AbstractContextManager[None]:
+    """Passes of a network inside go by BLAS, if all that it multiplies are matrices in full precision."""
+    return by_blas() if _IS_ARM and _has_matrices_only(model) else nullcontext()
+
+
+@contextmanager
+def by_blas() -> Iterator[None]:
+    """Products inside go by BLAS where that is quicker; the setting is that of the whole process."""
+    if not _IS_ARM or not torch.backends.mkldnn.enabled:
+        yield
+        return
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+
+
+def _has_matrices_only(model: nn.Module) -> bool:
+    full = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
+    return full and not any(isinstance(m, (_ConvNd, nn.RNNBase, nn.RNNCellBase)) for m in model.modules())

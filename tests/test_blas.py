@@ -1,0 +1,47 @@
+"""Matrix products by BLAS: for networks of matrices alone, with the process's setting as it was afterwards."""
+
+import pytest
+import torch
+from torch import nn
+
+from bayeslim import blas
+
+
+@pytest.fixture
+def arm(monkeypatch):
+    monkeypatch.setattr(blas, "_IS_ARM", True)
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = before
+
+
+def test_only_networks_of_matrices_in_full_precision(arm):
+    torch.backends.mkldnn.enabled = True
+    for model, by_blas in (
+        (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), True),
+        (nn.Linear(3, 4).double(), True),
+        (nn.Linear(3, 4).bfloat16(), False),
+        (nn.Sequential(nn.Conv1d(1, 2, 3), nn.Linear(3, 4)), False),
+        (nn.LSTM(3, 4), False),
+    ):
+        with blas.products_of(model):
+            assert torch.backends.mkldnn.enabled is not by_blas
+        assert torch.backends.mkldnn.enabled is True
+
+
+def test_the_setting_comes_back_after_an_error_and_stays_off_where_it_was(arm):
+    torch.backends.mkldnn.enabled = True
+    with pytest.raises(KeyError), blas.by_blas():
+        raise KeyError
+    assert torch.backends.mkldnn.enabled is True
+    torch.backends.mkldnn.enabled = False
+    with blas.by_blas():
+        pass
+    assert torch.backends.mkldnn.enabled is False
+
+
+def test_elsewhere_nothing_changes(monkeypatch):
+    monkeypatch.setattr(blas, "_IS_ARM", False)
+    before = torch.backends.mkldnn.enabled
+    with blas.by_blas():
+        assert torch.backends.mkldnn.enabled is before
