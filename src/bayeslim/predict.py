@@ -38,7 +38,7 @@ from bayeslim.types import (
     to_device,
 )
 
-LEAST, MOST = 2**11, 2**14
+LEAST, MOST = 2**10, 2**14
 NUMBERS = 2**20
 """As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
 
@@ -72,7 +72,7 @@ def predict(
             outputs from the Gaussian at its end (see `bayeslim.moments`); "mean" and "map" use the one network at the
             posterior's mean or mode; "auto" is what the method does best.
         batch_size: how many examples go through the network at once; None for all. It does not change the result. If
-            not given 2,048, and up to 16,384 of inputs that are small.
+            not given 1,024, and up to 16,384 of inputs that are small.
         generator: where the random numbers come from, for repeatable predictions.
 
     The network's mode, gradients and weights are left as they were.
