@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -71,11 +70,8 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
             weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
             if weight is None or (bias is None) != (layer.bias is None) or x.ndim != 2 + apart:
                 return None
-            if apart:
-                x = x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-            else:
-                wide = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
-                x, apart = wide.view(len(x), *weight.shape[:2]).transpose(0, 1), True
+            x, apart = x.expand(len(weight), *x.shape[-2:]), True
+            x = x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
         elif type(layer) in _ELEMENTWISE or (type(layer) is nn.Flatten and not apart):
             x = layer(x)
         else:
