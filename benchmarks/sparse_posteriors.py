@@ -246,11 +246,10 @@ class Run:
         self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
         return self.tuned(bnn.model, bnn.masks)
 
-    @property
-    def folder(self) -> Path:
-        """Where the network goes."""
-        rule = self.job["rule"].removeprefix("weights").replace(", ", "-")
-        return Path(self.job["runs"]) / f"{self.job['network']}{'-' * bool(rule)}{rule.strip('-')}-{self.job['seed']}"
+    def folder(self, cut: str = "") -> Path:
+        """Where a network goes, by the rule, what cut it if not the posterior, and the seed."""
+        rule = self.job["rule"].removeprefix("weights").replace(", ", "-").strip("-")
+        return Path(self.job["runs"]) / "-".join(filter(None, (self.job["network"], rule, cut, str(self.job["seed"]))))
 
     @torch.no_grad()
     def error(self, network: nn.Module, part: str) -> float:
@@ -324,9 +323,11 @@ def weights(steps: Run) -> Job:
     result |= {"tried": tried, "log_alpha": threshold, "nonzeros": left}
     result |= {"dense": errors(steps, dense), "sparse": errors(steps, tuned)}
     result |= shifted_dense(steps, dense)
-    bl.save(tuned.cpu(), steps.folder)
+    bl.save(tuned.cpu(), steps.folder())
     if job.get("baseline", True):
-        result["magnitude"] = errors(steps, steps.by_magnitude(dense, keep))
+        smallest_cut = steps.by_magnitude(dense, keep)
+        result["magnitude"] = errors(steps, smallest_cut)
+        bl.save(smallest_cut.cpu(), steps.folder("magnitude"))
     return result
 
 
@@ -342,7 +343,7 @@ def units(steps: Run) -> Job:
     result["shapes"] = {name: tuple(p.shape) for name, p in tuned.named_parameters() if p.ndim > 1}
     result |= {"dense": errors(steps, dense), "sparse": errors(steps, tuned)}
     result |= shifted_dense(steps, dense)
-    bl.save(tuned.cpu(), steps.folder)
+    bl.save(tuned.cpu(), steps.folder())
     if steps.job.get("baseline", True):
         result["magnitude"] = errors(steps, steps.by_norm(dense, result["shapes"]))
     return result
@@ -409,7 +410,7 @@ def main() -> None:
         | {"device": options.device, "runs": str(options.runs)}
         for rule in options.rules
         for network, settings in SETTINGS[rule].items()
-        for seed in range(1 if rule == "random labels" else min(options.seeds, SEEDS.get(network, options.seeds)))
+        for seed in range(min(options.seeds, SEEDS.get(network, options.seeds)))
         if network in options.networks
     ]
     path = options.results / "sparse_posteriors.json"
