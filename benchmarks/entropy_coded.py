@@ -3,9 +3,10 @@
     python benchmarks/sparse_posteriors.py --device cuda --rules weights --networks lenet_300_100 lenet5
     python benchmarks/entropy_coded.py
 
-Each sparse network of the first command gets the diagonal Laplace posterior of the weights that are left, is rounded
-within it as coarsely as costs at most `SLACK` points on the validation images, and is written with `bl.encode`. Bytes
-are those of the file on disk, all of it; the test error is that of the network that `bl.decode` reads back.
+Each sparse network of the first command, and the one beside it that was cut by magnitude to as many weights, gets the
+diagonal Laplace posterior of the weights that are left, is rounded within it as coarsely as costs at most `SLACK`
+points on the validation images, and is written with `bl.encode`. Bytes are those of the file on disk, all of it; the
+test error is that of the network that `bl.decode` reads back.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def main() -> None:
     data = bl.data.load("mnist").with_validation(5_000, seed=0)
     path = options.results / "entropy_coded.json"
     rows = json.loads(path.read_text())["runs"] if path.exists() else []
-    for name in options.networks:
-        for folder in sorted(options.runs.glob(f"{name}-[0-9]")):
+    for kind in (f"{name}{cut}" for name in options.networks for cut in ("", "-magnitude")):
+        folders = sorted(options.runs.glob(f"{kind}-[0-9]"))
+        for folder in folders:
             if folder.name not in [row["network"] for row in rows]:
                 rows.append(measured(folder, data, options.runs / f"{folder.name}.bayes"))
                 save(
@@ -83,13 +85,13 @@ def main() -> None:
                     {"command": "python benchmarks/entropy_coded.py", "runs": rows},
                     folder=options.results,
                 )
-        found = [row for row in rows if row["network"].startswith(f"{name}-")]
-        if found:
+        names = [folder.name for folder in folders]
+        if found := [row for row in rows if row["network"] in names]:
             means = {
                 k: round(statistics.mean(row[k] for row in found), 2)
                 for k in ("bytes", "nonzeros", "sparse", "decoded")
             }
-            print(name, json.dumps(means), flush=True)
+            print(kind, json.dumps(means), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ weights going gradually (Zhu & Gupta 2017) where the KL is warmed up, and the sa
 chosen on test images. Finished runs are kept in the results and not repeated.
 
 In the rule called "units", `bl.recipes.bottleneck` takes out units instead, and those with the smallest norms go beside
-it. What either has left is trained on in three ways, each from where the cut left it: on the labels; taught, on what the
-dense network says of the training images as well; and shifted, on images moved by up to a pixel, after which the dense
-network is measured, too. The rule "weights, shifted" is Sparse Variational Dropout with the last of these.
+it. What either has left is trained on in three ways, each from where the cut left it: on the labels; taught, on what
+the dense network says of the training images as well; and shifted, on images moved by up to a pixel, after which the
+dense network is measured, too. The rule "weights, shifted" is Sparse Variational Dropout with the last of these.
 """
 
 from __future__ import annotations
@@ -209,9 +209,7 @@ class Run:
         x, y = self.loader.dataset.x, self.loader.dataset.y
         told = torch.cat([teacher(part).softmax(1) for part in x.split(1000)])  # type: ignore[union-attr]
         targets = torch.cat([told, y[:, None].to(told)], 1)
-        return bl.data.Loader(
-            x, targets, self.job["batch"], device=self.device, seed=self.job["seed"], drop_last=True
-        )
+        return bl.data.Loader(x, targets, self.job["batch"], device=self.device, seed=self.job["seed"], drop_last=True)
 
     def cut(self, bnn: bl.Bayesian) -> tuple[bl.Bayesian, float, list[dict[str, float]]]:
         """The most that costs at most `SLACK` points on the validation images."""

@@ -238,18 +238,16 @@ class _Layers:
         Behind inputs stands the layer before, in the order of the model's modules, and behind outputs the one after; a
         norm is between both. Hidden units and heads are made by their own layer.
         """
-        scaled = [self.model.get_parameter(part.parameter) for part in parts]
-        own = sum(tensor.numel() for tensor in scaled if tensor.ndim > 1)
-        order = list(self.modules)
-        here = order.index(path)
-        before = [self.weights[p] for p in order[:here] if p in self.weights]
-        after = [self.weights[p] for p in order[here + 1 :] if p in self.weights]
-        if not own:
-            own = sum(before[-1:])
-        others = {"inputs": before[-1:], "outputs": after[:1]}
         if side in ("hidden", "heads"):
             return self.weights[path]
-        return own + sum(others.get(side, []))
+        order = list(self.modules)
+        here = order.index(path)
+        before = [self.weights[p] for p in order[:here] if p in self.weights][-1:]
+        after = [self.weights[p] for p in order[here + 1 :] if p in self.weights][:1]
+        tensors = [self.model.get_parameter(part.parameter) for part in parts]
+        scaled = sum(tensor.numel() for tensor in tensors if tensor.ndim > 1)
+        others = {"inputs": before, "outputs": after}.get(side, [])
+        return (scaled or sum(before)) + sum(others)
 
 
 def _count_weights(module: nn.Module) -> int:
