@@ -24,7 +24,8 @@ from torch import nn
 import bayeslim as bl
 
 SLACK = 0.1
-BITS = 6
+BITS = (6, 7, 8)
+"""Widths of codes: the first with which a network stays within `SLACK`."""
 NETWORKS = ("lenet_300_100", "lenet5")
 CURVATURE = 10_000
 """Training images that the posterior is found from."""
@@ -46,17 +47,28 @@ def measured(folder: Path, data: bl.data.Dataset, to: Path) -> dict[str, Any]:
     network = bl.load(folder).eval()
     bnn = posterior(network, data)
     validate = bl.data.Loader(data.valid_x, data.valid_y, 1000, shuffle=False)
-    quantised = bl.quantise(bnn, bits=BITS, validate=validate, max_error_increase=SLACK)
+    quantised, bits = rounded(bnn, validate)
     encoded = bl.encode(quantised, to, example=data.valid_x[:1])
     decoded = bl.decode(to)
     print(folder.name, encoded, flush=True)
     return {
         "network": folder.name,
+        "bits": bits,
         "bytes": to.stat().st_size,
         "nonzeros": sum(int((p != 0).sum()) for p in decoded.parameters() if p.ndim > 1),
         "sparse": error(network, data),
         "decoded": error(decoded, data),
     }
+
+
+def rounded(bnn: bl.Bayesian, validate: bl.data.Loader) -> tuple[bl.Quantised, int]:
+    """As coarsely as the validation images allow, and the width of the codes."""
+    for bits in BITS[:-1]:
+        try:
+            return bl.quantise(bnn, bits=bits, validate=validate, max_error_increase=SLACK), bits
+        except ValueError as refused:
+            print(refused, flush=True)
+    return bl.quantise(bnn, bits=BITS[-1], validate=validate, max_error_increase=SLACK), BITS[-1]
 
 
 @torch.no_grad()
