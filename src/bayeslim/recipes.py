@@ -95,7 +95,8 @@ def bottleneck(strength: float = 0.1, epochs: int = 100) -> Recipe:
     """Gates that pay for the information they let through (VIBNet), by the weights that go with them: units go.
 
     Args:
-        strength: nats that a nat of information costs, for each of these weights; more of it leaves fewer units.
+        strength: nats that a nat of information costs, for each of these weights; more of it leaves fewer units. The
+            nats are those of the whole training set, so that few data bear less: 0.025 for a thousand small digits.
         epochs: of training.
     """
     gate = gates.InformationBottleneck(strength=strength, per="weight")
