@@ -255,14 +255,22 @@ def test_the_best_centred_scale_is_the_one_that_is_said():
     gate = gates.NormalJeffreys(centred=True)
     generator = torch.Generator().manual_seed(0)
     mean, std = torch.randn(1, 6, generator=generator).double(), torch.rand(1, 6, generator=generator).double() + 0.1
-    square, groups, prior = (mean.square() + std.square()).sum().item(), torch.zeros(1, 6, dtype=torch.long), Normal(1.0)
+    square, groups, prior = (
+        (mean.square() + std.square()).sum().item(),
+        torch.zeros(1, 6, dtype=torch.long),
+        Normal(1.0),
+    )
     costs = []
     for size in (1.0, 1e-3):
         least = optimize.minimize(
             lambda at, size=size: (
                 found(gate, log_mean=at[0], log_std=at[1])
                 + gate.weight_kl(
-                    oracles.parameters(gate, {"log_mean": at[0], "log_std": at[1]}), size * mean, size * std, groups, prior
+                    oracles.parameters(gate, {"log_mean": at[0], "log_std": at[1]}),
+                    size * mean,
+                    size * std,
+                    groups,
+                    prior,
                 ).item()
             ),
             [0.5 * math.log(size**2 * square / 6), -1.0],

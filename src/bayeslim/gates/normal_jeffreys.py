@@ -14,9 +14,9 @@ Centred, z is the scale of the weights' prior (`centred.py`), which needs a log-
     log z ~ N(m, v),      KL(q ‖ p) = −½ log 2πe v
 
 up to the constant that an improper prior leaves open. For n weights whose E w² sums to S the best q(z) has v = 1/2n and
-e^(2m − 2v) = S/n, and what they cost is then, but for a constant, ½ Σ log(S / n σ²), with σ² the variance of each: a group
-is free once its weights are noise and nothing else, alike in size, however large it is. So the likelihood alone makes
-them small, and a group goes where the log of the mode of z, m − v, is low.
+e^(2m − 2v) = S/n. They then cost, but for a constant, ½ Σ log(S / n σ²) with σ² the variance of each: a group is
+free once its weights are noise and nothing else, alike in size, however large it is. So the likelihood alone makes them
+small, and a group goes where the log of the mode of z, m − v, is low.
 
 Louizos, Ullrich & Welling 2017, arXiv:1705.08665
 """
