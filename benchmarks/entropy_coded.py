@@ -3,9 +3,10 @@
     python benchmarks/sparse_posteriors.py --device cuda --rules weights --networks lenet_300_100 lenet5
     python benchmarks/entropy_coded.py
 
-Each sparse network of the first command gets the diagonal Laplace posterior of the weights that are left, is rounded
-within it as coarsely as costs at most `SLACK` points on the validation images, and is written with `bl.encode`. Bytes
-are those of the file on disk, all of it; the test error is that of the network that `bl.decode` reads back.
+Each sparse network of the first command, and the one beside it that was cut by magnitude to as many weights, gets the
+diagonal Laplace posterior of the weights that are left, is rounded within it as coarsely as costs at most `SLACK`
+points on the validation images, and is written with `bl.encode`. Bytes are those of the file on disk, all of it; the
+test error is that of the network that `bl.decode` reads back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch import nn
 import bayeslim as bl
 
 SLACK = 0.1
-BITS = 6
+BITS = (6, 7, 8)
+"""Widths of codes: the first with which a network stays within `SLACK`."""
 NETWORKS = ("lenet_300_100", "lenet5")
 CURVATURE = 10_000
 """Training images that the posterior is found from."""
@@ -45,17 +47,28 @@ def measured(folder: Path, data: bl.data.Dataset, to: Path) -> dict[str, Any]:
     network = bl.load(folder).eval()
     bnn = posterior(network, data)
     validate = bl.data.Loader(data.valid_x, data.valid_y, 1000, shuffle=False)
-    quantised = bl.quantise(bnn, bits=BITS, validate=validate, max_error_increase=SLACK)
+    quantised, bits = rounded(bnn, validate)
     encoded = bl.encode(quantised, to, example=data.valid_x[:1])
     decoded = bl.decode(to)
     print(folder.name, encoded, flush=True)
     return {
         "network": folder.name,
+        "bits": bits,
         "bytes": to.stat().st_size,
         "nonzeros": sum(int((p != 0).sum()) for p in decoded.parameters() if p.ndim > 1),
         "sparse": error(network, data),
         "decoded": error(decoded, data),
     }
+
+
+def rounded(bnn: bl.Bayesian, validate: bl.data.Loader) -> tuple[bl.Quantised, int]:
+    """As coarsely as the validation images allow, and the width of the codes."""
+    for bits in BITS[:-1]:
+        try:
+            return bl.quantise(bnn, bits=bits, validate=validate, max_error_increase=SLACK), bits
+        except ValueError as refused:
+            print(refused, flush=True)
+    return bl.quantise(bnn, bits=BITS[-1], validate=validate, max_error_increase=SLACK), BITS[-1]
 
 
 @torch.no_grad()
@@ -74,8 +87,9 @@ def main() -> None:
     data = bl.data.load("mnist").with_validation(5_000, seed=0)
     path = options.results / "entropy_coded.json"
     rows = json.loads(path.read_text())["runs"] if path.exists() else []
-    for name in options.networks:
-        for folder in sorted(options.runs.glob(f"{name}-[0-9]")):
+    for kind in (f"{name}{cut}" for name in options.networks for cut in ("", "-magnitude")):
+        folders = sorted(options.runs.glob(f"{kind}-[0-9]"))
+        for folder in folders:
             if folder.name not in [row["network"] for row in rows]:
                 rows.append(measured(folder, data, options.runs / f"{folder.name}.bayes"))
                 save(
@@ -83,13 +97,13 @@ def main() -> None:
                     {"command": "python benchmarks/entropy_coded.py", "runs": rows},
                     folder=options.results,
                 )
-        found = [row for row in rows if row["network"].startswith(f"{name}-")]
-        if found:
+        names = [folder.name for folder in folders]
+        if found := [row for row in rows if row["network"] in names]:
             means = {
                 k: round(statistics.mean(row[k] for row in found), 2)
                 for k in ("bytes", "nonzeros", "sparse", "decoded")
             }
-            print(name, json.dumps(means), flush=True)
+            print(kind, json.dumps(means), flush=True)
 
 
 if __name__ == "__main__":

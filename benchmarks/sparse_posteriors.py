@@ -8,19 +8,23 @@ makes it sparse; what is cut is chosen on validation images, from a few threshol
 most `SLACK` points there; the survivors are trained on with zeros kept at zero. Beside it, the magnitude rule cuts the
 same dense network to the same number of weights with the same schedule: as many epochs, the same learning rates, the
 weights going gradually (Zhu & Gupta 2017) where the KL is warmed up, and the same training afterwards. Nothing is
-chosen on test images. In the rules called "shifted" that training sees images shifted by up to a pixel, and the dense
-network is also measured after it. Finished runs are kept in the results and not repeated.
+chosen on test images. Finished runs are kept in the results and not repeated.
+
+In the rule called "units", `bl.recipes.bottleneck` takes out units instead, and those with the smallest norms go beside
+it. What either has left is trained on in three ways, each from where the cut left it: on the labels; taught, on what
+the dense network says of the training images as well; and shifted, on images moved by up to a pixel, after which the
+dense network is measured, too. The rule "weights, shifted" is Sparse Variational Dropout with the last of these.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from jobs import finished
 from torch import Tensor, nn
 
 import bayeslim as bl
+from bayeslim.imitation import divergence
 from bayeslim.train import fit
 
 THRESHOLDS = (3.0, 2.0, 1.0, 0.0, -1.0)
@@ -40,10 +45,17 @@ VALIDATION = 5_000
 
 DEFAULTS: dict[str, Any] = {"batch": 250, "dense_epochs": 20, "lr": 1e-3, "tune_lr": 5e-4}
 CIFAR: dict[str, Any] = {"data": "cifar10", "dense_epochs": 25, "epochs": 25, "tune_epochs": 20, "temperature": 0.1}
-BOTTLENECK = "information_bottleneck"
-TUNED_LONG: dict[str, Any] = {"data": "mnist", "tune_epochs": 80, "tune_lr": 1e-3}
-SHIFTED: dict[str, Any] = {**TUNED_LONG, "tune_shift": 1}
-"""Fine-tuning sees images shifted by up to a pixel; published figures were reached without."""
+BOTTLENECK = bl.recipes.bottleneck()
+UNITS: dict[str, Any] = {
+    "data": "mnist",
+    "epochs": BOTTLENECK.fit["epochs"],
+    "tune_epochs": BOTTLENECK.fine_tune["epochs"],
+    "tune_lr": BOTTLENECK.fine_tune["lr"],
+    "gate": repr(BOTTLENECK.method.gates),
+}
+"""One recipe for both networks."""
+TEMPERATURE, TAUGHT = 2.0, 0.9
+"""How soft the dense network's probabilities are made, and the share of them in the loss; the rest is the labels'."""
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "weights": {
         "lenet_300_100": {"data": "mnist", "epochs": 100, "tune_epochs": 30},
@@ -52,14 +64,9 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "vgg": CIFAR,
         "vgg_wide": CIFAR,
     },
-    "units": {
-        "lenet_300_100": {"epochs": 100, "gate": [BOTTLENECK, {"strength": 45.0}], **TUNED_LONG},
-        "lenet5": {"epochs": 100, "gate": [BOTTLENECK, {"strength": 200.0}], **TUNED_LONG},
-    },
-    "weights, shifted": {"lenet5": {"epochs": 170, **SHIFTED, "tune_epochs": 60}},
-    "units, shifted": {
-        "lenet_300_100": {"epochs": 100, "gate": [BOTTLENECK, {"strength": 45.0}], **SHIFTED},
-        "lenet5": {"epochs": 100, "gate": [BOTTLENECK, {"strength": 300.0}], **SHIFTED},
+    "units": {"lenet_300_100": UNITS, "lenet5": UNITS},
+    "weights, shifted": {
+        "lenet5": {"data": "mnist", "epochs": 170, "tune_epochs": 60, "tune_lr": 1e-3, "tune_shift": 1},
     },
     "random labels": {
         "lenet_300_100": {"data": "mnist", "epochs": 40, "dense_epochs": 200},
@@ -127,19 +134,26 @@ class Run:
         self.move = partial(moved, by=4, mirror=True) if colours and job["rule"] != "random labels" else None
 
     def train(
-        self, bnn: bl.Bayesian, epochs: int, lr: float, schedule: Any, move: Move | None = None, **options: Any
+        self,
+        bnn: bl.Bayesian,
+        epochs: int,
+        lr: float,
+        schedule: Any,
+        move: Move | None = None,
+        loader: bl.data.Loader | None = None,
+        **options: Any,
     ) -> bl.Bayesian:
         """Fit by gradient descent with the run's seed; on a GPU as a captured graph."""
         options |= {"epochs": epochs, "lr": lr, "lr_schedule": schedule, "seed": self.job["seed"], **self.options}
-        move = move or self.move
+        move, loader = move or self.move, loader or self.loader
         if self.device != "cpu":
-            return captured.train(bnn, self.loader, moved=move, **options)
+            return captured.train(bnn, loader, moved=move, **options)
         each_epoch = options.pop("each_epoch", None)
         if each_epoch is not None:
             options["callbacks"] = [lambda epoch: each_epoch(epoch.number)]
         if make := options.pop("optimizer", None):
             options["optimizer"] = make(list(bnn.parameters()), lr)
-        fit(bnn, self.loader if move is None else Moved(self.loader, move), progress=False, **options)
+        fit(bnn, loader if move is None else Moved(loader, move), progress=False, **options)
         return bnn
 
     def dense(self, network: nn.Module | None = None) -> nn.Module:
@@ -162,11 +176,9 @@ class Run:
         method, prior = recipe.method, recipe.prior
         if job["rule"] == "random labels":  # from scratch: there is nothing to learn before the KL counts
             method = bl.Variational(bl.families.SparseGaussian())
-        elif "gate" in job:
-            kind, settings = job["gate"]
-            gates = bl.gates.GATES[kind](**settings)
+        elif job["rule"] == "units":
             recipe = bl.recipes.bottleneck(epochs=epochs)
-            method, prior = replace(recipe.method, gates=gates), recipe.prior
+            method, prior = recipe.method, recipe.prior
         bnn = bl.bayesianize(network, method, likelihood=bl.likelihoods.Categorical(), prior=prior)
         return self.train(bnn, epochs, job["lr"], "half-then-linear")
 
@@ -180,12 +192,24 @@ class Run:
         pixels = self.job["network"] == "lenet_300_100"
         return bl.compact(pruned.cpu(), self.valid[0][:4].cpu(), drop_inputs=pixels).to(self.device)
 
-    def tuned(self, network: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
-        """The survivors, trained on."""
-        bnn, by = plain(network, 1.0), self.job.get("tune_shift")
+    def tuned(
+        self, network: nn.Module, masks: dict[str, Tensor], shift: int = 0, teacher: nn.Module | None = None
+    ) -> nn.Module:
+        """The survivors, trained on: on images that are moved, or on what a teacher says of them, if that is asked."""
+        bnn = plain(network, 1.0, likelihood=None if teacher is None else Taught())
         bnn.masks = masks
-        move = partial(moved, by=by, mirror=False) if by else None
-        return self.train(bnn, self.job["tune_epochs"], self.job["tune_lr"], "cosine", move).model
+        move = partial(moved, by=shift, mirror=False) if shift else None
+        loader = None if teacher is None else self.lessons(teacher)
+        return self.train(bnn, self.job["tune_epochs"], self.job["tune_lr"], "cosine", move, loader).model
+
+    @torch.no_grad()
+    def lessons(self, teacher: nn.Module) -> bl.data.Loader:
+        """The training images with a teacher's probabilities, and with their labels behind those."""
+        teacher.eval()
+        x, y = self.loader.dataset.x, self.loader.dataset.y
+        told = torch.cat([teacher(part).softmax(1) for part in x.split(1000)])  # type: ignore[union-attr]
+        targets = torch.cat([told, y[:, None].to(told)], 1)
+        return bl.data.Loader(x, targets, self.job["batch"], device=self.device, seed=self.job["seed"], drop_last=True)
 
     def cut(self, bnn: bl.Bayesian) -> tuple[bl.Bayesian, float, list[dict[str, float]]]:
         """The most that costs at most `SLACK` points on the validation images."""
@@ -204,7 +228,7 @@ class Run:
         assert best is not None
         return *best, tried
 
-    def by_magnitude(self, network: nn.Module, keep: int) -> nn.Module:
+    def by_magnitude(self, network: nn.Module, keep: int) -> bl.Bayesian:
         """The baseline: `keep` weights are left, the smallest going gradually."""
         bnn, epochs = plain(network, 1.0), self.job["epochs"]
         weights = {name: p for name, p in bnn.model.named_parameters() if p.ndim > 1}
@@ -221,10 +245,9 @@ class Run:
                 bnn.masks[name].copy_(p.detach().abs() >= smallest)
             bnn.keep_zeros()
 
-        self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
-        return self.tuned(bnn.model, bnn.masks)
+        return self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
 
-    def by_norm(self, network: nn.Module, shapes: dict[str, tuple[int, ...]]) -> nn.Module:
+    def by_norm(self, network: nn.Module, shapes: dict[str, tuple[int, ...]]) -> bl.Bayesian:
         """The baseline of units: those with the smallest norms go gradually, to as many as `shapes` has."""
         bnn, epochs = plain(network, 1.0), self.job["epochs"]
         names = [name for name, p in bnn.model.named_parameters() if p.ndim > 1]
@@ -243,14 +266,12 @@ class Run:
                 bnn.masks[name].copy_(both.view(*both.shape, *[1] * (weight.ndim - 2)).expand_as(weight))
             bnn.keep_zeros()
 
-        self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
-        return self.tuned(bnn.model, bnn.masks)
+        return self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
 
-    @property
-    def folder(self) -> Path:
-        """Where the network goes."""
-        rule = self.job["rule"].removeprefix("weights").replace(", ", "-")
-        return Path(self.job["runs"]) / f"{self.job['network']}{'-' * bool(rule)}{rule.strip('-')}-{self.job['seed']}"
+    def folder(self, cut: str = "") -> Path:
+        """Where a network goes, by the rule, what cut it if not the posterior, and the seed."""
+        rule = self.job["rule"].removeprefix("weights").replace(", ", "-").strip("-")
+        return Path(self.job["runs"]) / "-".join(filter(None, (self.job["network"], rule, cut, str(self.job["seed"]))))
 
     @torch.no_grad()
     def error(self, network: nn.Module, part: str) -> float:
@@ -290,11 +311,24 @@ def one_cycle(done: float) -> float:
     return 5 * done if done < 0.2 else 1.25 * (1 - done)
 
 
-def plain(network: nn.Module, prior_std: float, copy: bool = True) -> bl.Bayesian:
+class Taught(bl.likelihoods.Categorical):
+    """Targets are a teacher's probabilities and, behind them, the label."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of the label, and how far the outputs are from what the teacher says, in equal scales."""
+        told, labels = targets[:, :-1], targets[:, -1].long()
+        away = divergence(bl.likelihoods.Categorical(), outputs, told, TEMPERATURE)
+        return (1 - TAUGHT) * super().log_prob(outputs, labels) - TAUGHT * away
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over examples."""
+        return -self.log_prob(outputs, targets).mean()
+
+
+def plain(network: nn.Module, prior_std: float, likelihood: bl.likelihoods.Likelihood | None = None) -> bl.Bayesian:
     """A network to be trained as usual, with weight decay from a Normal prior."""
-    make = bl.bayesianize if copy else bl.bayesianize_
-    likelihood, prior = bl.likelihoods.Categorical(), bl.priors.Normal(prior_std)
-    return make(network, bl.Laplace(structure="diag"), likelihood=likelihood, prior=prior)
+    likelihood, prior = likelihood or bl.likelihoods.Categorical(), bl.priors.Normal(prior_std)
+    return bl.bayesianize(network, bl.Laplace(structure="diag"), likelihood=likelihood, prior=prior)
 
 
 def nonzeros(network: nn.Module) -> dict[str, int]:
@@ -313,44 +347,47 @@ def run(job: Job) -> Job:
 
 def weights(steps: Run) -> Job:
     """Sparse Variational Dropout, and magnitude beside it."""
-    job, dense = steps.job, steps.dense()
+    job, dense, shift = steps.job, steps.dense(), steps.job.get("tune_shift", 0)
     total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
     bnn = steps.posterior(dense)
     pruned, threshold, tried = steps.cut(bnn)
-    tuned = steps.tuned(pruned.mean_network(), pruned.masks)
+    tuned = steps.tuned(pruned.mean_network(), pruned.masks, shift)
     left = nonzeros(tuned)
     keep = sum(left.values())
     result: Job = {"weights": total, "left": keep, "compression": round(total / keep, 1)}
     result |= {"tried": tried, "log_alpha": threshold, "nonzeros": left}
     result |= {"dense": errors(steps, dense), "sparse": errors(steps, tuned)}
-    result |= shifted_dense(steps, dense)
-    bl.save(tuned.cpu(), steps.folder)
+    if shift:
+        result["dense_tuned"] = errors(steps, steps.tuned(dense, {}, shift))
+    bl.save(tuned.cpu(), steps.folder())
     if job.get("baseline", True):
-        result["magnitude"] = errors(steps, steps.by_magnitude(dense, keep))
+        cut = steps.by_magnitude(dense, keep)
+        network = steps.tuned(cut.model, cut.masks, shift)
+        result["magnitude"] = errors(steps, network)
+        bl.save(network.cpu(), steps.folder("magnitude"))
     return result
 
 
 def units(steps: Run) -> Job:
-    """Gates on units, and units cut by the norm of their weights beside it."""
+    """Gates on units, and units cut by the norm of their weights beside it, trained on in three ways."""
     dense = steps.dense()
     total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
-    bnn = steps.posterior(dense)
-    slim = steps.slim(bnn)
-    tuned = steps.tuned(slim, {})
-    left = sum(p.numel() for p in tuned.parameters() if p.ndim > 1)
-    result: Job = {"weights": total, "left": left, "compression": round(total / left, 1)}
-    result["shapes"] = {name: tuple(p.shape) for name, p in tuned.named_parameters() if p.ndim > 1}
-    result |= {"dense": errors(steps, dense), "sparse": errors(steps, tuned)}
-    result |= shifted_dense(steps, dense)
-    bl.save(tuned.cpu(), steps.folder)
-    if steps.job.get("baseline", True):
-        result["magnitude"] = errors(steps, steps.by_norm(dense, result["shapes"]))
+    slim = steps.slim(steps.posterior(dense))
+    shapes = {name: tuple(p.shape) for name, p in slim.named_parameters() if p.ndim > 1}
+    left = sum(math.prod(shape) for shape in shapes.values())
+    cut = steps.by_norm(dense, shapes)
+    result: Job = {"weights": total, "left": left, "compression": round(total / left, 1), "shapes": shapes}
+    result["dense"] = errors(steps, dense)
+    ways: dict[str, dict[str, Any]] = {"": {}, "taught": {"teacher": dense}, "shifted": {"shift": 1}}
+    for way, options in ways.items():
+        tuned = steps.tuned(slim, {}, **options)
+        norms = steps.tuned(cut.model, cut.masks, **options)
+        found = {"sparse": errors(steps, tuned), "magnitude": errors(steps, norms)}
+        if way == "shifted":
+            found["dense"] = errors(steps, steps.tuned(dense, {}, **options))
+        result |= {way: found} if way else found
+        bl.save(tuned.cpu(), steps.folder(way))
     return result
-
-
-def shifted_dense(steps: Run, dense: nn.Module) -> Job:
-    """Where fine-tuning sees shifted images, what the dense network gains by it too."""
-    return {"dense_tuned": errors(steps, steps.tuned(dense, {}))} if "tune_shift" in steps.job else {}
 
 
 def random_labels(steps: Run) -> Job:
@@ -384,7 +421,6 @@ RULES = {
     "weights": weights,
     "units": units,
     "weights, shifted": weights,
-    "units, shifted": units,
     "random labels": random_labels,
 }
 
@@ -409,7 +445,7 @@ def main() -> None:
         | {"device": options.device, "runs": str(options.runs)}
         for rule in options.rules
         for network, settings in SETTINGS[rule].items()
-        for seed in range(1 if rule == "random labels" else min(options.seeds, SEEDS.get(network, options.seeds)))
+        for seed in range(min(options.seeds, SEEDS.get(network, options.seeds)))
         if network in options.networks
     ]
     path = options.results / "sparse_posteriors.json"
@@ -424,8 +460,10 @@ def main() -> None:
     rows = finished(run, jobs, done, options.workers, keep)
     for rule in (rule for rule in SETTINGS if rule != "random labels"):
         for network in SETTINGS[rule]:
-            if found := [row for row in rows if (row["rule"], row["network"]) == (rule, network)]:
-                print(rule, network, json.dumps(summary(found)))
+            found = [row for row in rows if (row["rule"], row["network"]) == (rule, network)]
+            for way in ("", "taught", "shifted"):
+                if ways := [{**row, **(row[way] if way else {})} for row in found if not way or way in row]:
+                    print(rule, network, way, json.dumps(summary(ways)))
     for row in rows:
         if row["rule"] == "random labels":
             print("random labels", row["network"], {k: v for k, v in row.items() if "error" in k or k == "pruned"})

@@ -12,7 +12,7 @@ says what it does. Every part can be exchanged: schedules, families, priors and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bayeslim import families, gates, priors
@@ -91,14 +91,16 @@ def relevance(epochs: int = 100) -> Recipe:
     )  # fmt: skip
 
 
-def bottleneck(strength: float = 45.0, epochs: int = 100) -> Recipe:
-    """Gates that pay for the information they let through (VIBNet): units go.
+def bottleneck(strength: float = 0.1, epochs: int = 100) -> Recipe:
+    """Gates that pay for the information they let through (VIBNet), by the weights that go with them: units go.
 
     Args:
-        strength: nats that a nat of information costs; more of it leaves fewer units.
+        strength: nats that a nat of information costs, for each of these weights; more of it leaves fewer units. The
+            nats are those of the whole training set, so that few data bear less: 0.025 for a thousand small digits.
         epochs: of training.
     """
-    return _gated("bottleneck", gates.InformationBottleneck(strength=strength), families.Point(), epochs)
+    gate = gates.InformationBottleneck(strength=strength, per="weight")
+    return _gated("bottleneck", gate, families.Point(), epochs)
 
 
 def horseshoe(epochs: int = 100) -> Recipe:
@@ -175,7 +177,10 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 
 def _gated(name: str, gate: gates.Gate, family: families.Family, epochs: int) -> Recipe:
     method = Variational(family, gates=gate, kl_schedule=_warm(epochs))
-    return _sparse(name, "units go", method, priors.Normal(1.0), epochs, gate.threshold, "gates")
+    recipe = _sparse(name, "units go", method, priors.Normal(1.0), epochs, gate.threshold, "gates")
+    # A network without its units is another one, which takes longer to train than one without single weights.
+    tuning = {"epochs": max(1, round(0.8 * epochs)), "lr": 1e-3, "lr_schedule": "cosine"}
+    return replace(recipe, fine_tune=tuning)
 
 
 def _sparse(

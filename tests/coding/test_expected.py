@@ -122,6 +122,21 @@ def test_what_is_expected_are_the_posteriors_probabilities(settings):
             assert expected.columns.sum() == pytest.approx(quantised.kept[name] * (1 - float(zero)))
 
 
+def test_expected_sizes_are_those_that_are_written():
+    _, quantised = network_and_quantised(bits=5)
+    whole = expectations(quantised)
+    even = replace(quantised, codes={name: 2 * (codes // 2) for name, codes in quantised.codes.items()})
+    for name, expected in expectations(even).items():
+        assert expected.sizes.tolist() == whole[name].sizes[1::2].tolist()
+    _, listed = network_and_quantised(bits=3, codebook="kmeans")
+    name, grid = next(iter(listed.grids.items()))
+    ranked = [int(code) for code in grid.values.argsort() if grid.values[code] > 0]
+    fewer = listed.codes | {name: torch.where(listed.codes[name] == ranked[0], ranked[1], listed.codes[name])}
+    masses = listed.probabilities[name]
+    lost = expectations(listed)[name].sizes.sum() - expectations(replace(listed, codes=fewer))[name].sizes.sum()
+    assert lost == pytest.approx(float(masses[ranked[0]]))
+
+
 def test_the_posteriors_probabilities_go_into_the_file_and_change_no_value(tmp_path):
     network, quantised = network_and_quantised(units=12, bits=6, how="nearest")
     sure = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bayeslim.coding.coders import Meter, Reader, Writer
 from bayeslim.coding.evidence import BELOW, BESIDE, CHANNEL, COLUMN, CORNER, FEATURES, PLACE, POPULAR, RIGHT, Evidence
 from bayeslim.coding.geometry import Grid
+from bayeslim.coding.hill import Hill, Slope
 from bayeslim.coding.positions import GAMMAS, WORTHS, Taste, code_columns, code_counts, is_sorted
 from bayeslim.coding.tasting import best_taste, gather
 
@@ -95,6 +96,28 @@ def test_the_estimate_by_which_worths_are_chosen_is_what_they_cost():
         code_columns(meter, hits, [len(row) for row in hits], Evidence(grid, None), taste)
         extra = 4 * sum(worth > 0 for worth in worths[1:])
         assert choices.bits(taste) - extra == pytest.approx(meter.bits, rel=0.03)
+
+
+def test_choices_under_another_hill_are_those_gathered_with_it():
+    generator = np.random.default_rng(0)
+    grid = Grid(2, 6, 6)
+    hits = hits_of(generator.random((20, grid.size)) < 0.2)
+    hill = Hill(Slope(6, 4), Slope(4, 8), 1)
+    moved = gather(hits, Evidence(grid, None)).under(hill.heights(grid))
+    again = gather(hits, Evidence(grid, None, hill))
+    for field in ("all", "beyond", "chosen", "left"):
+        assert np.array_equal(getattr(moved, field), getattr(again, field))
+
+
+def test_full_rows_say_nothing_and_cost_nothing():
+    size, generator = 50, np.random.default_rng(0)
+    full, some = np.arange(size), np.sort(generator.choice(size, 20, replace=False))
+    assert len(gather([full, full], Evidence(Grid(size), None)).left) == 0
+    assert len(gather([full, some, full], Evidence(Grid(size), None)).left) == 20
+    meter = Meter()
+    found = code_columns(meter, [full, full], [size, size], Evidence(Grid(size), None), Taste())
+    assert meter.bits == 0
+    assert all(np.array_equal(row, full) for row in found)
 
 
 def test_structure_is_found_and_paid_back():

@@ -18,6 +18,8 @@ GRID = (np.arange(100_000) + 0.5) / 100_000
 def quantile(gate: gates.Gate, at: Values, u: np.ndarray) -> np.ndarray:
     """The z below which the fraction u of the draws of one gate lies."""
     match gate:
+        case gates.NormalJeffreys(centred=True):
+            return np.exp(stats.norm.ppf(u, at["log_mean"], math.exp(at["log_std"])))
         case gates.NormalJeffreys() | gates.InformationBottleneck():
             return stats.norm.ppf(u, at["mean"], math.exp(at["log_std"]))
         case gates.HalfCauchy():

@@ -14,6 +14,7 @@ from bayeslim.priors import Normal
 
 EVERY = [
     gates.NormalJeffreys(),
+    gates.NormalJeffreys(centred=True),
     gates.HalfCauchy(),
     gates.HalfCauchy(centred=True),
     gates.TruncatedLogNormal(),
@@ -198,6 +199,18 @@ def test_centred_scales_do_not_multiply():
     assert gates.HalfCauchy().multiplies
     assert gate.fixed(own).tolist() == [1.0, 0.0]
     assert gate.mean(own)[0] == pytest.approx(0.7788, rel=1e-3)
+    flat = gates.NormalJeffreys(centred=True)
+    own = flat.start(2)
+    own["log_mean"] = own["log_mean"] + torch.tensor([-0.5, -4.0])
+    assert not flat.multiplies
+    assert gates.NormalJeffreys().multiplies
+    assert flat.fixed(own).tolist() == [1.0, 0.0]
+
+
+def test_thresholds_that_are_not_given_are_those_of_the_score():
+    assert gates.NormalJeffreys().threshold == 0.0
+    assert gates.NormalJeffreys(centred=True).threshold == -3.0
+    assert gates.NormalJeffreys(centred=True, threshold=-1.0).threshold == -1.0
 
 
 @pytest.mark.parametrize(
@@ -205,6 +218,8 @@ def test_centred_scales_do_not_multiply():
     [
         (lambda: gates.NormalJeffreys(initial_std=0.0), "initial_std must be a positive number. Got 0.0"),
         (lambda: gates.InformationBottleneck(strength=-1.0), "strength must be a positive number"),
+        (lambda: gates.InformationBottleneck(per="unit"), 'per must be "gate" or "weight"'),
+        (lambda: gates.HardConcrete(per="layer"), 'per must be "gate" or "weight"'),
         (lambda: gates.HalfCauchy(global_scale=float("inf")), "global_scale must be a positive number"),
         (lambda: gates.TruncatedLogNormal(log_low=1.0), "log_low must be below log_high. Got 1.0 and 0.0"),
         (lambda: gates.HardConcrete(cost=-1.0), "cost must not be negative"),

@@ -220,6 +220,72 @@ def test_centred_weights_are_compared_with_every_scale_there_may_be():
         gate.weight_kl(own, mean, std, groups, LogUniform())
 
 
+def test_centred_normal_jeffreys():
+    """The scale's divergence by integration, up to the prior's constant; the weights', in expectation over z."""
+    gate = gates.NormalJeffreys(centred=True)
+    for log_mean, log_std in itertools.product([-8.0, 0.0, 5.0], [-4.5, -1.0, 0.5]):
+        spread = math.exp(log_std)
+        # q(z) = q(log z) / z, and p(z) = 1/z
+        excess = lambda y: stats.norm.logpdf(y, log_mean, spread) - y + y  # noqa: B023, E731
+        wanted = over_a_gaussian(excess, log_mean, spread)
+        assert found(gate, log_mean=log_mean, log_std=log_std) == pytest.approx(wanted, rel=1e-9)
+    own = oracles.parameters(gate, {"log_mean": 0.1, "log_std": -1.2}, 3)
+    own["log_mean"].data += torch.tensor([0.0, 1.0, -2.0])
+    mean, std, groups = weights()
+    prior = Normal(0.7)
+    total = 0.0
+    for i, j in itertools.product(range(3), range(4)):
+        centre, square = own["log_mean"][i].item(), mean[i, j].item() ** 2 + std[i, j].item() ** 2
+
+        def against(log_scale, i=i, j=j, square=square):
+            p = np.exp(log_scale) * 0.7
+            return np.log(p / std[i, j].item()) + square / (2 * p**2) - 0.5
+
+        total += over_a_gaussian(against, centre, math.exp(-1.2))
+    assert gate.weight_kl(own, mean, std, groups, prior).item() == pytest.approx(total, rel=1e-9)
+    assert gates.NormalJeffreys().weight_kl(own, mean, std, groups, prior) is None
+    with pytest.raises(UnsupportedModel, match="scale of a Normal prior"):
+        gate.weight_kl(own, mean, std, groups, LogUniform())
+    with pytest.raises(UnsupportedModel, match="needs weights with a posterior"):
+        gate.weight_kl(own, mean, None, groups, prior)
+
+
+def test_the_best_centred_scale_is_the_one_that_is_said():
+    """V = 1/2n and e^(2m − 2v) = S/n, and ½ Σ log(S / n σ²) of what a group costs, whatever its scale."""
+    gate = gates.NormalJeffreys(centred=True)
+    generator = torch.Generator().manual_seed(0)
+    mean, std = torch.randn(1, 6, generator=generator).double(), torch.rand(1, 6, generator=generator).double() + 0.1
+    square, groups, prior = (
+        (mean.square() + std.square()).sum().item(),
+        torch.zeros(1, 6, dtype=torch.long),
+        Normal(1.0),
+    )
+    costs = []
+    for size in (1.0, 1e-3):
+        least = optimize.minimize(
+            lambda at, size=size: (
+                found(gate, log_mean=at[0], log_std=at[1])
+                + gate.weight_kl(
+                    oracles.parameters(gate, {"log_mean": at[0], "log_std": at[1]}),
+                    size * mean,
+                    size * std,
+                    groups,
+                    prior,
+                ).item()
+            ),
+            [0.5 * math.log(size**2 * square / 6), -1.0],
+        )
+        m, v = least.x[0], math.exp(2 * least.x[1])
+        assert v == pytest.approx(1 / 12, rel=1e-3)
+        assert math.exp(2 * m - 2 * v) == pytest.approx(size**2 * square / 6, rel=1e-3)
+        costs.append(least.fun)
+    assert costs[0] == pytest.approx(costs[1], abs=1e-6)
+    noise = std.expand(1, 6)
+    wanted = 0.5 * (math.log(square / 6) - 2 * noise.log()).sum().item()
+    constant = -(0.5 * math.log(1 / 12) + 0.5 * (1 + math.log(2 * math.pi))) + 6 / 12
+    assert costs[0] == pytest.approx(wanted + constant, abs=1e-6)
+
+
 def test_weights_under_dropout_cost_their_expected_square():
     gate = gates.Bernoulli(learn="concrete")
     own = {"logit": torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)}

@@ -234,9 +234,17 @@ def test_the_kl_is_the_sum_of_those_of_weights_and_gates():
 
 
 @pytest.mark.parametrize("family", [families.DiagonalGaussian(0.1), families.Point()], ids=lambda f: f.name)
-@pytest.mark.parametrize("gate", [gates.HalfCauchy(centred=True), gates.Bernoulli(0.3)], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "gate",
+    [gates.HalfCauchy(centred=True), gates.NormalJeffreys(centred=True), gates.Bernoulli(0.3)],
+    ids=lambda g: g.name,
+)
 def test_gates_with_a_say_in_the_weights_kl(gate, family):
     bnn = gated(mlp(), gate, family)
+    if gate.name == "normal_jeffreys" and family.name == "point":
+        with pytest.raises(bl.errors.UnsupportedModel, match="needs weights with a posterior"):
+            bnn.loss((X, Y))
+        return
     bnn.loss((X, Y))
     kl, base = 0.0, bnn.posterior_.base
     for scales in bnn.posterior_.scales:
@@ -245,6 +253,27 @@ def test_gates_with_a_say_in_the_weights_kl(gate, family):
         groups = torch.arange(scales.place.count).expand_as(base.mean[name])
         kl += scales.gate.kl(scales.own)
         kl += gate.weight_kl(scales.own, base.mean[name], std, groups, bnn.priors[name])
+    assert bnn.terms.kl.item() == pytest.approx(kl.item(), rel=1e-5)
+
+
+def test_inputs_go_where_centred_log_uniform_scales_find_no_signal():
+    torch.manual_seed(0)
+    gate = gates.NormalJeffreys(centred=True)
+    bnn = gated(nn.Linear(6, 1), gate, families.DiagonalGaussian(0.1))
+    bnn.fit([(X, Y)], epochs=400, lr=5e-2)
+    scales = bnn.posterior_.scales[0]
+    assert gate.score(scales.own)[:2].min() > gate.score(scales.own)[2:].max() + 1
+    assert scales.closed.tolist() == [False, False, True, True, True, True]
+    torch.testing.assert_close(bnn.posterior_.mean["weight"][0, :2], torch.tensor([2.0, -1.5]), rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize("gate", [gates.InformationBottleneck(per="weight"), gates.HardConcrete(per="weight")])
+def test_a_price_for_each_weight_is_that_of_a_gate_times_its_weights(gate):
+    bnn = gated(mlp(), gate)
+    bnn.loss((X, Y))
+    kl = -bnn.log_prior().detach()
+    for scales, weights in zip(bnn.posterior_.scales, (5, 6 + 1), strict=True):
+        kl = kl + weights * gate.kl(scales.own)
     assert bnn.terms.kl.item() == pytest.approx(kl.item(), rel=1e-5)
 
 

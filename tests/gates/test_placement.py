@@ -40,6 +40,27 @@ def test_behind_a_norm_if_one_follows():
     assert parts(found["1.outputs"]) == [("1.weight", 0), ("1.bias", 0)]
 
 
+def test_weights_that_go_with_a_gate_are_those_it_scales_and_those_on_its_other_side():
+    def weights(model, gate_at=None):
+        return {name: place.weights for name, place in placed(model, gate_at).items()}
+
+    assert weights(bl.zoo.create("lenet_300_100")) == {
+        "fc1.inputs": 300, "fc2.inputs": 784 + 100, "fc3.inputs": 300 + 10,
+    }  # fmt: skip
+    assert weights(bl.zoo.create("lenet5")) == {
+        "conv1.outputs": 25 + 50 * 25, "conv2.outputs": 20 * 25 + 16 * 500,
+        "fc1.inputs": 500 + 25_000 / 800, "fc2.inputs": 800 + 10,
+    }  # fmt: skip
+    norms = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    assert weights(norms) == {"1.outputs": 9 + 2 * 9}
+    assert weights(nn.LSTM(3, 4)) == {
+        "inputs_l0": 16, "hidden_l0": 16 * 7 / 4, "preactivations_l0": 7,
+    }  # fmt: skip
+    assert weights(nn.MultiheadAttention(8, 2)) == {"inputs": 24, "heads": (24 * 8 + 64) / 2}
+    words = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3))
+    assert weights(words, {"0": ("rows", "outputs")}) == {"0.rows": 4, "0.outputs": 10 + 3}
+
+
 def test_the_last_layers_outputs_are_never_gated():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     assert list(placed(model)) == ["0.outputs"]

@@ -37,6 +37,8 @@ CUT = ("sparsity", "granularity", "keep_best", "steps")
 """What a recipe says itself."""
 TRAINING = {"epochs": 60, "lr": 5e-3}
 """Of a recipe: the digits are few, and so are its steps."""
+FOR_FEW_DIGITS = {"bottleneck": "bottleneck(strength=0.025)"}
+"""What to take for recipes that count on more data."""
 
 
 def run(output: Path, seed: int, recipe: str | None = None) -> None:
@@ -46,6 +48,7 @@ def run(output: Path, seed: int, recipe: str | None = None) -> None:
     started = time.monotonic()
     chosen = dict(SETTINGS)
     if recipe is not None:
+        recipe = FOR_FEW_DIGITS.get(recipe, recipe)
         chosen = {k: v for k, v in SETTINGS.items() if k not in CUT} | {"recipe": recipe, **TRAINING}
     settings = Settings.read(None, {**chosen, "out": str(output), "seed": seed})
     console.print(f"[bold]{bl.data.load(settings.data)}[/]", highlight=False)

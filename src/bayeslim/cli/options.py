@@ -42,7 +42,7 @@ RecipeName = Annotated[
     str | None,
     typer.Option(
         "--recipe",
-        help=f'Train to be sparse instead of cutting to a goal: {", ".join(SPARSE)}, or "bottleneck(strength=100)".',
+        help=f'Train to be sparse instead of cutting to a goal: {", ".join(SPARSE)}, or "bottleneck(strength=0.2)".',
     ),
 ]
 PriorName = Annotated[

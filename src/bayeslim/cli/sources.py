@@ -185,7 +185,7 @@ def method_by_name(text: str) -> Method:
 
 
 def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
-    """A recipe: `sparse-vd`, `bottleneck(strength=100)`, `sparse-vd(prior=log_uniform("approximate"))`.
+    """A recipe: `sparse-vd`, `bottleneck(strength=0.2)`, `sparse-vd(prior=log_uniform("approximate"))`.
 
     Args:
         text: its name.

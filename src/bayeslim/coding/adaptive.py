@@ -11,7 +11,7 @@ much as two observations, so that a fine context takes over only once it has see
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.expected import Curve
@@ -37,14 +37,21 @@ class Bits:
             guess: how probable a 1 is, in parts of 2²⁴, before anything was seen.
             backing: how many observations that is worth.
         """
-        probability, counts = guess, [self._counts[context] for context in contexts]
-        for zeros, ones in counts:
-            probability = (ones * _ONE + backing * probability) // (zeros + ones + backing)
-            backing = _BACKING
-        value = coder.bit(value, min(max(probability, 1), _ONE - 1), _ONE)
-        for count in counts:
-            count[value] += 1
-        return value
+        return _learn(coder, value, [self._counts[context] for context in contexts], guess, backing)
+
+
+def _learn(coder: Coder, value: int, counts: Sequence[list[int]], guess: int, backing: int) -> int:
+    """Pass one bit, by the zeros and ones seen in each of its contexts, and count it there."""
+    probability = guess
+    for zeros, ones in counts:
+        probability = (ones * _ONE + backing * probability) // (zeros + ones + backing)
+        backing = _BACKING
+    if not 0 < probability < _ONE:
+        probability = 1 if probability < 1 else _ONE - 1
+    value = coder.bit(value, probability, _ONE)
+    for count in counts:
+        count[value] += 1
+    return value
 
 
 class Naturals:
@@ -80,23 +87,32 @@ class Symbols:
     """
 
     def __init__(self, count: int, curve: Curve | None = None):
-        self._depth, self._count, self._bits = (count - 1).bit_length(), count, Bits()
+        self._depth, self._count = (count - 1).bit_length(), count
         self._below = None if curve is None else curve.below(count)
         self._worth = 0 if curve is None else curve.worth
+        # Nodes go by their path from the root, as a number behind a leading one.
+        self._trees: defaultdict[Hashable, defaultdict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(lambda: [0, 0])
+        )
+        self._guesses: dict[int, tuple[int, int]] = {}
 
     def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
         """Pass one symbol through the coder and learn from it."""
-        contexts, found = (None, *contexts), 0
+        trees, node = [self._trees[context] for context in (None, *contexts)], 1
         for place in range(self._depth - 1, -1, -1):
-            found <<= 1
-            if (found | 1) << place < self._count:  # else the bit can only be 0
-                bit, (guess, backing) = value >> place & 1, self._expected(found, place)
-                nodes = ((c, place, found) for c in contexts)
-                found |= self._bits.code(coder, bit, *nodes, guess=guess, backing=backing)
-        return found
+            guess = self._guesses.get(node)
+            if guess is None:
+                guess = self._guesses[node] = self._expected(node - (1 << (self._depth - 1 - place)) << 1, place)
+            bit = 0
+            if guess[1]:
+                bit = _learn(coder, value >> place & 1, [tree[node] for tree in trees], *guess)
+            node = node << 1 | bit
+        return node - (1 << self._depth)
 
     def _expected(self, node: int, place: int) -> tuple[int, int]:
-        """How probable the second half of a node is, and how many observations that is worth."""
+        """How probable the second half of a node is, and how many observations that is worth; 0 where there is none."""
+        if (node | 1) << place >= self._count:
+            return 0, 0
         if self._below is None:
             # Deep in the tree little is seen, and what is seen there is mostly chance.
             return _ONE >> 1, min(1 << (self._depth - 1 - place), _MOST_BACKING)

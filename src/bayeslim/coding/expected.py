@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,16 +98,21 @@ def expectations(quantised: Quantised) -> dict[str, Expected]:
 
 
 def _expected_sizes(quantised: Quantised) -> dict[str, Masses]:
+    """Of the sizes that are written: files leave out common factors, and levels of a codebook that no weight has."""
     found = {}
     for name, probabilities in quantised.probabilities.items():
         grid, masses = quantised.grids[name], probabilities.cpu().numpy()
+        used = np.unique(quantised.codes[name].cpu().numpy())
         if isinstance(grid, Codebook):
             levels = grid.values.cpu().numpy()
             found[name] = np.zeros(len(levels))
-            for sign in (levels > 0, levels < 0):  # a size is the rank among the levels of one sign
-                ranked: NDArray[Any] = np.flatnonzero(sign)[np.abs(levels[sign]).argsort()]
+            for sign in (1, -1):  # a size is the rank among the levels of one sign
+                ranked = used[(sign * levels[used] > 0)]
+                ranked = ranked[np.abs(levels[ranked]).argsort()]
                 found[name][: len(ranked)] += masses[ranked]
         else:
             middle = len(masses) // 2
-            found[name] = masses[middle + 1 :] + masses[:middle][::-1]
+            factor = int(np.gcd.reduce(used)) if grid.scale.numel() == 1 else 1
+            every = slice(max(factor, 1) - 1, None, max(factor, 1))
+            found[name] = (masses[middle + 1 :] + masses[:middle][::-1])[every]
     return found

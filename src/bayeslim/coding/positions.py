@@ -140,15 +140,14 @@ class _Row:
         columns, chosen, tails = list[int](), set(known), _tails(self.weights)
         for column in range(self.first, self.size):
             left, open_ = self.count - len(columns), self.size - column
-            if not left:
+            if left == open_:  # all that is left is taken, and nothing need be said
+                columns += range(column, self.size)
+            if left in (0, open_):
                 break
-            hit = 1
-            if left < open_:
-                weight, rest = int(self.weights[column]), int(tails[column])
-                odds = left * weight * open_
-                ones = _BIT * odds // (odds + (open_ - left) * rest)
-                hit = self.coder.bit(int(column in chosen), min(max(ones, 1), _BIT - 1), _BIT)
-            if hit:
+            weight, rest = int(self.weights[column]), int(tails[column])
+            odds = left * weight * open_
+            ones = _BIT * odds // (odds + (open_ - left) * rest)
+            if self.coder.bit(int(column in chosen), min(max(ones, 1), _BIT - 1), _BIT):
                 columns.append(column)
                 if self.changes:
                     self.evidence.touch(column)

@@ -2,14 +2,14 @@
 
 One pass gathers, for a part of the rows, the features of the columns that were chosen and of all that could have been;
 then the cost of any worths is a few products of small matrices, and one worth at a time is improved until none can be.
-Hills are tried in turn.
+Hills are tried in turn on the same choices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Choices:
         chosen: of the chosen column.
         left: how many were still to come, itself included.
         scale: how many non-zeros each of them stands for.
+        first: the first column that was left, (choices,).
+        column: the chosen one, likewise.
     """
 
     all: NDArray[np.float64]
@@ -45,6 +47,17 @@ class Choices:
     chosen: NDArray[np.float64]
     left: NDArray[np.float64]
     scale: float
+    first: Integers
+    column: Integers
+
+    def under(self, heights: Integers) -> Choices:
+        """The same choices where another hill is expected: no other feature depends on it."""
+        tails = np.append(np.cumsum(heights[::-1])[::-1], 0).astype(float)
+        expected = tails[self.first], tails[self.column], heights[self.column]
+        tables = [table.copy() for table in (self.all, self.beyond, self.chosen)]
+        for table, values in zip(tables, expected, strict=True):
+            table[:, EXPECTED] = values
+        return replace(self, all=tables[0], beyond=tables[1], chosen=tables[2])
 
     def bits(self, taste: Taste) -> float:
         """About what the columns cost."""
@@ -65,9 +78,9 @@ def best_start(
 ) -> tuple[Hill | None, Taste]:
     """The hill, or none, with the worths beside it, of those that are closest to how many non-zeros columns expect."""
     best: tuple[Hill | None, Taste] = None, Taste()
-    least = math.inf
+    least, choices = math.inf, gather(hits, Evidence(grid, feeders))
     for hill in (None, *closest_hills(expected, grid)):
-        taste, bits = best_taste(gather(hits, Evidence(grid, feeders, hill)))
+        taste, bits = best_taste(choices if hill is None else choices.under(hill.heights(grid)))
         meter = Meter()
         if hill is not None:
             hill.code(meter, grid)
@@ -77,25 +90,31 @@ def best_start(
 
 
 def gather(hits: Sequence[Integers], evidence: Evidence) -> Choices:
-    """The choices made in a weight whose rows have non-zeros in the columns `hits`; at most a few thousand of them."""
-    full = [columns for columns in hits if len(columns)]
-    total = sum(map(len, full))
-    every = max(1, -(-total // _MOST))
+    """The choices made in a weight whose rows have non-zeros in the columns `hits`; at most a few thousand of them.
+
+    There is nothing to choose in rows that are full.
+    """
+    size = evidence.grid.size
+    choosing = [row for row, columns in enumerate(hits) if 0 < len(columns) < size]
+    total = sum(len(hits[row]) for row in choosing)
+    looked_at = set(choosing[:: max(1, -(-total // _MOST))])
     found: list[list[float]] = []
-    for row, columns in enumerate(full):
+    for row, columns in enumerate(hits):
         first = 0
-        for place, column in enumerate(columns.tolist() if row % every == 0 else ()):
+        for place, column in enumerate(columns.tolist() if row in looked_at else ()):
             values = evidence.values
             beyond = values[:, column:].sum(1)
-            found.append(
-                [*(values[:, first:column].sum(1) + beyond), *beyond, *values[:, column], len(columns) - place]
-            )
+            all_ = values[:, first:column].sum(1) + beyond
+            found.append([*all_, *beyond, *values[:, column], len(columns) - place, first, column])
             evidence.touch(column)
             first = column + 1
-        evidence.leave(columns)
-    table = np.array(found, np.float64).reshape(len(found), 3 * FEATURES + 1)
-    parts = np.split(table, [FEATURES, 2 * FEATURES, 3 * FEATURES], axis=1)
-    return Choices(parts[0], parts[1], parts[2], parts[3][:, 0], total / max(len(found), 1))
+        if len(columns):
+            evidence.leave(columns)
+    table = np.array(found, np.float64).reshape(len(found), 3 * FEATURES + 3)
+    every, beyond, chosen, ends = np.split(table, [FEATURES, 2 * FEATURES, 3 * FEATURES], axis=1)
+    left, firsts, columns = ends.T
+    scale = total / max(len(found), 1)
+    return Choices(every, beyond, chosen, left, scale, firsts.astype(np.int64), columns.astype(np.int64))
 
 
 def best_taste(choices: Choices) -> tuple[Taste, float]:

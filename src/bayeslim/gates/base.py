@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ class Gate(ABC):
     @abstractmethod
     def threshold(self) -> float:
         """A setting: the score that a gate must exceed to stay open."""
+
+    @property
+    def per(self) -> Literal["gate", "weight"]:
+        """A setting: what `kl` is the price of, a gate, or each of the weights that go with it."""
+        return "gate"
 
     @abstractmethod
     def start(self, count: int) -> Params:
@@ -142,6 +147,12 @@ def uniform(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Draw u ~ U(0, 1) beside a tensor, never 0 or 1, whose logits would be infinite."""
     half_step = 0.5 * torch.finfo(like.dtype).eps
     return torch.rand(shape, dtype=like.dtype, device=like.device).clamp(half_step, 1 - half_step)
+
+
+def check_per(value: Any) -> None:
+    """Refuse what no price is of."""
+    if value not in ("gate", "weight"):
+        raise ValueError(f'per must be "gate" or "weight". Got {value!r}.')
 
 
 def positive(setting: str, value: float) -> None:

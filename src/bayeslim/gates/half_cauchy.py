@@ -10,8 +10,8 @@ log-normal posteriors q = LogNormal(μ, σ²) have closed divergences:
 
 Products of log-normal variables are log-normal: log z ~ N(m, v) with m = ½ Σ μ and v = ¼ Σ σ² over the four factors.
 
-Non-centred, z multiplies the weights: w = z w̃, w̃ ~ N(0, 1). Centred, it is the scale of their prior, w | z ~ N(0, z²),
-and the weights' divergence is taken in expectation over z, for which E log z = m and E z⁻² = e^(−2m + 2v).
+Non-centred, z multiplies the weights: w = z w̃, w̃ ~ N(0, 1). Centred, it is the scale of their prior, w | z ~ N(0, z²)
+(`centred.py`).
 A group goes where the log of the mode of z, m − v, is low.
 
 Louizos, Ullrich & Welling 2017, arXiv:1705.08665
@@ -26,10 +26,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bayeslim.errors import UnsupportedModel
 from bayeslim.gates.base import Gate, bounded_exp, positive, precise
+from bayeslim.gates.centred import centred_kl
 from bayeslim.noise import standard_normal
-from bayeslim.priors import Normal, Prior
+from bayeslim.priors import Prior
 from bayeslim.types import Params
 
 CONSTANT = 0.5 * (1 + math.log(2))
@@ -121,24 +121,11 @@ class HalfCauchy(Gate):
         prior: Prior,
         others: Tensor | None = None,
     ) -> Tensor | None:
-        """Centred: E_z KL(N(μ, σ²) ‖ N(0, z² s²)), s the standard deviation of the network's Normal prior."""
+        """Centred: that in expectation over z (`centred.py`)."""
         if not self.centred:
             return None
-        if not isinstance(prior, Normal):
-            raise UnsupportedModel(
-                "HalfCauchy(centred=True) makes z the scale of a Normal prior. "
-                f"Got prior={prior!r}. Pass prior=priors.Normal(1.0), or centred=False."
-            )
         log_z, each, layer = _log_z(own)
-        log_precision = (-2 * log_z + 2 * (each + layer))[groups]
-        weight = mean.to(log_z.dtype)
-        square = (weight - prior.setting_like("mean", weight)).square()
-        offset = torch.full_like(weight, 0.5 * math.log(2 * math.pi))
-        if std is not None:
-            square, offset = square + std.square(), -0.5 - std.log()
-        scale = prior.setting_like("std", weight)
-        energy = 0.5 * (square / scale.square()) * bounded_exp(log_precision)
-        return (energy + log_z[groups] + scale.log() + offset).sum()
+        return centred_kl(self, log_z, each + layer, mean, std, groups, prior)
 
 
 def _log_z(own: Params) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayeslim.gates.base import Gate, positive, precise, uniform
+from bayeslim.gates.base import Gate, check_per, positive, precise, uniform
 from bayeslim.types import Params
 
 NODES = 24
@@ -35,7 +35,9 @@ class HardConcrete(Gate):
     """Gates in [0, 1] that are exactly 0 or 1 most of the time.
 
     Attributes:
-        cost: nats for every open gate. The paper's λ is per weight and per example: cost = λ · data size · group size.
+        cost: nats for every open gate.
+        per: "gate", or "weight" to have the cost for each of the weights that go with a gate. The paper's λ is per
+            weight and per example: cost = λ · data size, 0.1 in its experiments.
         initial_rate: the probability of dropping at the start (of the variable before it is stretched).
         temperature: β.
         low: γ, below 0.
@@ -44,6 +46,7 @@ class HardConcrete(Gate):
     """
 
     cost: float = 10.0
+    per: Literal["gate", "weight"] = "gate"
     initial_rate: float = 0.1
     temperature: float = 2 / 3
     low: float = -0.1
@@ -53,6 +56,7 @@ class HardConcrete(Gate):
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
+        check_per(self.per)
         if not 0 <= self.cost < math.inf:
             raise ValueError(f"cost must not be negative. Got {self.cost!r}.")
         if not 0 < self.initial_rate < 1:

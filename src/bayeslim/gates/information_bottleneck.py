@@ -4,18 +4,23 @@
 
 The KL bounds the information that a unit passes on; it vanishes as α = σ²/μ² → ∞, and units with log α > 0 go.
 
+Counted once for each of the n weights that go with a unit, n/2 log(1 + 1/α), it is what these weights would cost with
+noise of the same α on each of them (`priors.RelevanceDetermination`). The noise of a gate is one for all of its
+weights and does far more harm, so the price of a weight is a part of that; but a unit costs what it brings with it, in
+narrow layers and wide ones.
+
 Dai, Zhu, Guo & Wipf 2018, arXiv:1802.10399 (VIBNet)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from bayeslim.gates.base import positive
+from bayeslim.gates.base import check_per, positive
 from bayeslim.gates.gaussian import GaussianGate
 from bayeslim.types import Params
 
@@ -26,14 +31,17 @@ class InformationBottleneck(GaussianGate):
 
     Attributes:
         strength: a factor on the KL. At 1 the objective is a variational bound; the paper weighs layers by it.
+        per: "gate", or "weight" to count the KL for each of the weights that go with a gate.
     """
 
     strength: float = 1.0
+    per: Literal["gate", "weight"] = "gate"
     name: ClassVar[str] = "information_bottleneck"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive("strength", self.strength)
+        check_per(self.per)
 
     def kl(self, own: Params) -> Tensor:
         """½ Σ log(1 + 1/α), times the strength."""

@@ -58,6 +58,8 @@ class Place:
         parts: what is scaled. One gate scales the same places of all parts.
         count: how many gates.
         width: how many neighbouring places of an axis share a gate, such as the columns of a head.
+        weights: how many weights go with a gate: those that it scales, and those on its other side (see
+            `_Layers.weights_of_gates`).
     """
 
     layer: str
@@ -66,6 +68,7 @@ class Place:
     parts: tuple[Part, ...]
     count: int
     width: int = 1
+    weights: float = 1.0
 
     @property
     def name(self) -> str:
@@ -131,8 +134,9 @@ class _Layers:
         self.modules = {path: m for path, m in model.named_modules() if id(m) not in inside}
         leaves = [path for path, m in self.modules.items() if not any(True for _ in m.children())]
         self.following = dict(pairwise(leaves))
-        weighted = [p for p, m in self.modules.items() if any(t.ndim > 1 for t in m.parameters(recurse=False))]
-        self.last = weighted[-1] if weighted else ""
+        self.weights = {path: found for path, m in self.modules.items() if (found := _count_weights(m))}
+        """How many each layer that has any has, in the order of the modules."""
+        self.last = next(reversed(self.weights), "")
 
     def usual(self, sites: set[str]) -> Iterator[Place]:
         """What is gated if nothing is said."""
@@ -223,8 +227,33 @@ class _Layers:
                 elif not parts:  # without the weight that it is about there is no axis
                     break
             if parts:
-                found.append(Place(path, side, tag, tuple(parts), size // width, width))
+                count = size // width
+                weights = self.weights_of_gates(path, side, parts) / count
+                found.append(Place(path, side, tag, tuple(parts), count, width, weights))
         return found
+
+    def weights_of_gates(self, path: str, side: str, parts: Sequence[Part]) -> int:
+        """How many weights go if all gates of a side close: those that they scale, and those on their other side.
+
+        Behind inputs stands the layer before, in the order of the model's modules, and behind outputs the one after; a
+        norm is between both. Hidden units and heads are made by their own layer.
+        """
+        if side in ("hidden", "heads"):
+            return self.weights[path]
+        order = list(self.modules)
+        here = order.index(path)
+        before = [self.weights[p] for p in order[:here] if p in self.weights][-1:]
+        after = [self.weights[p] for p in order[here + 1 :] if p in self.weights][:1]
+        tensors = [self.model.get_parameter(part.parameter) for part in parts]
+        scaled = sum(tensor.numel() for tensor in tensors if tensor.ndim > 1)
+        others = {"inputs": before, "outputs": after}.get(side, [])
+        return (scaled or sum(before)) + sum(others)
+
+
+def _count_weights(module: nn.Module) -> int:
+    """Those of a layer itself; the output projection of attention is a part of it."""
+    own = module.parameters(recurse=isinstance(module, nn.MultiheadAttention))
+    return sum(tensor.numel() for tensor in own if tensor.ndim > 1)
 
 
 def _parameter(module: nn.Module, leaf: str) -> nn.Parameter | None:

@@ -247,7 +247,8 @@ class Gating:
         kls = []
         for place in self.places:
             own, left = self.own(place), self._left(place)
-            kls.append(self.gate.kl(own if left is None else self.gate.pick(own, left)))
+            kl = self.gate.kl(own if left is None else self.gate.pick(own, left))
+            kls.append(kl * place.weights if self.gate.per == "weight" else kl)
         return torch.stack(kls).sum()
 
     def weight_kl(self, name: str, mean: Tensor, log_std: Tensor | None, prior: Prior) -> Tensor | None:

@@ -1,0 +1,47 @@
+"""Centred scales: z is no factor of the weights but the scale of their prior, w | z ~ N(0, z²).
+
+The divergence of the weights is taken in expectation over z. With log z ~ N(m, v),
+
+    E KL(N(μ, σ²) ‖ N(0, z²)) = ½ (μ² + σ²) e^(−2m + 2v) + m − log σ − ½,
+
+since E z⁻² = e^(−2m + 2v). This is why centred scales are log-normal: of a Gaussian z, E z⁻² does not exist.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, full_like
+
+from bayeslim.errors import UnsupportedModel
+from bayeslim.gates.base import Gate, bounded_exp
+from bayeslim.priors import Normal, Prior
+
+
+def centred_kl(
+    gate: Gate, log_z: Tensor, variance: Tensor, mean: Tensor, std: Tensor | None, groups: Tensor, prior: Prior
+) -> Tensor:
+    """E_z KL(N(μ, σ²) ‖ N(0, z² s²)), s the standard deviation of the network's Normal prior, summed over the weights.
+
+    Args:
+        gate: whose scales they are.
+        log_z: means of log z, (count,).
+        variance: its variances, likewise.
+        mean: of the weights.
+        std: likewise; None for points, whose KL is −log p(w).
+        groups: the number of the gate of every weight.
+        prior: the network's.
+    """
+    if not isinstance(prior, Normal):
+        raise UnsupportedModel(
+            f"{type(gate).__name__}(centred=True) makes z the scale of a Normal prior. "
+            f"Got prior={prior!r}. Pass prior=priors.Normal(1.0), or centred=False."
+        )
+    weight = mean.to(log_z.dtype)
+    square = (weight - prior.setting_like("mean", weight)).square()
+    offset = full_like(weight, 0.5 * math.log(2 * math.pi))
+    if std is not None:
+        square, offset = square + std.square(), -0.5 - std.log()
+    scale = prior.setting_like("std", weight)
+    energy = 0.5 * (square / scale.square()) * bounded_exp((-2 * log_z + 2 * variance)[groups])
+    return (energy + log_z[groups] + scale.log() + offset).sum()
