@@ -375,3 +375,18 @@ def test_networks_abreast_say_what_each_says_alone(model):
     for k in range(4):
         alone = functional_call(model, {name: value[k] for name, value in stack.items()}, (x,))
         torch.testing.assert_close(found[k], alone)
+    some = dict(list(stack.items())[1:3])  # the rest is the model's own
+    found = outputs_abreast(model, some, x)
+    for k in range(4):
+        alone = functional_call(model, {name: value[k] for name, value in some.items()}, (x,))
+        torch.testing.assert_close(found[k], alone)
+
+
+def test_tied_networks_abreast():
+    layer = nn.Linear(3, 3)
+    model, x = nn.Sequential(layer, nn.Tanh(), layer), torch.randn(7, 3)
+    stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
+    found = outputs_abreast(model, stack, x)
+    for k in range(4):
+        weight, bias = stack["0.weight"][k], stack["0.bias"][k]
+        torch.testing.assert_close(found[k], (x @ weight.T + bias).tanh() @ weight.T + bias)

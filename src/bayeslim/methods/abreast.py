@@ -64,15 +64,23 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
 
 def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | None:
     """The same without `vmap`, which takes longer than small networks themselves; None where a layer is not known."""
+    own = [
+        p for layer in model._modules.values() if layer is not None for p in layer._parameters.values() if p is not None
+    ]
+    if len(set(own)) < len(own):
+        return None  # tied weights are in the stack under one of their names
+    members = len(next(iter(stack.values())))
     apart = False  # whether the networks have values of their own yet
     for name, layer in model._modules.items():
-        if type(layer) is nn.Linear:
-            weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
-            if weight is None or (bias is None) != (layer.bias is None) or x.ndim != 2 + apart:
+        weight, bias = (stack.get(f"{name}.{leaf}") for leaf in ("weight", "bias"))
+        if type(layer) is nn.Linear and (weight is not None or bias is not None):
+            if x.ndim != 2 + apart:
                 return None
-            x, apart = x.expand(len(weight), *x.shape[-2:]), True
-            x = x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-        elif type(layer) in _ELEMENTWISE or (type(layer) is nn.Flatten and not apart):
+            x, apart = x.expand(members, *x.shape[-2:]), True
+            x = x @ (layer.weight if weight is None else weight).mT
+            if layer.bias is not None:
+                x += layer.bias if bias is None else bias.unsqueeze(1)
+        elif type(layer) in (nn.Linear, *_ELEMENTWISE) or (type(layer) is nn.Flatten and not apart):
             x = layer(x)
         else:
             return None
