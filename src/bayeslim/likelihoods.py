@@ -362,7 +362,8 @@ class Gaussian(Likelihood):
 
 
 def _gaussian_entropy(variance: Tensor) -> Tensor:
-    return 0.5 * (2 * math.pi * math.e * variance).log()
+    entropy: Tensor = torch.xlogy(0.5, 2 * math.pi * math.e * variance)
+    return entropy
 
 
 def _diagonal_columns(scale: Tensor) -> Tensor:

@@ -162,7 +162,8 @@ def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batc
     step = max(1, ACTIVATIONS // (widest * largest))
     for some in (chosen[start : start + step] for start in range(0, len(chosen), step)):
         at: Any = slice(some[0], some[-1] + 1) if some[-1] - some[0] == len(some) - 1 else list(some)
-        stack = {name: value[at].to(own[name]) for name, value in posterior.values.items()}
+        taken = posterior.values if at == slice(0, posterior.count) else {n: v[at] for n, v in posterior.values.items()}
+        stack = {name: value.to(own[name]) for name, value in taken.items()}
         with by_blas():
             each = [outputs_abreast(model, stack, x) for x in batches()]
         outputs.append(each[0] if len(each) == 1 else torch.cat(each, 1))

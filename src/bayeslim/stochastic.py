@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from bayeslim.blas import by_blas
 from bayeslim.noise import kept_random_state, standard_normal_like
 from bayeslim.select import owner
-from bayeslim.types import Inputs, arguments, call_with
+from bayeslim.types import Inputs, arguments, call_with, modules_of
 
 if TYPE_CHECKING:
     from bayeslim.families import DiagonalGaussian
@@ -282,7 +282,7 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """`model` in evaluation mode, every module's own mode restored afterwards."""
-    training = [vars(m) for m in model.modules() if m.training]  # a module's own setter takes far longer
+    training = [vars(m) for m in modules_of(model) if m.training]  # a module's own setter takes far longer
     for module in training:
         module["training"] = False
     try:

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors.particles import stacked, tensors_of
-from bayeslim.types import Inputs, Params, call
+from bayeslim.types import Inputs, Params, call, modules_of
 
 SKELETON = "skeleton."
 """What comes before a parameter's own name in the stack."""
@@ -44,7 +45,7 @@ def is_faster(model: nn.Module) -> bool:
 
 def is_dense(model: nn.Module) -> bool:
     """Whether a network is made of linear layers, and of what is known to go along with them under `vmap`."""
-    return all(type(m) in _TOGETHER and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    return all(type(m) in _TOGETHER and not m._forward_hooks and not m._forward_pre_hooks for m in modules_of(model))
 
 
 def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
@@ -64,27 +65,41 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
 
 def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | None:
     """The same without `vmap`, which takes longer than small networks themselves; None where a layer is not known."""
-    own = [
-        p for layer in model._modules.values() if layer is not None for p in layer._parameters.values() if p is not None
-    ]
+    layers = [(name, layer) for name, layer in model._modules.items() if layer is not None]
+    own = [p for _, layer in layers for p in layer._parameters.values() if p is not None]
     if len(set(own)) < len(own):
         return None  # tied weights are in the stack under one of their names
     members = len(next(iter(stack.values())))
     apart = False  # whether the networks have values of their own yet
-    for name, layer in model._modules.items():
-        weight, bias = (stack.get(f"{name}.{leaf}") for leaf in ("weight", "bias"))
-        if type(layer) is nn.Linear and (weight is not None or bias is not None):
+    for name, layer in layers:
+        kind = type(layer)
+        if kind is nn.Linear and (f"{name}.weight" in stack or f"{name}.bias" in stack):
             if x.ndim != 2 + apart:
                 return None
-            x, apart = x.expand(members, *x.shape[-2:]), True
-            x = x @ (layer.weight if weight is None else weight).mT
-            if layer.bias is not None:
-                x += layer.bias if bias is None else bias.unsqueeze(1)
-        elif type(layer) in (nn.Linear, *_ELEMENTWISE) or (type(layer) is nn.Flatten and not apart):
+            weight, bias = (_of_all(layer, name, leaf, stack, members) for leaf in ("weight", "bias"))
+            x, apart = _linear_abreast(x, weight, bias), True
+        elif kind is nn.ReLU and apart:
+            x = x.relu_()
+        elif kind is nn.Linear or kind in _ELEMENTWISE or (kind is nn.Flatten and not apart):
             x = layer(x)
         else:
             return None
     return x if apart else None
+
+
+def _of_all(layer: nn.Module, name: str, leaf: str, stack: Params, members: int) -> Tensor | None:
+    """A parameter of every network, (S, *shape)."""
+    value, own = stack.get(f"{name}.{leaf}"), layer._parameters[leaf]
+    return own.expand(members, *own.shape) if value is None and own is not None else value
+
+
+def _linear_abreast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of x for all, (B, I), or of one x for each, (S, B, I), by weights (S, O, I) and biases (S, O): (S, B, O)."""
+    if x.ndim == 2:  # one product of matrices
+        joint = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        return joint.view(len(x), *weight.shape[:2]).transpose(0, 1)
+    x = (x * weight).sum(-1, keepdim=True) if weight.shape[1] == 1 else x @ weight.mT
+    return x if bias is None else x.add_(bias.unsqueeze(1))
 
 
 class Abreast(nn.Module):
