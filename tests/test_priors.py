@@ -64,16 +64,26 @@ def test_density_and_gradients_against_distributions(prior):
 
 
 @every_prior
-def test_weights_and_their_kl_in_one_step(prior):
-    mean, std = a_posterior()
-    values = mean.requires_grad_(), std.log().requires_grad_()
-    mean, std, kl = prior.weights(*values)
-    assert torch.equal(mean, values[0])
-    assert torch.allclose(std, values[1].exp())
-    assert torch.allclose(kl, prior.kl(mean, std))
+@pytest.mark.parametrize("large", [10, 1 << 20])
+def test_weights_and_their_kl_in_one_step(prior, large, monkeypatch):
+    for module in (priors.base, priors.normal):
+        monkeypatch.setattr(module, "LARGE", large)
+    (mean, std), squared = a_posterior(), [False, True, True]
+    means = [(mean + 0.1 * k).requires_grad_() for k in range(3)]
+    log_stds = [(std * (1 + k)).log().requires_grad_() for k in range(3)]
+
+    def weights(*values):
+        means, spreads, kl = prior.weights(values[:3], values[3:], squared)
+        return *means, *spreads, kl
+
+    *found, kl = weights(*means, *log_stds)
+    assert all(torch.equal(a, b) for a, b in zip(found[:3], means, strict=True))
+    for spread, log_std, square in zip(found[3:], log_stds, squared, strict=True):
+        assert torch.allclose(spread, (log_std * (1 + square)).exp())
+    assert torch.allclose(kl, sum(prior.kl(m, s.exp()) for m, s in zip(means, log_stds, strict=True)))
     # whatever is done with μ and σ, the KL's gradients join in
-    assert torch.autograd.gradcheck(prior.weights, values)
-    assert torch.autograd.gradgradcheck(prior.weights, values)
+    assert torch.autograd.gradcheck(weights, (*means, *log_stds))
+    assert torch.autograd.gradgradcheck(weights, (*means, *log_stds))
 
 
 @every_prior

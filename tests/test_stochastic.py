@@ -1,6 +1,8 @@
-"""The noisy layers' own pieces: a whole linear layer as one step, and μ and σ handed over instead of computed again."""
+"""The noisy layers' own pieces: a linear layer as one step, and μ and σ² handed over instead of computed again."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -11,38 +13,35 @@ import bayeslim as bl
 from bayeslim import stochastic
 
 
-@pytest.mark.parametrize("is_log", [False, True])
-def test_std_and_its_derivatives(is_log):
-    spread = torch.linspace(0.1, 1, 6, dtype=torch.float64).view(2, 3).requires_grad_()
-
-    def std(spread):
-        return stochastic._Std.apply(spread, is_log).square()
-
-    assert torch.allclose(std(spread), (2 * spread).exp() if is_log else spread.square())
-    assert gradcheck(std, spread)
-    assert gradgradcheck(std, spread)
-
-
-def test_a_cut_weight_has_no_variance_and_no_gradient():
-    log_std = torch.tensor([0.0, -torch.inf], requires_grad=True)
-    stochastic._Std.apply(log_std, True).square().sum().backward()
-    assert log_std.grad.tolist() == [2.0, 0.0]
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_a_cut_weight_has_no_spread_and_no_gradient(estimator):
+    bnn = bl.bayesianize(
+        nn.Linear(2, 1, bias=False), bl.Variational(estimator=estimator), likelihood=bl.likelihoods.Gaussian(1.0)
+    )
+    bnn(torch.rand(3, 2))
+    log_std = bnn.model.get_parameter("weight_log_std")
+    log_std.data.copy_(torch.tensor([[0.5, -torch.inf]]))
+    _, spread = bnn.model.mean_and_spread("weight")
+    power = 2 if estimator == "local" else 1
+    torch.testing.assert_close(spread, torch.tensor([[math.exp(0.5 * power), 0.0]]))
+    spread.sum().backward()
+    torch.testing.assert_close(log_std.grad, torch.tensor([[power * math.exp(0.5 * power), 0.0]]))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_as_one_step_and_its_derivatives(bias):
     torch.manual_seed(0)
     shapes = [(4, 3), (2, 3), (2, 3), (2,)]
-    x, weight, std, b = (torch.rand(shape, dtype=torch.float64).add(0.1).requires_grad_() for shape in shapes)
-    values = (x, weight, std, b) if bias else (x, weight, std)
+    x, weight, variance, b = (torch.rand(shape, dtype=torch.float64).add(0.1).requires_grad_() for shape in shapes)
+    values = (x, weight, variance, b) if bias else (x, weight, variance)
 
-    def layer(x, weight, std, b=None):
+    def layer(x, weight, variance, b=None):
         torch.manual_seed(1)
-        return stochastic._LocalLinear.apply(x, weight, std, b)
+        return stochastic._LocalLinear.apply(x, weight, variance, b)
 
     torch.manual_seed(1)
     noise = torch.randn(4, 2, dtype=torch.float64)
-    expected = x @ weight.T + (b if bias else 0) + (x.square() @ std.square().T).sqrt() * noise
+    expected = x @ weight.T + (b if bias else 0) + (x.square() @ variance.T).sqrt() * noise
     torch.testing.assert_close(layer(*values), expected)
     assert gradcheck(layer, values)
     assert gradgradcheck(layer, values)
@@ -70,7 +69,7 @@ def test_one_step_and_many_draw_the_same():
 
 
 @pytest.mark.parametrize("sites", ["weights", "all"])
-def test_a_known_std_changes_nothing_and_is_forgotten(sites):
+def test_a_known_variance_changes_nothing_and_is_forgotten(sites):
     torch.manual_seed(0)
     bnn = bl.bayesianize(
         nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(27, 2)),
@@ -84,7 +83,10 @@ def test_a_known_std_changes_nothing_and_is_forgotten(sites):
 
     def values(scale=1.0):
         model = bnn.model
-        return {n: (model.get_parameter(n), scale * model.get_parameter(f"{n}_log_std").exp()) for n in bnn.sites.names}
+        return {
+            n: (model.get_parameter(n), scale * (2 * model.get_parameter(f"{n}_log_std")).exp())
+            for n in bnn.sites.names
+        }
 
     def outputs_and_gradients(given):
         torch.manual_seed(1)
@@ -98,5 +100,5 @@ def test_a_known_std_changes_nothing_and_is_forgotten(sites):
     assert any(stochastic.is_noisy(layer) for layer in bnn.model)
     assert not any(layer.given for layer in bnn.model if stochastic.is_noisy(layer))
     # a wrong one would show
-    wrong = outputs_and_gradients(values(1e3))
+    wrong = outputs_and_gradients(values(1e6))
     assert wrong[0].abs().max() > 2 * outputs_and_gradients(None)[0].abs().max()

@@ -24,7 +24,7 @@ from bayeslim.methods import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.results import Fit
-from bayeslim.schedules import Position
+from bayeslim.schedules import Position, Schedule
 from bayeslim.select import Selection, Sites, sites
 from bayeslim.types import Batch, Inputs, Params, call, device_of
 
@@ -93,8 +93,7 @@ class Bayesian(nn.Module):
         sites: which parameters are random, and why.
         num_data: the size of the training set.
         num_data_given: whether it was said to `bayesianize`; if not, `fit` reads it from its loader.
-        step: optimizer steps taken.
-        steps_per_epoch: minibatches in an epoch, for schedules.
+        position: where training is, for schedules: optimizer steps taken (`step`), and minibatches in an epoch.
         state: what a method keeps beside the model's parameters.
         anchor: while learning on (`bayeslim.continual`), the posterior that stands in for the prior, and its strength.
         masks: for a pruned network, which weights are left (True) by parameter name; training keeps the others at zero.
@@ -122,8 +121,8 @@ class Bayesian(nn.Module):
         self.priors = priors
         self.num_data = num_data
         self.num_data_given = num_data is not None
-        self.step = 0
-        self.steps_per_epoch: int | None = None
+        self.position = Position(0)
+        self._kl_weight = torch.ones((), dtype=torch.float64)
         self.state: dict[str, Any] = {}
         self.terms: Terms | None = None
         self.masks: Params = {}
@@ -153,9 +152,35 @@ class Bayesian(nn.Module):
         return self.num_data
 
     @property
-    def position(self) -> Position:
-        """Where training is, for schedules."""
-        return Position(self.step, self.steps_per_epoch)
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.position.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._move(Position(step, self.position.steps_per_epoch))
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Minibatches in an epoch, for schedules."""
+        return self.position.steps_per_epoch
+
+    @steps_per_epoch.setter
+    def steps_per_epoch(self, steps: int | None) -> None:
+        self._move(Position(self.position.step, steps))
+
+    def _move(self, position: Position) -> None:
+        """Be at this position of training, and have the KL's weight there also as a tensor."""
+        self._set(position=position)
+        schedule: Schedule | None = getattr(self.method, "kl_schedule", None)
+        if schedule is not None and (position.steps_per_epoch or not schedule.counts_epochs):
+            self._kl_weight.fill_(schedule.weight(position))
+
+    def scheduled(self, schedule: Schedule) -> float | Tensor:
+        """The KL's weight now; to a compiler as a tensor, since it starts anew whenever a module's number changes."""
+        if torch.compiler.is_compiling() and (self.steps_per_epoch or not schedule.counts_epochs):
+            return self._kl_weight.clone()
+        return schedule.weight(self.position)
 
     @property
     def posterior_(self) -> Posterior:
@@ -228,7 +253,7 @@ class Bayesian(nn.Module):
             optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
-        self._set(step=self.step + 1)
+        self._move(Position(self.position.step + 1, self.position.steps_per_epoch))
         if self.masks:
             self.keep_zeros()
         self.method.observe(self)

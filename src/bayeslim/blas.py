@@ -15,12 +15,14 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from bayeslim.types import modules_of
+
 _IS_ARM = platform.machine() == "aarch64"
 
 
 def products_of(model: nn.Module) -> AbstractContextManager[None]:
     """Passes of a network inside go by BLAS, if all that it multiplies are matrices in full precision."""
-    return by_blas() if _IS_ARM and _has_matrices_only(model) else nullcontext()
+    return by_blas() if _IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model) else nullcontext()
 
 
 @contextmanager
@@ -37,5 +39,8 @@ def by_blas() -> Iterator[None]:
 
 
 def _has_matrices_only(model: nn.Module) -> bool:
-    full = all(p.dtype in (torch.float32, torch.float64) for p in model.parameters())
-    return full and not any(isinstance(m, (_ConvNd, nn.RNNBase, nn.RNNCellBase)) for m in model.modules())
+    modules = modules_of(model)
+    if any(isinstance(m, (_ConvNd, nn.RNNBase, nn.RNNCellBase)) for m in modules):
+        return False
+    parameters = (p for m in modules for p in m._parameters.values() if p is not None)
+    return all(p.dtype in (torch.float32, torch.float64) for p in parameters)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from bayeslim.errors import BayeslimError
 
@@ -36,6 +37,9 @@ class Position:
 class Schedule:
     """The base of KL schedules."""
 
+    counts_epochs: ClassVar[bool] = True
+    """Whether a weight can be had only where the number of minibatches in an epoch is known."""
+
     def weight(self, position: Position) -> float:
         """The KL's weight at a position."""
         raise NotImplementedError
@@ -44,6 +48,8 @@ class Schedule:
 @dataclass(frozen=True)
 class Uniform(Schedule):
     """The same weight at every step: 1 is the ELBO."""
+
+    counts_epochs: ClassVar[bool] = False
 
     def weight(self, position: Position) -> float:
         """Always 1."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from torch import nn
 
@@ -134,8 +134,11 @@ def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     """The module that owns a parameter, and the parameter's name there."""
-    path, _, leaf = name.rpartition(".")
-    return model.get_submodule(path), leaf
+    *path, leaf = name.split(".")
+    module: Any = model
+    for part in path:  # as `get_submodule` does in twice the time
+        module = module._modules[part]
+    return module, leaf
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

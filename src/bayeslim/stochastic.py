@@ -68,7 +68,7 @@ class _Noisy:
     weight: Tensor
     family: DiagonalGaussian
     given: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
-    """μ and σ of weight and bias, while they are known from elsewhere (see `noise`)."""
+    """μ and σ (σ² for local layers) of what is random here, while it is known from elsewhere (see `noise`)."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not self.training:
@@ -85,87 +85,69 @@ class _Noisy:
         output: Tensor = self.plain.forward(layer, input, *args, **kwargs)
         return output
 
-    def mean_and_std(self, leaf: str) -> tuple[Any, Any]:
-        """μ and σ of the weight or the bias; σ is None if that is not random, and μ if there is none."""
+    def mean_and_spread(self, leaf: str) -> tuple[Any, Any]:
+        """μ and σ, or σ², of the weight or the bias; the spread is None if that is not random, and μ if there is none.
+
+        Activation checkpointing runs a layer again in the backward pass, when they are no longer known from elsewhere,
+        and asks it to save the tensors that it saved the first time: what finding them takes is none of its business.
+        """
         if leaf in self.given:
-            mean, std = self.given[leaf]
-            return mean, _Std.apply(std, False)
+            return self.given[leaf]
         layer: Any = self
         own: Tensor = getattr(self, leaf)
+        if "weight" in self.given:  # whatever is random here is there
+            return own, None
         with _unseen_by_checkpoints():
             log_std = self.family.log_std_of(layer, leaf)
             if log_std is None:
                 return own, None
-            counted = self.family.counted(own, log_std)
-        return counted, _Std.apply(log_std, True)
+            std = log_std.exp()
+            return self.family.counted(own, log_std), std.square() if isinstance(self, _Local) else std
 
 
 def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
-    """Where a layer's μ and σ are found anew in a backward pass, what it takes is none of a checkpoint's business.
-
-    Activation checkpointing runs a layer again and asks it to save the tensors that it saved the first time, when they
-    were known from elsewhere.
-    """
     if torch.compiler.is_compiling():
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
-class _Std(torch.autograd.Function):
-    """σ, or from log σ.
-
-    What it keeps for the backward pass is the same in both cases, as activation checkpointing asks: that runs a layer
-    again when σ is no longer known from elsewhere.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, spread: Tensor, is_log: bool) -> Tensor:
-        std = spread.exp() if is_log else spread.view_as(spread)
-        ctx.is_log = is_log
-        ctx.save_for_backward(std)
-        return std
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad * ctx.saved_tensors[0] if ctx.is_log else grad, None
-
-
 class _LocalLinear(torch.autograd.Function):
-    """x Wᵀ + b + √(x² σ²ᵀ) ∘ ε: a linear layer with local noise, without the many small steps it is made of."""
+    """x Wᵀ + b + √(x² Vᵀ) ∘ ε: a linear layer with local noise, without the many small steps it is made of."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, std: Tensor, bias: Tensor | None) -> Tensor:
-        squares, variance = x.square(), std.square()
+    def forward(ctx: Any, x: Tensor, weight: Tensor, variance: Tensor, bias: Tensor | None) -> Tensor:
+        squares = x.square()
         with by_blas():
             output = F.linear(x, weight, bias)
-            spread = F.linear(squares, variance).add_(TINY).sqrt_()
+            # 2 √v, for d√v = dv / (2 √v); the product itself adds and multiplies.
+            twice = torch.addmm(x.new_full((1,), 4 * TINY), squares, variance.mT, alpha=4).sqrt_()
         noise = standard_normal_like(output)
-        output.addcmul_(spread, noise)
-        ctx.save_for_backward(x, squares, weight, std, variance, noise.div_(spread))
+        output.addcmul_(twice, noise, value=0.5)
+        ctx.save_for_backward(x, squares, weight, variance, noise.div_(twice))
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
-        x, squares, weight, std, variance, slope = ctx.saved_tensors
+        x, squares, weight, variance, slope = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again: by steps that can be
-            squares, variance = x.square(), std.square()
-            spread = F.linear(squares, variance).add(TINY).sqrt()
-            slope = (slope * spread).detach() / spread
-        by_noise = grad * slope
-        to_x = torch.addcmul(grad @ weight, x, by_noise @ variance) if ctx.needs_input_grad[0] else None
+            squares = x.square()
+            twice = 2 * F.linear(squares, variance).add(TINY).sqrt()
+            slope = (slope * twice).detach() / twice
+        to_v = grad * slope
+        to_x = (grad @ weight).addcmul_(x, to_v @ variance, value=2) if ctx.needs_input_grad[0] else None
         to_bias = grad.sum(0) if ctx.needs_input_grad[3] else None
-        return to_x, grad.mT @ x, (by_noise.mT @ squares) * std, to_bias
+        return to_x, grad.mT @ x, to_v.mT @ squares, to_bias
 
 
 class _Local(_Noisy):
     def perturbed(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weight, weight_std = self.mean_and_std("weight")
-        bias, bias_std = self.mean_and_std("bias")
-        if self.plain is nn.Linear and bias_std is None and _is_simple(input, weight, weight_std):
-            rows: Tensor = _LocalLinear.apply(input.reshape(-1, input.shape[-1]), weight, weight_std, bias)
-            return rows.view(*input.shape[:-1], -1)
+        weight, weight_variance = self.mean_and_spread("weight")
+        bias, bias_variance = self.mean_and_spread("bias")
+        if self.plain is nn.Linear and bias_variance is None and _is_simple(input, weight, weight_variance):
+            rows = input if input.ndim == 2 else input.reshape(-1, input.shape[-1])
+            output: Tensor = _LocalLinear.apply(rows, weight, weight_variance, bias)
+            return output if input.ndim == 2 else output.view(*input.shape[:-1], -1)
         mean = self.run_with(weight, bias, input, *args, **kwargs)
-        weight_variance, bias_variance = weight_std.square(), None if bias_std is None else bias_std.square()
         if _half_precision(input, mean):
             # σ² of a small σ underflows in half precision.
             with torch.autocast(input.device.type, enabled=False):
@@ -178,8 +160,8 @@ class _Local(_Noisy):
 
 class _Flipout(_Noisy):
     def perturbed(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        weight, weight_std = self.mean_and_std("weight")
-        bias, bias_std = self.mean_and_std("bias")
+        weight, weight_std = self.mean_and_spread("weight")
+        bias, bias_std = self.mean_and_spread("bias")
         mean = self.run_with(weight, bias, input, *args, **kwargs)
         delta = (weight_std * standard_normal_like(weight_std)).to(weight.dtype)
         channel = -1 if issubclass(self.plain, nn.Linear) else 1
@@ -256,17 +238,17 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
     Args:
         model: the network.
         on: whether they draw.
-        given: μ and σ of parameters by name, for the layers to use instead of their own.
+        given: μ and σ of all random parameters by name (σ² for local layers), to use instead of their own.
     """
-    changed = [m for m in model.modules() if is_noisy(m) and m.training != on]
+    changed = [m for m in modules_of(model) if is_noisy(m) and m.training != on]
     for layer in changed:
         layer.training = on
     told: dict[nn.Module, dict[str, tuple[Tensor, Tensor]]] = {}
     if given and not torch.compiler.is_compiling():  # a compiler finds common expressions by itself
-        for name, (mean, std) in given.items():
+        for name, (mean, spread) in given.items():
             layer, leaf = owner(model, name)
-            if is_noisy(layer) and type(std) is Tensor:  # a layer has no use for a shard
-                told.setdefault(layer, {})[leaf] = (mean, std)
+            if is_noisy(layer) and type(spread) is Tensor:  # a layer has no use for a shard
+                told.setdefault(layer, {})[leaf] = (mean, spread)
     for layer, values in told.items():
         layer.given = values  # type: ignore[assignment]
     try:

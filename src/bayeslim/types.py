@@ -138,11 +138,9 @@ def batch_size(inputs: Inputs) -> int:
 def device_of(model: nn.Module) -> torch.device:
     """The device a model lives on: that of its first parameter or buffer, else the CPU."""
     modules = modules_of(model)
-    for slots in chain((m._parameters for m in modules), (m._buffers for m in modules)):
-        for tensor in slots.values():
-            if tensor is not None:
-                return tensor.device
-    return torch.device("cpu")
+    parameters = (p for module in modules for p in module._parameters.values())
+    buffers = (b for module in modules for b in module._buffers.values())
+    return next((tensor.device for tensor in chain(parameters, buffers) if tensor is not None), torch.device("cpu"))
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from foreign_networks import CASES
 from method_table import METHODS, NOT_COMPILED_WHOLE
+from torch._dynamo.testing import CompileCounter
 
 import bayeslim as bl
+from bayeslim.schedules import Blundell, Cyclic, Position, Uniform, Warmup
 
 # Dynamo makes an object of every autograd function that it traces, and warns of that itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -58,6 +60,36 @@ def test_networks(network):
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in NOT_COMPILED_WHOLE])
 def test_methods(method):
     assert_compiled_agrees(*problem("mlp-all", METHODS[method]()), backend="eager")
+
+
+def compiled_steps(bnn: bl.Bayesian, batch, steps: int) -> tuple[int, list[float]]:
+    """How often the objective was compiled in so many steps, and what the KL's weight was in each."""
+    counter = CompileCounter()
+    optimizer = bnn.optimizer(lr=1e-3, steps_per_epoch=4)
+    objective = torch.compile(bnn.objective, fullgraph=True, backend=counter)
+    weights = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        objective(batch).backward()
+        weights.append(float(bnn.terms.kl_weight))
+        optimizer.step()
+    return counter.frame_count, weights
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in NOT_COMPILED_WHOLE])
+def test_it_is_compiled_once_for_all_steps(method):
+    """One more for what a method finds out in its first step; not for every step, which would be refused soon."""
+    bnn, batch = problem("mlp-all", METHODS[method]())
+    frames, _ = compiled_steps(bnn, batch, torch._dynamo.config.recompile_limit + 2)
+    assert frames <= 2
+
+
+@pytest.mark.parametrize("schedule", [Uniform(), Blundell(), Warmup(2.0), Cyclic(1.0)], ids=lambda s: type(s).__name__)
+def test_a_compiled_loss_follows_its_schedule(schedule):
+    bnn, batch = problem("mlp", bl.Variational(kl_schedule=schedule))
+    frames, weights = compiled_steps(bnn, batch, 10)
+    assert frames == 1
+    assert weights == [schedule.weight(Position(step, 4)) for step in range(10)]
 
 
 def test_compiling_before_the_first_call_draws_whole_weights_until_then():

@@ -115,7 +115,7 @@ def test_the_divergence_knows_nothing_of_the_weights(prior, scale):
         bnn.model.get_parameter(name).data.mul_(scale)
     for name in bnn.sites.names:
         weight, own = bnn.model.get_parameter(name), bnn.model.get_parameter(f"{name}_log_alpha")
-        _, _, kl = prior.weights(weight, bnn.method.family.log_std(bnn.model, name))
+        _, _, kl = prior.weights([weight], [bnn.method.family.log_std(bnn.model, name)], [False])
         by_weight, by_log_alpha = torch.autograd.grad(kl, [weight, own])
         assert (by_weight * weight).abs().max() < 1e-5
         assert by_log_alpha.max() < -0.1

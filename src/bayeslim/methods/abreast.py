@@ -73,11 +73,11 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
     apart = False  # whether the networks have values of their own yet
     for name, layer in layers:
         kind = type(layer)
-        if kind is nn.Linear and (f"{name}.weight" in stack or f"{name}.bias" in stack):
+        if isinstance(layer, nn.Linear) and (f"{name}.weight" in stack or f"{name}.bias" in stack):
             if x.ndim != 2 + apart:
                 return None
-            weight, bias = (_of_all(layer, name, leaf, stack, members) for leaf in ("weight", "bias"))
-            x, apart = _linear_abreast(x, weight, bias), True
+            bias = None if layer.bias is None else _of_all(layer.bias, f"{name}.bias", stack, members)
+            x, apart = _linear_abreast(x, _of_all(layer.weight, f"{name}.weight", stack, members), bias), True
         elif kind is nn.ReLU and apart:
             x = x.relu_()
         elif kind is nn.Linear or kind in _ELEMENTWISE or (kind is nn.Flatten and not apart):
@@ -87,10 +87,9 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
     return x if apart else None
 
 
-def _of_all(layer: nn.Module, name: str, leaf: str, stack: Params, members: int) -> Tensor | None:
+def _of_all(own: Tensor, name: str, stack: Params, members: int) -> Tensor:
     """A parameter of every network, (S, *shape)."""
-    value, own = stack.get(f"{name}.{leaf}"), layer._parameters[leaf]
-    return own.expand(members, *own.shape) if value is None and own is not None else value
+    return stack[name] if name in stack else own.expand(members, *own.shape)
 
 
 def _linear_abreast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

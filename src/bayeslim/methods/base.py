@@ -48,7 +48,7 @@ class Terms:
         num_data: the size of the training set.
     """
 
-    def __init__(self, nll: Tensor, kl: Tensor | Callable[[], Tensor], kl_weight: float, num_data: int):
+    def __init__(self, nll: Tensor, kl: Tensor | Callable[[], Tensor], kl_weight: float | Tensor, num_data: int):
         self.nll, self._kl, self.kl_weight, self.num_data = nll, kl, kl_weight, num_data
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -65,7 +65,8 @@ class Terms:
     @property
     def loss(self) -> Tensor:
         """All of it."""
-        return self.nll + self.kl * (self.kl_weight / self.num_data)
+        share = self.kl_weight / self.num_data
+        return self.nll + self.kl * share.to(self.kl) if isinstance(share, Tensor) else self.nll.add(self.kl, alpha=share)
 
     @property
     def objective(self) -> Tensor:

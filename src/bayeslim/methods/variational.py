@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import renyi, stochastic
+from bayeslim.blas import products_of
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
 from bayeslim.gates import Gate
@@ -39,10 +40,6 @@ from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-
-
-LARGE = 1 << 21
-"""Weights of a parameter from which on a GPU computes longer than it takes to launch what it computes."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +177,11 @@ class Variational(Method):
         noisy = set(bnn.state.get("noisy") or ())
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
-    def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
+    def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | Tensor | None) -> Terms:
         """Mean NLL over K draws, and the KL; for a Rényi bound, see `whole_draws`."""
         num_data = bnn.data_size()
         if kl_weight is None:
-            kl_weight = self.kl_schedule.weight(bnn.position)
+            kl_weight = bnn.scheduled(self.kl_schedule)
         inputs, targets = split_batch(batch)
         if not self.mean_field:
             return whole_draws.terms(self, bnn, inputs, targets, kl_weight * self.temperature, num_data)
@@ -194,57 +191,68 @@ class Variational(Method):
             return Terms(-log_likelihood, kl, kl_weight * self.temperature, num_data)
         self._retype(bnn, inputs)
         gates = self._gating(bnn)
-        means, stds, kl = self._weights(bnn)
         whole = self._whole(bnn)
-        log_likelihoods = []
+        means, spreads, kl = self._weights(bnn, stds_of=whole if self.noise_at == "local" else None)
+        nlls = []
         noise: Params = {}
-        with stochastic.noise(bnn.model, on=True, given={name: (means[name], stds[name]) for name in stds}):
+        given = {name: (means[name], spreads[name]) for name in spreads}
+        with stochastic.noise(bnn.model, on=True, given=given), products_of(bnn.model):
             for k in range(self.samples):
                 mirror = self.antithetic and k % 2 == 1
-                noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(stds, whole)
-                params = {n: (stds[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in whole}
+                noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(spreads, whole)
+                params = {n: (spreads[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in whole}
                 if gates is not None:
-                    log_likelihoods.append(gates.log_likelihood(inputs, targets, params))
+                    nlls.append(-gates.log_likelihood(inputs, targets, params))
                 else:
-                    log_likelihoods.append(bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).mean())
-        return Terms(-torch.stack(log_likelihoods).mean(), kl, kl_weight * self.temperature, num_data)
+                    nlls.append(bnn.likelihood.mean_nll(call(bnn.model, inputs, params), targets))
+        nll = nlls[0] if len(nlls) == 1 else torch.stack(nlls).mean()
+        return Terms(nll, kl, kl_weight * self.temperature, num_data)
 
     def kl(self, bnn: Bayesian) -> Tensor:
         """KL(q ‖ p) of the mean field, over the weights that are left, and of their gates."""
         assert self.mean_field
         return self._weights(bnn)[2]
 
-    def _weights(self, bnn: Bayesian) -> tuple[Params, Params, Tensor]:
-        """μ and σ of every random parameter (points have no σ), and the KL of those that are not cut."""
+    def _weights(self, bnn: Bayesian, stds_of: list[str] | None = None) -> tuple[Params, Params, Tensor]:
+        """μ and σ of every random parameter (points have no σ), and the KL of those that are not cut.
+
+        Args:
+            bnn: the network.
+            stds_of: the parameters to give σ of, if not all; of the others it is σ², which local noise is made of.
+        """
         means: Params = {}
-        stds: Params = {}
+        spreads: Params = {}
+        log_stds: Params = {}
         family, gates = self.family, self._gating(bnn)
         kls = [] if gates is None else [gates.kl()]
-        together: dict[Prior, list[tuple[Tensor, Tensor]]] = {}
+        groups: dict[int, tuple[Prior, list[str]]] = {}
         for name, prior in bnn.priors.items():
-            mean: Tensor = bnn.model.get_parameter(name)
-            log_std = family.log_std(bnn.model, name) if isinstance(family, DiagonalGaussian) else None
+            module, leaf = owner(bnn.model, name)
+            mean = means[name] = getattr(module, leaf)
+            log_std = family.log_std_of(module, leaf) if isinstance(family, DiagonalGaussian) else None
             kl = None if gates is None else gates.weight_kl(name, mean, log_std, prior)
-            if not isinstance(family, DiagonalGaussian) or log_std is None:
-                means[name] = mean
+            if log_std is None:
                 kls.append(-log_prior({name: prior}, {name: mean}, bnn.masks) if kl is None else kl)
                 continue
-            if kl is not None:
-                stds[name] = log_std.exp()
-            elif name in bnn.masks:
+            log_stds[name] = log_std
+            if kl is None and name not in bnn.masks:
+                groups.setdefault(id(prior), (prior, []))[1].append(name)
+                continue
+            std = log_std.exp()
+            spreads[name] = std if stds_of is None or name in stds_of else std.square()
+            if kl is None:
                 kept = bnn.masks[name]
-                stds[name] = log_std.exp()
-                kl = prior.at(kept).kl(mean.to(log_std.dtype)[kept], stds[name][kept], log_std[kept])
-            elif prior.is_one_for_all and mean.is_cuda and mean.numel() < LARGE:
-                stds[name] = log_std.exp()
-                together.setdefault(prior, []).append((mean, log_std))
-            else:
-                mean, stds[name], kl = prior.weights(mean, log_std)
-            means[name] = family.counted(mean, log_std)
-            if kl is not None:
-                kls.append(kl)
-        kls += [prior.kl_of_all(pairs) for prior, pairs in together.items()]
-        return means, stds, torch.stack(kls).sum()
+                kl = prior.at(kept).kl(mean.to(log_std.dtype)[kept], std[kept], log_std[kept])
+            kls.append(kl)
+        for prior, names in groups.values():
+            squared = [stds_of is not None and name not in stds_of for name in names]
+            found = prior.weights([means[name] for name in names], [log_stds[name] for name in names], squared)
+            means |= zip(names, found[0], strict=True)
+            spreads |= zip(names, found[1], strict=True)
+            kls.append(found[2])
+        if isinstance(family, DiagonalGaussian) and family.counts_otherwise:
+            means |= {name: family.counted(means[name], log_std) for name, log_std in log_stds.items()}
+        return means, spreads, kls[0] if len(kls) == 1 else torch.stack(kls).sum()
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """The family's conditional on the zeros: correlated survivors move to where it wants them."""

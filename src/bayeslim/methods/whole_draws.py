@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def terms(
-    method: Variational, bnn: Bayesian, inputs: Inputs, targets: Tensor, kl_weight: float, num_data: int
+    method: Variational, bnn: Bayesian, inputs: Inputs, targets: Tensor, kl_weight: float | Tensor, num_data: int
 ) -> Terms:
     """The bound from K draws of all weights together, from every component.
 
@@ -45,6 +45,7 @@ def terms(
             if kl is None:
                 excess.append(q.log_prob(draw) - log_prior(bnn.priors, draw.weights, bnn.masks))
     data = torch.stack(log_likelihoods).to(q.log_weights.dtype)
+    kl_weight = kl_weight.to(data) if isinstance(kl_weight, Tensor) else kl_weight
     if kl is not None:
         return Terms(-data.mean(), kl, kl_weight, num_data)
     over, log_shares = torch.stack(excess), renyi.log_shares(q.log_weights, method.samples)

@@ -16,6 +16,10 @@ LOG_GAUSSIAN_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 """The entropy of N(0, 1)."""
 
 
+LARGE = 1 << 21
+"""From so many weights on computing takes longer than the calls that it is made of."""
+
+
 class Prior:
     """The base of all priors. A new one says its `name` and its `log_prob`, and `kl` where that has a closed form."""
 
@@ -47,11 +51,25 @@ class Prior:
         entropy = (std.log() if log_std is None else log_std) + LOG_GAUSSIAN_ENTROPY
         return -log_prob / self.samples - entropy.sum()
 
-    def weights(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """μ and σ to compute with, and KL(N(μ, σ²) ‖ p): one step of the graph where their gradients can be joined."""
-        std = log_std.exp()
-        # The sum over the weights of a half-precision network needs the precision of σ.
-        return mean, std, self.kl(mean.to(std.dtype), std, log_std)
+    def weights(
+        self, means: Sequence[Tensor], log_stds: Sequence[Tensor], squared: Sequence[bool]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        """μ and σ of several parameters, to compute with, and KL(N(μ, σ²) ‖ p) of all of them.
+
+        It is one step of the graph where the gradients of all that can be joined.
+
+        Args:
+            means: of every parameter.
+            log_stds: of every parameter.
+            squared: of which ones σ² is wanted instead of σ.
+        """
+        pairs, stds = list(zip(means, log_stds, strict=True)), [log_std.exp() for log_std in log_stds]
+        if self.is_one_for_all and len(pairs) > 1 and means[0].is_cuda and sum(m.numel() for m in means) < LARGE:
+            kl = self.kl_of_all(pairs)
+        else:  # the sum over the weights of a half-precision network needs the precision of σ
+            kls = [self.kl(m.to(s.dtype), s, log) for (m, log), s in zip(pairs, stds, strict=True)]
+            kl = kls[0] if len(kls) == 1 else torch.stack(kls).sum()
+        return means, [std.square() if square else std for std, square in zip(stds, squared, strict=True)], kl
 
     def kl_of_all(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """The KL of several parameters' (μ, log σ) at once: as many steps of the graph as for one of them."""

@@ -6,7 +6,7 @@ KL(N(μ, σ²) ‖ N(m, s²)) = ½ [((μ − m)² + σ²)/s² − 1 − log(σ²
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
+from bayeslim.priors.base import LARGE
 from bayeslim.priors.learnable import Learnable
 
 
@@ -49,13 +50,26 @@ class Normal(Learnable):
         off = (mean - self.setting_like("mean", std)) / scale
         return 0.5 * (off.square() + (std / scale).square() - 1).sum() - (log_std - scale.log()).sum()
 
-    def weights(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """μ, σ and the KL, with all their gradients in as few passes over the weights as there are."""
+    def weights(
+        self, means: Sequence[Tensor], log_stds: Sequence[Tensor], squared: Sequence[bool]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        """μ, σ or σ², and the KL, with all their gradients in as few passes over the weights as there are."""
         varies = isinstance(self.std, Tensor) or isinstance(self.mean, Tensor)
-        if varies or mean.dtype != log_std.dtype or torch.compiler.is_compiling():  # a compiler joins them by itself
-            return super().weights(mean, log_std)
-        found: tuple[Tensor, Tensor, Tensor] = _NormalWeights.apply(mean, log_std, float(self.mean), float(self.std))
-        return found
+        mixed = any(mean.dtype != log_std.dtype for mean, log_std in zip(means, log_stds, strict=True))
+        if varies or mixed or torch.compiler.is_compiling():  # a compiler joins them by itself
+            return super().weights(means, log_stds, squared)
+        large = sum(mean.numel() for mean in means) >= LARGE  # then gradients are to be had as they come
+        groups = [[k] for k in range(len(means))] if large else [list(range(len(means)))]
+        found = [self._joined(*([part[k] for k in group] for part in (means, log_stds, squared))) for group in groups]
+        kls = [kl for _, _, kl in found]
+        kl = kls[0] if len(kls) == 1 else torch.stack(kls).sum()
+        return [m for ms, _, _ in found for m in ms], [s for _, ss, _ in found for s in ss], kl
+
+    def _joined(
+        self, means: list[Any], log_stds: list[Any], squared: list[Any]
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        *values, kl = _NormalWeights.apply(float(self.mean), float(self.std), tuple(squared), *means, *log_stds)
+        return values[: len(means)], values[len(means) :], kl
 
     def statistic(self, mean: Tensor, std: Tensor) -> Tensor:
         """E (w − m)² of every weight."""
@@ -72,29 +86,48 @@ class Normal(Learnable):
 
 
 class _NormalWeights(torch.autograd.Function):
-    """(μ, log σ) ↦ (μ, σ, KL(N(μ, σ²) ‖ N(m, s²)) summed).
+    """(μ, log σ) ↦ (μ, σ, KL(N(μ, σ²) ‖ N(m, s²)) summed), of several parameters; of some σ² instead of σ.
 
     The KL's own gradients, (μ − m)/s² and σ²/s² − 1 in log σ, are added to those of the data on their way to the
     parameters: on a CPU a step of a small network is made of such passes over the weights.
     """
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, centre: float, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        std = log_std.exp()
-        ctx.save_for_backward(mean, std)
-        ctx.centre, ctx.scale = centre, scale
-        squares = _sum_of_squares(mean - centre if centre else mean) + _sum_of_squares(std)
-        kl = 0.5 / scale**2 * squares - log_std.sum() - mean.numel() * (0.5 - math.log(scale))
-        return mean.view_as(mean), std, kl
+    def forward(ctx: Any, centre: float, scale: float, squared: tuple[bool, ...], *values: Tensor) -> Any:
+        means, log_stds = values[: len(squared)], values[len(squared) :]
+        # The exponential of 2 is a third quicker than the natural one.
+        powers = [(2 if square else 1) / math.log(2) for square in squared]
+        spreads = [(log_std * power).exp2_() for log_std, power in zip(log_stds, powers, strict=True)]
+        ctx.save_for_backward(*means, *spreads)
+        ctx.centre, ctx.scale, ctx.squared = centre, scale, squared
+        squares = [_sum_of_squares(mean - centre if centre else mean) for mean in means]
+        squares += [s.sum() if square else _sum_of_squares(s) for s, square in zip(spreads, squared, strict=True)]
+        logs = torch.stack([log_std.sum() for log_std in log_stds]).sum()
+        constant = sum(mean.numel() for mean in means) * (0.5 - math.log(scale))
+        kl = 0.5 / scale**2 * torch.stack(squares).sum() - logs - constant
+        return *(mean.view_as(mean) for mean in means), *spreads, kl
 
     @staticmethod
-    def backward(ctx: Any, to_mean: Tensor, to_std: Tensor, to_kl: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        mean, std = ctx.saved_tensors
-        to_mean, to_std = (g.to_dense() if g.is_sparse else g for g in (to_mean, to_std))
-        precision = to_kl / ctx.scale**2
-        off = mean - ctx.centre if ctx.centre else mean
-        to_log_std = torch.addcmul(to_std, std, precision) * std
-        return torch.addcmul(to_mean, off, precision), to_log_std.sub_(to_kl), None, None
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        count, saved = len(ctx.squared), ctx.saved_tensors
+        to_means, to_spreads, to_kl = grads[:count], grads[count:-1], grads[-1]
+        precision, minus = to_kl / ctx.scale**2, -to_kl
+        found_means, found_logs = [], []
+        for mean, grad in zip(saved[:count], to_means, strict=True):
+            off = mean - ctx.centre if ctx.centre else mean
+            found_means.append(torch.addcmul(_dense(grad), off, precision))
+        for spread, grad, square in zip(saved[count:], to_spreads, ctx.squared, strict=True):
+            # In log σ the data's gradient is σ times that in σ, and 2 σ² times that in σ².
+            if square:
+                slope = torch.add(precision, _dense(grad), alpha=2)
+            else:
+                slope = torch.addcmul(_dense(grad), spread, precision)
+            found_logs.append(torch.addcmul(minus, spread, slope))
+        return None, None, None, *found_means, *found_logs
+
+
+def _dense(grad: Tensor) -> Tensor:
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def _sum_of_squares(x: Tensor) -> Tensor:
