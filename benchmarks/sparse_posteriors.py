@@ -78,12 +78,12 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "lenet5": {"data": "mnist", "epochs": 170, "tune_epochs": 60, "tune_lr": 1e-3, "tune_shift": 1},
     },
     "weights, augmented": {
-        "lenet5": AUGMENTED | {"epochs": 200, "temperature": 2.0, "taught": "tuning"},
-        "lenet_300_100": LONGER | {"epochs": 100, "temperature": 2.5, "taught": "tuning"},
+        "lenet5": AUGMENTED | {"epochs": 200, "temperature": 2.0, "teaching": "tuning"},
+        "lenet_300_100": LONGER | {"epochs": 100, "temperature": 2.5, "teaching": "tuning"},
     },
     "units, augmented": {
-        "lenet5": AUGMENTED | {"epochs": 100, "strength": 0.7, "taught": "throughout"},
-        "lenet_300_100": LONGER | {"epochs": 100, "strength": 0.28, "taught": "throughout"},
+        "lenet5": AUGMENTED | {"epochs": 100, "strength": 0.7, "teaching": "throughout"},
+        "lenet_300_100": LONGER | {"epochs": 100, "strength": 0.28, "teaching": "throughout"},
     },
     "random labels": {
         "lenet_300_100": {"data": "mnist", "epochs": 40, "dense_epochs": 200},
@@ -227,8 +227,8 @@ class Run:
 
     def teachers(self, dense: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
         """Who teaches in fine-tuning, and who while the network becomes sparse."""
-        taught = self.job.get("taught")
-        return dense if taught else None, dense if taught == "throughout" else None
+        teaching = self.job.get("teaching")
+        return dense if teaching else None, dense if teaching == "throughout" else None
 
     def lesson(self, teacher: nn.Module | None, shift: int = 0) -> Show:
         """What a step is shown: images moved as the run's are or by `shift`, and what a teacher says of them."""
