@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def train(
     seed: int,
     optimizer: Callable[[list[Any], Tensor], torch.optim.Optimizer] | None = None,
     autocast: torch.dtype | None = None,
-    moved: Callable[[Tensor], Tensor] | None = None,
+    shown: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     each_epoch: Callable[[int], None] | None = None,
 ) -> bl.Bayesian:
     """Train in place.
@@ -46,7 +47,7 @@ def train(
         seed: of the noise.
         optimizer: made of the parameters and the learning rate as a tensor; a fused Adam if not given.
         autocast: a lower precision for the forward pass.
-        moved: changes the inputs of a batch at random.
+        shown: what a step learns from, given the inputs and targets of a batch.
         each_epoch: called with the number of epochs done; it may write into the tensors of `bnn.masks`.
     """
     torch.manual_seed(seed)
@@ -57,21 +58,25 @@ def train(
     rate, weight = torch.zeros((), device=x.device), torch.zeros((), device=x.device)
     inputs, targets = x[:size].clone(), y[:size].clone()
     parameters = [p for p in bnn.parameters() if p.requires_grad]
-    make = optimizer or (lambda params, rate: torch.optim.Adam(params, lr=rate, fused=True, capturable=True))
+    bnn.num_data, bnn.steps_per_epoch = len(loader.dataset), steps
+    decay = None if optimizer else weight_decay(bnn)
+    make = optimizer or partial(torch.optim.Adam, fused=True, capturable=True, weight_decay=decay or 0.0)
     stepper = make(parameters, rate)
     bnn.count_steps_of(stepper)
-    bnn.num_data, bnn.steps_per_epoch = len(loader.dataset), steps
     schedule = getattr(bnn.method, "kl_schedule", bl.schedules.Uniform())
     bnn.train()
 
     def step() -> None:
         stepper.zero_grad(set_to_none=True)
-        seen = inputs if moved is None else moved(inputs)
+        batch = (inputs, targets) if shown is None else shown(inputs, targets)
         context: Any = nullcontext()
         if autocast is not None:
             context = torch.autocast("cuda", dtype=autocast, cache_enabled=False)
         with context:
-            loss = bnn.loss((seen, targets), kl_weight=weight)  # type: ignore[arg-type]
+            if decay is None:
+                loss = bnn.loss(batch, kl_weight=weight)  # type: ignore[arg-type]
+            else:
+                loss = bnn.likelihood.mean_nll(bnn.model(batch[0]), batch[1])
         loss.backward()  # type: ignore[no-untyped-call]
         stepper.step()
 
@@ -102,3 +107,12 @@ def train(
     del graph
     bnn.eval()
     return bnn
+
+
+def weight_decay(bnn: bl.Bayesian) -> float | None:
+    """The weight decay that has the gradient of a plain network's one Normal prior, in two thirds fewer kernels."""
+    priors = set(bnn.priors.values())
+    prior = priors.pop()
+    if priors or not isinstance(bnn.method, bl.Laplace) or not isinstance(prior, bl.priors.Normal):
+        return None
+    return 1 / (bnn.data_size() * float(prior.std) ** 2)

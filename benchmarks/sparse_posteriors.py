@@ -14,11 +14,17 @@ In the rule called "units", `bl.recipes.bottleneck` takes out units instead, and
 it. What either has left is trained on in three ways, each from where the cut left it: on the labels; taught, on what
 the dense network says of the training images as well; and shifted, on images moved by up to a pixel, after which the
 dense network is measured, too. The rule "weights, shifted" is Sparse Variational Dropout with the last of these.
+
+The rules called "augmented" see moved images throughout: the dense network, what makes it sparse, and fine-tuning, in
+which that dense network teaches as well. Magnitude beside them has all of this, too. They were fixed before any of
+their networks met a test image, and run on two splits: the official one, and a "fresh" one whose test images no earlier
+result was measured on.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -56,6 +62,9 @@ UNITS: dict[str, Any] = {
 """One recipe for both networks."""
 TEMPERATURE, TAUGHT = 2.0, 0.9
 """How soft the dense network's probabilities are made, and the share of them in the loss; the rest is the labels'."""
+AUGMENTED: dict[str, Any] = {"data": "mnist", "shift": 1, "dense_epochs": 60, "tune_epochs": 80, "tune_lr": 1e-3}
+LONGER = AUGMENTED | {"dense_epochs": 100}
+"""LeNet-300-100 takes longer to learn moved images."""
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "weights": {
         "lenet_300_100": {"data": "mnist", "epochs": 100, "tune_epochs": 30},
@@ -67,6 +76,14 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "units": {"lenet_300_100": UNITS, "lenet5": UNITS},
     "weights, shifted": {
         "lenet5": {"data": "mnist", "epochs": 170, "tune_epochs": 60, "tune_lr": 1e-3, "tune_shift": 1},
+    },
+    "weights, augmented": {
+        "lenet5": AUGMENTED | {"epochs": 200, "temperature": 2.0, "teaching": "tuning"},
+        "lenet_300_100": LONGER | {"epochs": 100, "temperature": 2.5, "teaching": "tuning"},
+    },
+    "units, augmented": {
+        "lenet5": AUGMENTED | {"epochs": 100, "strength": 0.7, "teaching": "throughout"},
+        "lenet_300_100": LONGER | {"epochs": 100, "strength": 0.28, "teaching": "throughout"},
     },
     "random labels": {
         "lenet_300_100": {"data": "mnist", "epochs": 40, "dense_epochs": 200},
@@ -80,11 +97,11 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "vgg": {"name": "vgg"},
     "vgg_wide": {"name": "vgg", "width": 2.0},
 }
-SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1}
-"""Fewer than elsewhere."""
+SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1, "fresh": 3}
+"""Fewer than elsewhere, of networks and splits."""
 
 Job = dict[str, Any]
-Move = Callable[[Tensor], Tensor]
+Show = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def moved(x: Tensor, by: int, mirror: bool) -> Tensor:
@@ -100,17 +117,29 @@ def moved(x: Tensor, by: int, mirror: bool) -> Tensor:
     return padded[examples, torch.arange(channels, device=x.device)[None, :, None, None], rows, columns]
 
 
-class Moved:
-    """A loader's batches with images moved."""
+def shown(
+    x: Tensor, y: Tensor, by: int = 0, mirror: bool = False, teacher: nn.Module | None = None
+) -> tuple[Tensor, Tensor]:
+    """A batch with its images moved, and with what a teacher says of them in front of the labels, if that is asked."""
+    x = moved(x, by, mirror) if by else x
+    if teacher is None:
+        return x, y
+    with torch.no_grad():
+        told = teacher(x).softmax(1)
+    return x, torch.cat([told, y[:, None].to(told)], 1)
 
-    def __init__(self, loader: bl.data.Loader, move: Move):
-        self.loader, self.dataset, self.move = loader, loader.dataset, move
+
+class Shown:
+    """A loader's batches as a step is shown them."""
+
+    def __init__(self, loader: bl.data.Loader, show: Show):
+        self.loader, self.dataset, self.show = loader, loader.dataset, show
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((self.move(x), y) for x, y in self.loader)  # type: ignore[arg-type]
+        return (self.show(x, y) for x, y in self.loader)  # type: ignore[arg-type]
 
 
 class Run:
@@ -118,7 +147,7 @@ class Run:
 
     def __init__(self, job: Job):
         self.job, self.device = job, job["device"]
-        data = bl.data.load(job["data"]).with_validation(VALIDATION, seed=0)
+        data = split(job["data"], job.get("split", "official"))
         scale = _scale(job["data"], data.train_x)
         images, labels = data.train_x, data.train_y
         if job["rule"] == "random labels":
@@ -131,29 +160,24 @@ class Run:
         self.taught = self.loader.dataset.x[:10_000], self.loader.dataset.y[:10_000]
         colours = job["data"] == "cifar10"
         self.options: dict[str, Any] = {"autocast": torch.bfloat16 if colours and self.device != "cpu" else None}
-        self.move = partial(moved, by=4, mirror=True) if colours and job["rule"] != "random labels" else None
+        self.moves: dict[str, Any] = {"by": job.get("shift", 0)}
+        if colours and job["rule"] != "random labels":
+            self.moves = {"by": 4, "mirror": True}
 
     def train(
-        self,
-        bnn: bl.Bayesian,
-        epochs: int,
-        lr: float,
-        schedule: Any,
-        move: Move | None = None,
-        loader: bl.data.Loader | None = None,
-        **options: Any,
+        self, bnn: bl.Bayesian, epochs: int, lr: float, schedule: Any, show: Show | None = None, **options: Any
     ) -> bl.Bayesian:
         """Fit by gradient descent with the run's seed; on a GPU as a captured graph."""
         options |= {"epochs": epochs, "lr": lr, "lr_schedule": schedule, "seed": self.job["seed"], **self.options}
-        move, loader = move or self.move, loader or self.loader
+        show = show or partial(shown, **self.moves)
         if self.device != "cpu":
-            return captured.train(bnn, loader, moved=move, **options)
+            return captured.train(bnn, self.loader, shown=show, **options)
         each_epoch = options.pop("each_epoch", None)
         if each_epoch is not None:
             options["callbacks"] = [lambda epoch: each_epoch(epoch.number)]
         if make := options.pop("optimizer", None):
             options["optimizer"] = make(list(bnn.parameters()), lr)
-        fit(bnn, loader if move is None else Moved(loader, move), progress=False, **options)
+        fit(bnn, Shown(self.loader, show), progress=False, **options)
         return bnn
 
     def dense(self, network: nn.Module | None = None) -> nn.Module:
@@ -168,19 +192,19 @@ class Run:
         bnn = plain(network.to(self.device, memory_format=torch.channels_last), 1e3)
         return self.train(bnn, self.job["dense_epochs"], 0.1, one_cycle, optimizer=sgd).model
 
-    def posterior(self, network: nn.Module) -> bl.Bayesian:
-        """Sparse Variational Dropout, from the dense network."""
+    def posterior(self, network: nn.Module, teacher: nn.Module | None = None) -> bl.Bayesian:
+        """Sparse Variational Dropout, or gates on units, from the dense network."""
         job = self.job
         epochs = job["epochs"]
         recipe = bl.recipes.sparse_vd(epochs, temperature=job.get("temperature", 1.0))
         method, prior = recipe.method, recipe.prior
         if job["rule"] == "random labels":  # from scratch: there is nothing to learn before the KL counts
             method = bl.Variational(bl.families.SparseGaussian())
-        elif job["rule"] == "units":
-            recipe = bl.recipes.bottleneck(epochs=epochs)
+        elif job["rule"].startswith("units"):
+            recipe = bl.recipes.bottleneck(job.get("strength", 0.1), epochs)
             method, prior = recipe.method, recipe.prior
-        bnn = bl.bayesianize(network, method, likelihood=bl.likelihoods.Categorical(), prior=prior)
-        return self.train(bnn, epochs, job["lr"], "half-then-linear")
+        bnn = bl.bayesianize(network, method, likelihood=likelihood(teacher), prior=prior)
+        return self.train(bnn, epochs, job["lr"], "half-then-linear", self.lesson(teacher))
 
     def slim(self, bnn: bl.Bayesian) -> nn.Module:
         """Without the units whose gates are closed.
@@ -196,20 +220,20 @@ class Run:
         self, network: nn.Module, masks: dict[str, Tensor], shift: int = 0, teacher: nn.Module | None = None
     ) -> nn.Module:
         """The survivors, trained on: on images that are moved, or on what a teacher says of them, if that is asked."""
-        bnn = plain(network, 1.0, likelihood=None if teacher is None else Taught())
+        bnn = plain(network, 1.0, teacher)
         bnn.masks = masks
-        move = partial(moved, by=shift, mirror=False) if shift else None
-        loader = None if teacher is None else self.lessons(teacher)
-        return self.train(bnn, self.job["tune_epochs"], self.job["tune_lr"], "cosine", move, loader).model
+        lesson = self.lesson(teacher, shift)
+        return self.train(bnn, self.job["tune_epochs"], self.job["tune_lr"], "cosine", lesson).model
 
-    @torch.no_grad()
-    def lessons(self, teacher: nn.Module) -> bl.data.Loader:
-        """The training images with a teacher's probabilities, and with their labels behind those."""
-        teacher.eval()
-        x, y = self.loader.dataset.x, self.loader.dataset.y
-        told = torch.cat([teacher(part).softmax(1) for part in x.split(1000)])  # type: ignore[union-attr]
-        targets = torch.cat([told, y[:, None].to(told)], 1)
-        return bl.data.Loader(x, targets, self.job["batch"], device=self.device, seed=self.job["seed"], drop_last=True)
+    def teachers(self, dense: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+        """Who teaches in fine-tuning, and who while the network becomes sparse."""
+        teaching = self.job.get("teaching")
+        return dense if teaching else None, dense if teaching == "throughout" else None
+
+    def lesson(self, teacher: nn.Module | None, shift: int = 0) -> Show:
+        """What a step is shown: images moved as the run's are or by `shift`, and what a teacher says of them."""
+        moves = {"by": shift} if shift else self.moves
+        return partial(shown, **moves, teacher=None if teacher is None else teacher.eval())
 
     def cut(self, bnn: bl.Bayesian) -> tuple[bl.Bayesian, float, list[dict[str, float]]]:
         """The most that costs at most `SLACK` points on the validation images."""
@@ -228,9 +252,9 @@ class Run:
         assert best is not None
         return *best, tried
 
-    def by_magnitude(self, network: nn.Module, keep: int) -> bl.Bayesian:
+    def by_magnitude(self, network: nn.Module, keep: int, teacher: nn.Module | None = None) -> bl.Bayesian:
         """The baseline: `keep` weights are left, the smallest going gradually."""
-        bnn, epochs = plain(network, 1.0), self.job["epochs"]
+        bnn, epochs = plain(network, 1.0, teacher), self.job["epochs"]
         weights = {name: p for name, p in bnn.model.named_parameters() if p.ndim > 1}
         total = sum(p.numel() for p in weights.values())
 
@@ -245,11 +269,14 @@ class Run:
                 bnn.masks[name].copy_(p.detach().abs() >= smallest)
             bnn.keep_zeros()
 
-        return self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
+        lesson = self.lesson(teacher)
+        return self.train(bnn, epochs, self.job["lr"], "half-then-linear", lesson, each_epoch=shrink)
 
-    def by_norm(self, network: nn.Module, shapes: dict[str, tuple[int, ...]]) -> bl.Bayesian:
+    def by_norm(
+        self, network: nn.Module, shapes: dict[str, tuple[int, ...]], teacher: nn.Module | None = None
+    ) -> bl.Bayesian:
         """The baseline of units: those with the smallest norms go gradually, to as many as `shapes` has."""
-        bnn, epochs = plain(network, 1.0), self.job["epochs"]
+        bnn, epochs = plain(network, 1.0, teacher), self.job["epochs"]
         names = [name for name, p in bnn.model.named_parameters() if p.ndim > 1]
         weights = [bnn.model.get_parameter(name) for name in names]
         bnn.masks = {name: torch.ones_like(bnn.model.get_parameter(name), dtype=torch.bool) for name in names}
@@ -266,12 +293,15 @@ class Run:
                 bnn.masks[name].copy_(both.view(*both.shape, *[1] * (weight.ndim - 2)).expand_as(weight))
             bnn.keep_zeros()
 
-        return self.train(bnn, epochs, self.job["lr"], "half-then-linear", each_epoch=shrink)
+        lesson = self.lesson(teacher)
+        return self.train(bnn, epochs, self.job["lr"], "half-then-linear", lesson, each_epoch=shrink)
 
     def folder(self, cut: str = "") -> Path:
-        """Where a network goes, by the rule, what cut it if not the posterior, and the seed."""
-        rule = self.job["rule"].removeprefix("weights").replace(", ", "-").strip("-")
-        return Path(self.job["runs"]) / "-".join(filter(None, (self.job["network"], rule, cut, str(self.job["seed"]))))
+        """Where a network goes, by the rule, the split, what cut it if not the posterior, and the seed."""
+        job = self.job
+        rule = job["rule"].removeprefix("weights").replace(", ", "-").strip("-")
+        fresh = "fresh" if job.get("split") == "fresh" else ""
+        return Path(job["runs"]) / "-".join(filter(None, (job["network"], rule, fresh, cut, str(job["seed"]))))
 
     @torch.no_grad()
     def error(self, network: nn.Module, part: str) -> float:
@@ -290,6 +320,26 @@ def _largest(incoming: Tensor, outgoing: Tensor | None, keep: int, done: float) 
         squares = squares + outgoing.transpose(0, 1).reshape(count, -1).square().sum(1)
     left = round(count - (count - keep) * (1 - (1 - done) ** 3))
     return squares >= squares.topk(left).values[-1]
+
+
+def split(name: str, which: str) -> bl.data.Dataset:
+    """Images with some held out for validation.
+
+    In the "fresh" split the test images are some that were for training, on which no result had been measured before
+    this split was made; the official test images are for training in their place. Validation images are the same.
+    """
+    data = bl.data.load(name).with_validation(VALIDATION, seed=0)
+    if which == "official":
+        return data
+    order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(1))
+    test, rest = order[: len(data.test_x)].sort().values, order[len(data.test_x) :].sort().values
+    return dataclasses.replace(
+        data,
+        train_x=torch.cat([data.train_x[rest], data.test_x]),
+        train_y=torch.cat([data.train_y[rest], data.test_y]),
+        test_x=data.train_x[test],
+        test_y=data.train_y[test],
+    )
 
 
 def _scale(name: str, images: Tensor) -> Any:
@@ -325,10 +375,15 @@ class Taught(bl.likelihoods.Categorical):
         return -self.log_prob(outputs, targets).mean()
 
 
-def plain(network: nn.Module, prior_std: float, likelihood: bl.likelihoods.Likelihood | None = None) -> bl.Bayesian:
+def likelihood(teacher: nn.Module | None) -> bl.likelihoods.Likelihood:
+    """Of labels, and of what a teacher says if there is one."""
+    return bl.likelihoods.Categorical() if teacher is None else Taught()
+
+
+def plain(network: nn.Module, prior_std: float, teacher: nn.Module | None = None) -> bl.Bayesian:
     """A network to be trained as usual, with weight decay from a Normal prior."""
-    likelihood, prior = likelihood or bl.likelihoods.Categorical(), bl.priors.Normal(prior_std)
-    return bl.bayesianize(network, bl.Laplace(structure="diag"), likelihood=likelihood, prior=prior)
+    method, prior = bl.Laplace(structure="diag"), bl.priors.Normal(prior_std)
+    return bl.bayesianize(network, method, likelihood=likelihood(teacher), prior=prior)
 
 
 def nonzeros(network: nn.Module) -> dict[str, int]:
@@ -348,10 +403,11 @@ def run(job: Job) -> Job:
 def weights(steps: Run) -> Job:
     """Sparse Variational Dropout, and magnitude beside it."""
     job, dense, shift = steps.job, steps.dense(), steps.job.get("tune_shift", 0)
+    teacher, early = steps.teachers(dense)
     total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
-    bnn = steps.posterior(dense)
+    bnn = steps.posterior(dense, early)
     pruned, threshold, tried = steps.cut(bnn)
-    tuned = steps.tuned(pruned.mean_network(), pruned.masks, shift)
+    tuned = steps.tuned(pruned.mean_network(), pruned.masks, shift, teacher)
     left = nonzeros(tuned)
     keep = sum(left.values())
     result: Job = {"weights": total, "left": keep, "compression": round(total / keep, 1)}
@@ -361,24 +417,27 @@ def weights(steps: Run) -> Job:
         result["dense_tuned"] = errors(steps, steps.tuned(dense, {}, shift))
     bl.save(tuned.cpu(), steps.folder())
     if job.get("baseline", True):
-        cut = steps.by_magnitude(dense, keep)
-        network = steps.tuned(cut.model, cut.masks, shift)
+        cut = steps.by_magnitude(dense, keep, early)
+        network = steps.tuned(cut.model, cut.masks, shift, teacher)
         result["magnitude"] = errors(steps, network)
         bl.save(network.cpu(), steps.folder("magnitude"))
     return result
 
 
 def units(steps: Run) -> Job:
-    """Gates on units, and units cut by the norm of their weights beside it, trained on in three ways."""
+    """Gates on units, and units cut by the norm of their weights beside it, trained on in three ways or in one."""
     dense = steps.dense()
+    teacher, early = steps.teachers(dense)
     total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
-    slim = steps.slim(steps.posterior(dense))
+    slim = steps.slim(steps.posterior(dense, early))
     shapes = {name: tuple(p.shape) for name, p in slim.named_parameters() if p.ndim > 1}
     left = sum(math.prod(shape) for shape in shapes.values())
-    cut = steps.by_norm(dense, shapes)
+    cut = steps.by_norm(dense, shapes, early)
     result: Job = {"weights": total, "left": left, "compression": round(total / left, 1), "shapes": shapes}
     result["dense"] = errors(steps, dense)
     ways: dict[str, dict[str, Any]] = {"": {}, "taught": {"teacher": dense}, "shifted": {"shift": 1}}
+    if teacher is not None:
+        ways = {"": {"teacher": teacher}}
     for way, options in ways.items():
         tuned = steps.tuned(slim, {}, **options)
         norms = steps.tuned(cut.model, cut.masks, **options)
@@ -421,6 +480,8 @@ RULES = {
     "weights": weights,
     "units": units,
     "weights, shifted": weights,
+    "weights, augmented": weights,
+    "units, augmented": units,
     "random labels": random_labels,
 }
 
@@ -428,6 +489,21 @@ RULES = {
 def errors(steps: Run, network: nn.Module) -> dict[str, float]:
     """On the validation and the test images."""
     return {part: steps.error(network, part) for part in ("valid", "test")}
+
+
+def splits(rule: str) -> tuple[str | None, ...]:
+    """Which splits a rule is run on; None is the official one, where there is no other."""
+    return ("official", "fresh") if "augmented" in rule else (None,)
+
+
+def jobs_of(rule: str, network: str, seeds: int) -> list[Job]:
+    """All runs of a rule on a network."""
+    settings = {**DEFAULTS, **SETTINGS[rule][network], "rule": rule, "network": network}
+    return [
+        settings | ({"split": split} if split else {}) | {"seed": seed}
+        for split in splits(rule)
+        for seed in range(min(seeds, SEEDS.get(network, seeds), SEEDS.get(split or "", seeds)))
+    ]
 
 
 def main() -> None:
@@ -441,12 +517,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     jobs = [
-        {**DEFAULTS, **settings, "rule": rule, "network": network, "seed": seed}
-        | {"device": options.device, "runs": str(options.runs)}
+        job | {"device": options.device, "runs": str(options.runs)}
         for rule in options.rules
-        for network, settings in SETTINGS[rule].items()
-        for seed in range(min(options.seeds, SEEDS.get(network, options.seeds)))
+        for network in SETTINGS[rule]
         if network in options.networks
+        for job in jobs_of(rule, network, options.seeds)
     ]
     path = options.results / "sparse_posteriors.json"
     done = json.loads(path.read_text())["runs"] if path.exists() else []
@@ -459,11 +534,11 @@ def main() -> None:
     command = f"python benchmarks/sparse_posteriors.py --device {options.device} --seeds {options.seeds}"
     rows = finished(run, jobs, done, options.workers, keep)
     for rule in (rule for rule in SETTINGS if rule != "random labels"):
-        for network in SETTINGS[rule]:
-            found = [row for row in rows if (row["rule"], row["network"]) == (rule, network)]
+        for network, split in ((network, split) for network in SETTINGS[rule] for split in splits(rule)):
+            found = [row for row in rows if (row["rule"], row["network"], row.get("split")) == (rule, network, split)]
             for way in ("", "taught", "shifted"):
                 if ways := [{**row, **(row[way] if way else {})} for row in found if not way or way in row]:
-                    print(rule, network, way, json.dumps(summary(ways)))
+                    print(rule, network, split or "", way, json.dumps(summary(ways)))
     for row in rows:
         if row["rule"] == "random labels":
             print("random labels", row["network"], {k: v for k, v in row.items() if "error" in k or k == "pruned"})

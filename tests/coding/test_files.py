@@ -217,14 +217,14 @@ def test_the_same_network_is_the_same_bytes(tmp_path):
 
 
 def test_the_bytes_of_the_format(tmp_path):
-    """A file of version 3, byte by byte: what reads it otherwise is another format, and needs another version."""
+    """A file of version 4, byte by byte: what reads it otherwise is another format, and needs another version."""
     network = nn.Linear(6, 4)
     with torch.no_grad():
         network.weight.copy_(
             torch.tensor([[0, 0, 1, 0, 2, 0], [0] * 6, [-1, 0, 0, 0, 0, 3], [0, 0, 1, 1, 0, 0]]) * 0.375
         )
         network.bias.copy_(torch.tensor([0.5, 0, -1.5, 1.0]))
-    (tmp_path / "a").write_bytes(bytes.fromhex("6273033ca8bcf3cd7ac430874cf07c8604be7b0f9935"))
+    (tmp_path / "a").write_bytes(bytes.fromhex("6273043ca8bcf3cd1cc9603107d493ba5015d0a3a7bd"))
     assert same(bl.decode(tmp_path / "a", nn.Linear(6, 4)), network)
 
 
@@ -237,9 +237,9 @@ def test_the_bytes_of_a_hill(tmp_path):
         network.bias.zero_()
     (tmp_path / "a").write_bytes(
         bytes.fromhex(
-            "62730341380a11b644b59536c278fcf771d31f44fdad06e43601462a6e79dbd16913f3a132983419f51b98141580f4c5869c"
-            "f834ce5f585b51fd1f45bfc1a242859d4df9201579444fe52f2a3e55d2d61d0c6e520bbdfe2ecd08a4c23646c16cbef466fb"
-            "b75bf65804ee"
+            "62730441380a11b644b59aff8efce8a68180fd12d2e7b1086689773dfcacd492db52a1bf5e1f5546faa183cc7ba0f90f58bd"
+            "eb14b48e0cb3e73a64dda771448a0ff085d40418e03183fe3c555d7a86c4d6612eedb92df4887e193713af6bd288a7284e40"
+            "e0b4d8fa5bea"
         )
     )
     assert same(bl.decode(tmp_path / "a", nn.Linear(400, 12)), network)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayeslim.coding.coders import Meter, Reader, Writer
+from bayeslim.coding.crowd import closest_crowd
 from bayeslim.coding.evidence import BELOW, BESIDE, CHANNEL, COLUMN, CORNER, FEATURES, PLACE, POPULAR, RIGHT, Evidence
 from bayeslim.coding.geometry import Grid
 from bayeslim.coding.hill import Hill, Slope
@@ -21,7 +22,9 @@ GRIDS = [Grid(1), Grid(7), Grid(40), Grid(1, 6, 6), Grid(3, 4, 4), Grid(4, 1, 5)
 
 def send(coder, hits, rows, grid, feeders, taste, ordered=False):
     taste = taste.code(coder)
-    counts = code_counts(coder, None if hits is None else [len(row) for row in hits], rows, grid.size, ordered)
+    sizes = None if hits is None else [len(row) for row in hits]
+    crowd = closest_crowd(sum(sizes or ()), rows).code(coder)
+    counts = code_counts(coder, sizes, rows, grid.size, crowd, ordered)
     return code_columns(coder, hits, counts, Evidence(grid, feeders), taste, ordered)
 
 
@@ -178,7 +181,7 @@ def test_a_lenet5_mask_costs_its_entropy():
         counts = [len(row) for row in hits]
         taste, _ = best_taste(gather(hits, Evidence(grid, None)))
         meter = Meter()
-        code_counts(meter, counts, rows, grid.size)
+        code_counts(meter, counts, rows, grid.size, closest_crowd(sum(counts), rows))
         of_counts = meter.bits
         send(meter := Meter(), hits, rows, grid, None, taste)
         ideal = sum(math.log2(math.comb(grid.size, count)) for count in counts)

@@ -2,9 +2,10 @@
 
 The file is two bytes that say what it is, one for the version, the network as one number (`coders.py`), and a
 checksum. The network is its architecture (`architecture.py`), then for each weight where its non-zeros are
-(`positions.py`) and what they are (`values.py`). Probabilities of both start from those that the posterior gives them
-(`hill.py`, `expected.py`), and follow what was coded (`evidence.py`, `adaptive.py`). All models count in integers, so
-that every machine reads what another wrote; nothing is pickled.
+(`positions.py`) and what they are (`values.py`). Probabilities of all of it start from those that the posterior gives:
+of how many non-zeros a row has (`crowd.py`), where they are (`hill.py`) and their values (`expected.py`). They follow
+what was coded (`evidence.py`, `adaptive.py`). All models count in integers, so that every machine reads what another
+wrote; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bayeslim.types import Inputs
 
 __all__ = ["Encoded", "decode", "encode"]
 
-MAGIC, VERSION = b"bs", 3
+MAGIC, VERSION = b"bs", 4
 _CHECK = 4
 
 

@@ -15,8 +15,10 @@ from collections.abc import Hashable, Sequence
 
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.expected import Curve
+from bayeslim.coding.logarithms import POWER_BITS, power
 
-_ONE = 1 << 24
+_ONE_BITS = 24
+_ONE = 1 << _ONE_BITS
 _BACKING = 2
 _MOST_BACKING = 4
 
@@ -63,11 +65,28 @@ class Naturals:
     def __init__(self, largest: int):
         self._digits, self._bits = (largest + 1).bit_length(), Bits()
 
-    def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
-        """Pass one number through the coder and learn from it."""
+    def code(
+        self, coder: Coder, value: int, *contexts: Hashable, bits_a_step: int | None = None, backing: int = 1
+    ) -> int:
+        """Pass one number through the coder and learn from it.
+
+        Args:
+            coder: which way.
+            value: the number, for those that write.
+            *contexts: from coarse to fine.
+            bits_a_step: that P(value ≥ n) = 2^(−bn) is expected, as b in the unit of logarithms.
+            backing: how many observations that is worth.
+        """
         contexts = (None, *contexts)
-        digits, length = (value + 1).bit_length(), 1
-        while length < self._digits and self._bits.code(coder, int(digits > length), *((c, length) for c in contexts)):
+        digits, length, guess = (value + 1).bit_length(), 1, _ONE >> 1
+        while length < self._digits:
+            if (
+                bits_a_step is not None
+            ):  # numbers of so many digits start at 2^(length − 1) − 1, longer ones at 2^length − 1
+                guess = power(bits_a_step << (length - 1)) >> (POWER_BITS - _ONE_BITS)
+            longer = ((context, length) for context in contexts)
+            if not self._bits.code(coder, int(digits > length), *longer, guess=guess, backing=backing):
+                break
             length += 1
         found = 1
         for place in range(length - 2, -1, -1):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayeslim.coding.adaptive import Bits, Naturals
 from bayeslim.coding.coders import Coder
+from bayeslim.coding.crowd import Crowd, closest_crowd
 from bayeslim.coding.evidence import Evidence
 from bayeslim.coding.expected import Expected, Masses
 from bayeslim.coding.formats import FORMATS
@@ -83,12 +84,14 @@ class Passage:
         grid, before = layout.columns, self.coder.bits
         given = None if self.given is None else self.given[name].flatten(1)
         feeders = np.repeat(units, grid.area) if layout.reads_previous and units is not None else None
-        hits, hill, taste, counts = None, None, Taste(), None
+        hits, hill, taste, counts, crowd = None, None, Taste(), None, Crowd()
         if given is not None:
             rows, columns = np.nonzero((given != 0).numpy())
             counts = np.bincount(rows, minlength=layout.rows).tolist()
             hits = np.split(columns, np.cumsum(counts)[:-1])
-            hill, taste = best_start(hits, grid, feeders, self._columns(name, columns, grid))
+            expected = self._columns(name, columns, grid)
+            hill, taste = best_start(hits, grid, feeders, expected)
+            crowd = closest_crowd(float(expected.sum()), layout.rows)
         some = self._empty.code(self.coder, int(counts is not None and any(counts)), None)
         places = Places([np.zeros(0, np.int64)] * layout.rows, grid)
         if some:
@@ -96,7 +99,8 @@ class Passage:
                 hill = (hill or Hill()).code(self.coder, grid)
             taste = taste.code(self.coder)
             ordered = bool(self.coder.bit(int(hits is not None and is_sorted(hits)), 1, 2))
-            counts = code_counts(self.coder, counts, layout.rows, grid.size, ordered)
+            crowd = crowd.code(self.coder)
+            counts = code_counts(self.coder, counts, layout.rows, grid.size, crowd, ordered)
             hits = code_columns(self.coder, hits, counts, Evidence(grid, feeders, hill), taste, ordered)
             places = Places(hits, grid, self._sizes(name))
         self.bits[name, POSITIONS] = self.coder.bits - before

@@ -1,7 +1,7 @@
 """Which entries of a weight are not zero.
 
-Rows are coded in turn: how many of a row's entries are not zero, then where, in rising order. With r of them still to
-come the next is beyond column j with probability
+First comes how many entries of each row are not zero (`crowd.py`), then row by row where they are, in rising order.
+With r of them still to come the next is beyond column j with probability
 
     (W_j / W)^ρ,     ρ = 1 + γ (r − 1),
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from bayeslim.coding.adaptive import Naturals
 from bayeslim.coding.coders import Coder
+from bayeslim.coding.crowd import Crowd
 from bayeslim.coding.evidence import FEATURES, HERE, Evidence
 from bayeslim.coding.geometry import Integers
 from bayeslim.coding.logarithms import POWER_BITS, log2, power
@@ -37,6 +38,8 @@ DENSE = 8
 """Rows with more than one non-zero in this many columns are coded column by column."""
 
 _BIT = 1 << 16
+_BACKING = 16
+"""How many observations it is worth what sorted rows are expected to have more than the next."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,28 @@ def is_sorted(hits: Sequence[Integers]) -> bool:
     return keys == sorted(keys)
 
 
-def code_counts(coder: Coder, given: Sequence[int] | None, rows: int, most: int, falling: bool = False) -> list[int]:
-    """Pass the numbers of non-zeros of all rows through a coder; of falling ones, by how much they fall."""
-    counts, model, drops = list[int](), Naturals(most), Naturals(most)
-    for row in range(rows):
-        count = given[row] if given is not None else 0
-        last = counts[-1] if counts and falling else None
-        counts.append(model.code(coder, count) if last is None else last - drops.code(coder, last - count))
-    if min(counts, default=0) < 0 or max(counts, default=0) > most:
-        raise CorruptFile(f"The file counts {min(counts)} to {max(counts)} non-zeros in rows of {most}.")
-    return counts
+def code_counts(
+    coder: Coder, given: Sequence[int] | None, rows: int, most: int, crowd: Crowd, falling: bool = False
+) -> list[int]:
+    """Pass the numbers of non-zeros of all rows through a coder.
+
+    Args:
+        coder: which way.
+        given: the numbers; None when reading.
+        rows: how many rows there are.
+        most: the columns of a row.
+        crowd: how many are expected.
+        falling: whether they are known to fall: then each is coded as how many more it is than the next, from the last.
+    """
+    counts, model = [0] * (rows + 1), Naturals(most)
+    for row in reversed(range(rows)) if falling else range(rows):
+        least = counts[row + 1] if falling else 0
+        bits, backing = (crowd.bits_of_more(row + 1), _BACKING) if falling else (crowd.bits, 1)
+        more = given[row] - least if given is not None else 0
+        counts[row] = least + model.code(coder, more, bits_a_step=bits, backing=backing)
+    if max(counts) > most:
+        raise CorruptFile(f"The file counts {max(counts)} non-zeros in rows of {most}.")
+    return counts[:-1]
 
 
 def code_columns(
