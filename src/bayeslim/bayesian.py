@@ -24,7 +24,7 @@ from bayeslim.methods import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.results import Fit
-from bayeslim.schedules import Position, Schedule
+from bayeslim.schedules import Position, Schedule, Uniform
 from bayeslim.select import Selection, Sites, sites
 from bayeslim.types import Batch, Inputs, Params, call, device_of
 
@@ -173,7 +173,9 @@ class Bayesian(nn.Module):
         """Be at this position of training, and have the KL's weight there also as a tensor."""
         self._set(position=position)
         schedule: Schedule | None = getattr(self.method, "kl_schedule", None)
-        if schedule is not None and (position.steps_per_epoch or not schedule.counts_epochs):
+        if schedule is None or type(schedule) is Uniform:
+            return
+        if position.steps_per_epoch or not schedule.counts_epochs:
             self._kl_weight.fill_(schedule.weight(position))
 
     def scheduled(self, schedule: Schedule) -> float | Tensor:

@@ -8,8 +8,7 @@ recurrent layers are better off with oneDNN.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -22,20 +21,21 @@ _IS_ARM = platform.machine() == "aarch64"
 
 def products_of(model: nn.Module) -> AbstractContextManager[None]:
     """Passes of a network inside go by BLAS, if all that it multiplies are matrices in full precision."""
-    return by_blas() if _IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model) else nullcontext()
+    helps = _IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model)
+    return by_blas() if helps else nullcontext()
 
 
-@contextmanager
-def by_blas() -> Iterator[None]:
+class by_blas:  # noqa: N801 - read as a verb; a generator would take three times as long
     """Products inside go by BLAS where that is quicker; the setting is that of the whole process."""
-    if not _IS_ARM or not torch.backends.mkldnn.enabled:
-        yield
-        return
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+
+    def __enter__(self) -> None:
+        self.changes = _IS_ARM and bool(torch.backends.mkldnn.enabled)
+        if self.changes:
+            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        if self.changes:
+            torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
 
 
 def _has_matrices_only(model: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Standard normal noise, fast on every device and repeatable from torch's own seed.
 
 On a CPU torch draws normals one by one in a single thread, which would cost more than the rest of a training step of a
-small network. Here each call takes one 64-bit seed from torch's generator and lets numpy fill fixed-size chunks, one
+small network. Here each call takes one 64-bit seed from torch's generator and lets numpy fill them in chunks, one
 stream each, in as many threads as torch may use: several times faster, and the values depend on the seed alone, never
 on the number of threads.
 """
@@ -20,8 +20,8 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
-CHUNK = 1 << 13
-"""Values in one stream."""
+CHUNK, STREAMS = 1 << 13, 16
+"""The fewest values of one stream, and how many streams more values are cut into, up to so many times as long."""
 
 SMALL = 1 << 12
 """Below this many values torch's own generator is quicker than seeding a stream."""
@@ -111,10 +111,11 @@ def _begun(
     ours = device.type == "cpu" and dtype in (torch.float32, torch.float64) and size >= SMALL
     if not ours or torch.compiler.is_compiling():
         return torch.randn(shape, dtype=dtype, device=device, generator=generator), []
-    values = torch.empty(shape, dtype=dtype)
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-    flat = values.view(-1).numpy()
-    return values, [(flat[start : start + CHUNK], seed, start // CHUNK) for start in range(0, size, CHUNK)]
+    flat = np.empty(size, np.float32 if dtype == torch.float32 else np.float64)
+    chunk = min(max(CHUNK, -(-size // STREAMS)), STREAMS * CHUNK)
+    streams = [(flat[start : start + chunk], seed, start // chunk) for start in range(0, size, chunk)]
+    return torch.from_numpy(flat).view(shape), streams
 
 
 class _Words(ISeedSequence):

@@ -116,12 +116,7 @@ def predictive(
     if how in ("mean", "map"):
         params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
         return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
-    draws = []
-    with products_of(bnn.model):
-        for _ in range(samples):
-            params = fitting(bnn.model, posterior.sample(generator=generator))
-            draws.append(torch.cat([call(bnn.model, inputs, params) for inputs in batches()]))
-    return torch.stack(draws)
+    return _passes(bnn.model, (posterior.sample(generator=generator) for _ in range(samples)), batches)
 
 
 @predictive.register
@@ -145,12 +140,17 @@ def _(
         if len(chosen) > 1 and largest <= FEW and not posterior.buffers and is_dense(bnn.model):
             return _abreast(posterior, bnn.model, chosen, batches, largest)
         networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
+    return _passes(bnn.model, networks, batches)
+
+
+def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
+    """The outputs of networks with these weights, one after the other, (S, N, ...)."""
     outputs = []
-    with lent(bnn.model) as own, products_of(bnn.model):
+    with lent(model) as own, products_of(model):
         for network in networks:
             for name, value in network.items():
                 own[name].data = value.to(own[name])
-            each = [call(bnn.model, x) for x in batches()]
+            each = [call(model, x) for x in batches()]
             outputs.append(each[0] if len(each) == 1 else torch.cat(each))
     return torch.stack(outputs)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -111,6 +112,15 @@ def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
+def _four_tiny(like: Tensor) -> Tensor:
+    return _four_tiny_here(like.dtype) if type(like) is Tensor and like.is_cpu else like.new_full((1,), 4 * TINY)
+
+
+@cache
+def _four_tiny_here(dtype: torch.dtype) -> Tensor:
+    return torch.full((1,), 4 * TINY, dtype=dtype)
+
+
 class _LocalLinear(torch.autograd.Function):
     """x Wᵀ + b + √(x² Vᵀ) ∘ ε: a linear layer with local noise, without the many small steps it is made of."""
 
@@ -120,7 +130,7 @@ class _LocalLinear(torch.autograd.Function):
         with by_blas():
             output = F.linear(x, weight, bias)
             # 2 √v, for d√v = dv / (2 √v); the product itself adds and multiplies.
-            twice = torch.addmm(x.new_full((1,), 4 * TINY), squares, variance.mT, alpha=4).sqrt_()
+            twice = torch.addmm(_four_tiny(x), squares, variance.mT, alpha=4).sqrt_()
         noise = standard_normal_like(output)
         output.addcmul_(twice, noise, value=0.5)
         ctx.save_for_backward(x, squares, weight, variance, noise.div_(twice))

@@ -66,7 +66,9 @@ class Terms:
     def loss(self) -> Tensor:
         """All of it."""
         share = self.kl_weight / self.num_data
-        return self.nll + self.kl * share.to(self.kl) if isinstance(share, Tensor) else self.nll.add(self.kl, alpha=share)
+        if isinstance(share, Tensor):
+            return self.nll + self.kl * share.to(self.kl)
+        return self.nll.add(self.kl, alpha=share)
 
     @property
     def objective(self) -> Tensor:

@@ -97,7 +97,9 @@ class _NormalWeights(torch.autograd.Function):
         means, log_stds = values[: len(squared)], values[len(squared) :]
         # The exponential of 2 is a third quicker than the natural one.
         powers = [(2 if square else 1) / math.log(2) for square in squared]
-        spreads = [(log_std * power).exp2_() for log_std, power in zip(log_stds, powers, strict=True)]
+        spreads = torch._foreach_mul(log_stds, powers)
+        for spread in spreads:
+            spread.exp2_()
         ctx.save_for_backward(*means, *spreads)
         ctx.centre, ctx.scale, ctx.squared = centre, scale, squared
         squares = [_sum_of_squares(mean - centre if centre else mean) for mean in means]
@@ -105,24 +107,24 @@ class _NormalWeights(torch.autograd.Function):
         logs = torch.stack([log_std.sum() for log_std in log_stds]).sum()
         constant = sum(mean.numel() for mean in means) * (0.5 - math.log(scale))
         kl = 0.5 / scale**2 * torch.stack(squares).sum() - logs - constant
-        return *(mean.view_as(mean) for mean in means), *spreads, kl
+        return *means, *spreads, kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         count, saved = len(ctx.squared), ctx.saved_tensors
         to_means, to_spreads, to_kl = grads[:count], grads[count:-1], grads[-1]
         precision, minus = to_kl / ctx.scale**2, -to_kl
-        found_means, found_logs = [], []
-        for mean, grad in zip(saved[:count], to_means, strict=True):
-            off = mean - ctx.centre if ctx.centre else mean
-            found_means.append(torch.addcmul(_dense(grad), off, precision))
-        for spread, grad, square in zip(saved[count:], to_spreads, ctx.squared, strict=True):
+        means, spreads = saved[:count], saved[count:]
+        offs = [mean - ctx.centre for mean in means] if ctx.centre else means
+        found_means = torch._foreach_addcmul([_dense(g) for g in to_means], offs, [precision] * count)
+        slopes = []
+        for spread, grad, square in zip(spreads, to_spreads, ctx.squared, strict=True):
             # In log σ the data's gradient is σ times that in σ, and 2 σ² times that in σ².
             if square:
-                slope = torch.add(precision, _dense(grad), alpha=2)
+                slopes.append(torch.add(precision, _dense(grad), alpha=2))
             else:
-                slope = torch.addcmul(_dense(grad), spread, precision)
-            found_logs.append(torch.addcmul(minus, spread, slope))
+                slopes.append(torch.addcmul(_dense(grad), spread, precision))
+        found_logs = torch._foreach_addcmul([minus] * count, spreads, slopes)
         return None, None, None, *found_means, *found_logs
 
 
