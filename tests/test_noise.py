@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -135,3 +137,17 @@ def test_several_at_once_are_the_values_of_one_after_the_other(threads):
         assert all(torch.equal(got[name], wanted[name]) for name in like)
     assert list(standard_normals_like(like, ["small"])) == ["small"]
     assert standard_normals_like(like, []) == {}
+
+
+def test_a_helper_that_wakes_up_late_is_not_waited_for(threads, monkeypatch):
+    threads(2)
+    expected = standard_normal((3 * CHUNK,), generator=seeded(5))
+    started = threading.Event()
+    pool = ThreadPoolExecutor(1)
+    pool.submit(started.wait)  # its only thread is busy
+    monkeypatch.setattr(noise, "_helpers", lambda: pool)
+    try:
+        assert torch.equal(expected, standard_normal((3 * CHUNK,), generator=seeded(5)))
+    finally:
+        started.set()
+        pool.shutdown()

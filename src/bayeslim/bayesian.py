@@ -100,6 +100,8 @@ class Bayesian(nn.Module):
         plan_: the plan it was pruned by, or None.
     """
 
+    position: Position
+
     def __init__(
         self,
         model: nn.Module,
@@ -121,8 +123,8 @@ class Bayesian(nn.Module):
         self.priors = priors
         self.num_data = num_data
         self.num_data_given = num_data is not None
-        self.position = Position(0)
         self._kl_weight = torch.ones((), dtype=torch.float64)
+        self._move(Position(0))
         self.state: dict[str, Any] = {}
         self.terms: Terms | None = None
         self.masks: Params = {}

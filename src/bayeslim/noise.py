@@ -1,7 +1,7 @@
 """Standard normal noise, fast on every device and repeatable from torch's own seed.
 
 On a CPU torch draws normals one by one in a single thread, which would cost more than the rest of a training step of a
-small network. Here each call takes one 64-bit seed from torch's generator and lets numpy fill them in chunks, one
+small network. Here each call takes one 64-bit seed from torch's generator and lets numpy fill the values in chunks, one
 stream each, in as many threads as torch may use: several times faster, and the values depend on the seed alone, never
 on the number of threads.
 """
@@ -134,20 +134,22 @@ class _Words(ISeedSequence):
 
 
 def _fill(streams: list[_Stream]) -> None:
-    """Fill the values, every thread a part of the streams, this thread among them."""
-    if not streams:
-        return
-    threads = min(torch.get_num_threads(), len(streams))
+    """Fill the values; every thread, this one among them, takes one stream after the other while there are any.
 
-    def work(part: int) -> None:
-        for values, seed, index in streams[part::threads]:
+    So nobody waits for a thread that is slow to wake up.
+    """
+    waiting = iter(streams)
+
+    def work() -> None:
+        for values, seed, index in waiting:
             stream = np.random.Generator(np.random.SFC64(_Words(seed, index)))  # type: ignore[arg-type]
             stream.standard_normal(dtype=values.dtype.type, out=values)
 
-    helpers = [_helpers().submit(work, part) for part in range(1, threads)]
-    work(0)
+    helpers = [_helpers().submit(work) for _ in range(1, min(torch.get_num_threads(), len(streams)))]
+    work()
     for helper in helpers:
-        helper.result()
+        if not helper.cancel():
+            helper.result()
 
 
 def _helpers() -> ThreadPoolExecutor:
