@@ -138,6 +138,8 @@ def _fill(streams: list[_Stream]) -> None:
 
     So nobody waits for a thread that is slow to wake up.
     """
+    if not streams:
+        return
     waiting = iter(streams)
 
     def work() -> None:
