@@ -68,8 +68,10 @@ class _Noisy:
     training: bool
     weight: Tensor
     family: DiagonalGaussian
+    reads_variances: ClassVar[bool] = False
+    """Whether it computes with σ² rather than σ."""
     given: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
-    """μ and σ (σ² for local layers) of what is random here, while it is known from elsewhere (see `noise`)."""
+    """μ and σ, or σ², of what is random here, while it is known from elsewhere (see `noise`)."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not self.training:
@@ -103,7 +105,7 @@ class _Noisy:
             if log_std is None:
                 return own, None
             std = log_std.exp()
-            return self.family.counted(own, log_std), std.square() if isinstance(self, _Local) else std
+            return self.family.counted(own, log_std), std.square() if self.reads_variances else std
 
 
 def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
@@ -150,6 +152,8 @@ class _LocalLinear(torch.autograd.Function):
 
 
 class _Local(_Noisy):
+    reads_variances = True
+
     def perturbed(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weight, weight_variance = self.mean_and_spread("weight")
         bias, bias_variance = self.mean_and_spread("bias")

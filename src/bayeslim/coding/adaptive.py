@@ -80,9 +80,8 @@ class Naturals:
         contexts = (None, *contexts)
         digits, length, guess = (value + 1).bit_length(), 1, _ONE >> 1
         while length < self._digits:
-            if (
-                bits_a_step is not None
-            ):  # numbers of so many digits start at 2^(length − 1) − 1, longer ones at 2^length − 1
+            # Numbers of so many digits start at 2^(length − 1) − 1, longer ones at 2^length − 1.
+            if bits_a_step is not None:
                 guess = power(bits_a_step << (length - 1)) >> (POWER_BITS - _ONE_BITS)
             longer = ((context, length) for context in contexts)
             if not self._bits.code(coder, int(digits > length), *longer, guess=guess, backing=backing):
