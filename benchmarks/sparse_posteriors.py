@@ -82,8 +82,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "lenet_300_100": LONGER | {"epochs": 100, "temperature": 2.5, "teaching": "tuning"},
     },
     "units, augmented": {
-        "lenet5": AUGMENTED | {"epochs": 100, "strength": 0.7, "teaching": "throughout"},
-        "lenet_300_100": LONGER | {"epochs": 100, "strength": 0.28, "teaching": "throughout"},
+        "lenet5": AUGMENTED | {"epochs": 100, "strength": (0.4, 0.5, 0.6, 0.7), "teaching": "throughout"},
+        "lenet_300_100": LONGER | {"epochs": 100, "strength": (0.28, 0.32, 0.36), "teaching": "throughout"},
     },
     "random labels": {
         "lenet_300_100": {"data": "mnist", "epochs": 40, "dense_epochs": 200},
@@ -497,11 +497,13 @@ def splits(rule: str) -> tuple[str | None, ...]:
 
 
 def jobs_of(rule: str, network: str, seeds: int) -> list[Job]:
-    """All runs of a rule on a network."""
+    """All runs of a rule on a network: of each of its prices, if it has several."""
     settings = {**DEFAULTS, **SETTINGS[rule][network], "rule": rule, "network": network}
+    prices = settings.get("strength", ())
     return [
-        settings | ({"split": split} if split else {}) | {"seed": seed}
+        settings | ({"split": split} if split else {}) | price | {"seed": seed}
         for split in splits(rule)
+        for price in [{"strength": price} for price in prices] or [{}]
         for seed in range(min(seeds, SEEDS.get(network, seeds), SEEDS.get(split or "", seeds)))
     ]
 
