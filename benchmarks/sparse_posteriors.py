@@ -297,11 +297,13 @@ class Run:
         return self.train(bnn, epochs, self.job["lr"], "half-then-linear", lesson, each_epoch=shrink)
 
     def folder(self, cut: str = "") -> Path:
-        """Where a network goes, by the rule, the split, what cut it if not the posterior, and the seed."""
+        """Where a network goes, by the rule, its price, the split, what cut it if not the posterior, and the seed."""
         job = self.job
         rule = job["rule"].removeprefix("weights").replace(", ", "-").strip("-")
         fresh = "fresh" if job.get("split") == "fresh" else ""
-        return Path(job["runs"]) / "-".join(filter(None, (job["network"], rule, fresh, cut, str(job["seed"]))))
+        return Path(job["runs"]) / "-".join(
+            filter(None, (job["network"], rule, str(job.get("strength", "")), fresh, cut, str(job["seed"])))
+        )
 
     @torch.no_grad()
     def error(self, network: nn.Module, part: str) -> float:
