@@ -239,7 +239,8 @@ def passes(name: str, methods: Sequence[str]) -> dict[str, float]:
 
         def predictions(bnn: bl.Bayesian = bnn) -> None:
             for _ in range(max(1, times // 20)):
-                bl.predict(bnn, x)
+                prediction = bl.predict(bnn, x)
+                assert prediction.mean.shape == prediction.variance.shape  # variances are made when they are read
 
         predictions()
         ratios = []

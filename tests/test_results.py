@@ -34,6 +34,48 @@ def test_prediction_of_values_has_no_classes():
     assert "variance" in repr(prediction)
 
 
+@pytest.mark.parametrize(
+    ("likelihood", "entropy"),
+    [
+        (likelihoods.Categorical(), lambda p: torch.distributions.Categorical(probs=p.mean).entropy()),
+        (likelihoods.Bernoulli(), lambda p: torch.distributions.Bernoulli(probs=p.mean).entropy()),
+        (likelihoods.Poisson(), lambda p: torch.distributions.Normal(p.mean, p.variance.sqrt()).entropy()),
+        (likelihoods.Gaussian(0.5), lambda p: torch.distributions.Normal(p.mean, p.variance.sqrt()).entropy()),
+    ],
+)
+def test_what_a_prediction_makes_of_its_parts(likelihood, entropy):
+    outputs = torch.randn(5, 7, 3)
+    prediction = likelihood.predict(outputs)
+    torch.testing.assert_close(prediction.entropy, entropy(prediction))
+    if prediction.probs is None:
+        torch.testing.assert_close(prediction.variance, prediction.aleatoric + prediction.epistemic)
+    else:
+        probs = outputs.softmax(-1) if prediction.kind == "classes" else outputs.sigmoid()
+        torch.testing.assert_close(prediction.variance, probs.var(0, correction=0))
+        torch.testing.assert_close(prediction.entropy, prediction.aleatoric + prediction.epistemic)
+
+
+@pytest.mark.parametrize("examples", [7, 5_000])
+def test_few_and_many_values_have_the_same_moments(examples):
+    outputs = torch.randn(4, examples, 1) + 100
+    prediction = likelihoods.Gaussian(0.5).predict(outputs)
+    torch.testing.assert_close(prediction.mean, outputs.mean(0))
+    torch.testing.assert_close(prediction.epistemic, outputs.double().var(0, correction=0).float())
+    torch.testing.assert_close(prediction.aleatoric, torch.full((examples, 1), 0.25))
+
+
+def test_a_prediction_goes_to_another_device():
+    prediction = likelihoods.Categorical().predict(torch.randn(5, 7, 3))
+    moved = prediction.to("meta")
+    assert moved.kind == "classes"
+    for name in ("mean", "variance", "samples", "probs", "entropy", "aleatoric", "epistemic"):
+        assert getattr(moved, name).device.type == "meta"
+        assert getattr(moved, name).shape == getattr(prediction, name).shape
+    values = likelihoods.Gaussian(0.5).predict(torch.randn(5, 7, 1)).to("meta")
+    assert values.probs is None
+    assert values.variance.device.type == "meta"
+
+
 def test_evidence_shows_its_sense():
     bound = Evidence(-12.5, "elbo", is_bound=True, std_error=0.25, num_data=5)
     assert repr(bound) == "Evidence: log p(D) ≥ -12.5 ± 0.25 nats (elbo, -2.5 per example)"

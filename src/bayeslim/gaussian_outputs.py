@@ -102,12 +102,11 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
     return Prediction(
         kind=first.kind,
         mean=joined("mean"),
-        variance=joined("variance"),
-        samples=joined("samples", 1),
-        probs=None if first.probs is None else joined("probs"),
-        entropy=joined("entropy"),
         aleatoric=joined("aleatoric"),
         epistemic=joined("epistemic"),
+        samples=joined("samples", 1),
+        probs=None if first.probs is None else joined("probs"),
+        spread=None if first.spread is None else joined("spread"),
     )
 
 
@@ -128,7 +127,7 @@ def _(likelihood: Gaussian, mean: Tensor, covariance: Tensor, how: str, sampled:
         noise = (log_variance + spread_of_log / 2).exp()
     else:
         noise = (2 * likelihood.log_noise.to(mean)).exp().expand(mean.shape)
-    return _values(sampled, mean, noise, spread)
+    return replace(sampled, mean=mean, aleatoric=noise, epistemic=spread)
 
 
 @closed_form.register
@@ -136,7 +135,7 @@ def _(likelihood: Poisson, mean: Tensor, covariance: Tensor, how: str, sampled: 
     _refuse(likelihood, how)
     spread = covariance.diagonal(dim1=1, dim2=2).view(mean.shape)
     rate = (mean + spread / 2).exp()
-    return _values(sampled, rate, rate, spread.expm1() * rate.square())
+    return replace(sampled, mean=rate, aleatoric=rate, epistemic=spread.expm1() * rate.square())
 
 
 @closed_form.register
@@ -199,18 +198,10 @@ def _kappa(variance: Tensor) -> Tensor:
     return (1 + math.pi / 8 * variance).rsqrt()
 
 
-def _values(sampled: Prediction, mean: Tensor, aleatoric: Tensor, epistemic: Tensor) -> Prediction:
-    variance = aleatoric + epistemic
-    entropy = 0.5 * (2 * math.pi * math.e * variance).log()
-    return replace(sampled, mean=mean, variance=variance, aleatoric=aleatoric, epistemic=epistemic, entropy=entropy)
-
-
 def _probabilities(sampled: Prediction, probs: Tensor, entropy: Tensor) -> Prediction:
     """Closed-form probabilities, with the draws' mutual information as the epistemic part of their entropy."""
     epistemic = sampled.epistemic.to(entropy).minimum(entropy)
-    return replace(
-        sampled, mean=probs, probs=probs, entropy=entropy, epistemic=epistemic, aleatoric=entropy - epistemic
-    )
+    return replace(sampled, mean=probs, aleatoric=entropy - epistemic, epistemic=epistemic, probs=probs)
 
 
 def _dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
@@ -221,11 +212,10 @@ def _dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
     return replace(
         sampled,
         mean=probs,
-        probs=probs,
-        variance=probs * (1 - probs) / (total + 1),
-        entropy=entropy,
         aleatoric=expected,
         epistemic=(entropy - expected).clamp_min(0),
+        probs=probs,
+        spread=probs * (1 - probs) / (total + 1),
     )
 
 

@@ -37,12 +37,13 @@ def check_inputs(x: Any, name: str = "x") -> None:
     Raises:
         TypeError: with what to write instead.
     """
+    if isinstance(x, (Tensor, tuple)):
+        return
     if isinstance(x, np.ndarray):
         raise TypeError(f"{name} must be tensors, or a loader. Got a numpy array. Use torch.from_numpy(...).")
     if isinstance(x, Dataset):
         raise TypeError(f"{name} must be tensors, or a loader. Got a bayeslim Dataset. Use its train_x or test_x.")
-    if not isinstance(x, (Tensor, tuple)):
-        check_loader(x, name)
+    check_loader(x, name)
 
 
 def _advice(loader: Any) -> str | None:

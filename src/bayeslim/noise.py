@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -88,12 +88,13 @@ def kept_random_state() -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
 
 
-@contextmanager
-def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+def drawing_from(generator: torch.Generator | None) -> AbstractContextManager[None]:
     """What is drawn inside follows from `generator`, if there is one; then the global generators stay as they were."""
-    if generator is None:
-        yield
-        return
+    return nullcontext() if generator is None else _drawing_from(generator)
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator) -> Iterator[None]:
     seed = int(torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator))
     with kept_random_state():
         torch.manual_seed(seed)

@@ -136,9 +136,10 @@ def _(
         networks: Iterable[Params] = [bnn.method.one_network(bnn)]
     else:
         chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-        largest = max(batch_size(inputs) for inputs in batches())
-        if len(chosen) > 1 and largest <= FEW and not posterior.buffers and is_dense(bnn.model):
-            return _abreast(posterior, bnn.model, chosen, batches, largest)
+        if len(chosen) > 1 and not posterior.buffers:
+            model, most = bnn.model, batch_size(next(batches()))  # a loader's first batch is as large as any
+            if most <= FEW and is_dense(model):
+                return _abreast(posterior, model, chosen, batches, most)
         networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
     return _passes(bnn.model, networks, batches)
 
@@ -155,19 +156,25 @@ def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> T
     return torch.stack(outputs)
 
 
-def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches, largest: int) -> Tensor:
+def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches, most: int) -> Tensor:
     """The outputs of particles, (S, N, ...), as many networks at once as stay within bounds of memory."""
-    own, outputs = tensors_of(model), []
-    widest = max(tensor.shape[0] for tensor in own.values())
-    step = max(1, ACTIVATIONS // (widest * largest))
-    for some in (chosen[start : start + step] for start in range(0, len(chosen), step)):
-        at: Any = slice(some[0], some[-1] + 1) if some[-1] - some[0] == len(some) - 1 else list(some)
-        taken = posterior.values if at == slice(0, posterior.count) else {n: v[at] for n, v in posterior.values.items()}
-        stack = {name: value.to(own[name]) for name, value in taken.items()}
-        with by_blas():
-            each = [outputs_abreast(model, stack, x) for x in batches()]
-        outputs.append(each[0] if len(each) == 1 else torch.cat(each, 1))
+    step = max(1, ACTIVATIONS // (posterior.widest * most))
+    outputs = []
+    with by_blas():
+        for start in range(0, len(chosen), step):
+            some = _taken(posterior, chosen[start : start + step])
+            each = [outputs_abreast(model, some, x) for x in batches()]
+            outputs.append(each[0] if len(each) == 1 else torch.cat(each, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _taken(posterior: Particles, chosen: Sequence[int]) -> Params:
+    """The values of some particles; of all, and of those that follow each other, without a copy."""
+    if len(chosen) == posterior.count:
+        return posterior.values
+    in_a_row = chosen[-1] - chosen[0] == len(chosen) - 1
+    at: Any = slice(chosen[0], chosen[-1] + 1) if in_a_row else list(chosen)
+    return {name: value[at] for name, value in posterior.values.items()}
 
 
 @contextmanager
@@ -207,14 +214,16 @@ def _batches(x: Any, size: int | Literal["auto"] | None, device: torch.device) -
             raise ShapeMismatch("The loader gave no batches: there is nothing to predict.")
         return lambda: (to_device(inputs, device) for inputs in kept)
     x = to_device(x, device)
+    total = batch_size(x)
+    if size is None or total <= (LEAST if size == "auto" else size):
+        return lambda: iter([x])
     args, kwargs = arguments(x)
     values = (*args, *kwargs.values())
-    total = batch_size(x)
     aligned = all(isinstance(v, Tensor) and v.ndim and v.shape[0] == total for v in values)
     if size == "auto":
-        numbers = sum(v.numel() for v in values if isinstance(v, Tensor)) // max(total, 1)
+        numbers = sum(v.numel() for v in values if isinstance(v, Tensor)) // total
         size = min(max(NUMBERS // max(numbers, 1), LEAST), MOST)
-    if size is None or total <= size or not aligned:
+    if total <= size or not aligned:
         return lambda: iter([x])
     return lambda: (_slice(x, slice(start, start + size)) for start in range(0, total, size))
 
@@ -229,4 +238,4 @@ def _slice(x: Inputs, part: slice) -> Inputs:
 
 def _is_loader(x: Any) -> bool:
     """Loaders are iterated; tensors, tuples, mappings and packed sequences are inputs themselves."""
-    return hasattr(x, "__iter__") and not isinstance(x, (Tensor, tuple, list, Mapping))
+    return not isinstance(x, (Tensor, tuple, list, Mapping)) and hasattr(x, "__iter__")

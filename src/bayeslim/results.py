@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 
@@ -19,22 +22,33 @@ class Prediction:
     Attributes:
         kind: what the targets are: "classes", "binary", "values" or "counts".
         mean: the predictive mean, (B, ...): probabilities, means or rates.
-        variance: of the targets for values and counts; of the probabilities across networks for classes.
+        aleatoric: the part of the uncertainty that more training data would not remove, (B, ...).
+        epistemic: the part that more training data would remove.
         samples: the raw network outputs of every draw, (S, B, ...).
         probs: class probabilities, (B, ..., C), or None for values and counts.
-        entropy: total uncertainty, (B, ...).
-        aleatoric: the part more training data would not remove.
-        epistemic: the part more training data would remove.
+        spread: the variance of the probabilities across networks, or None for values and counts.
     """
 
     kind: Literal["classes", "binary", "values", "counts"]
     mean: Tensor
-    variance: Tensor
-    samples: Tensor
-    probs: Tensor | None
-    entropy: Tensor
     aleatoric: Tensor
     epistemic: Tensor
+    samples: Tensor
+    probs: Tensor | None = None
+    spread: Tensor | None = None
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Of the targets for values and counts; of the probabilities across networks for classes."""
+        return self.aleatoric + self.epistemic if self.spread is None else self.spread
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Total uncertainty in nats, (B, ...)."""
+        if self.probs is None:
+            return torch.xlogy(0.5, 2 * math.pi * math.e * self.variance)
+        entropies: Tensor = torch.special.entr(self.probs)
+        return entropies.sum(-1) if self.kind == "classes" else entropies + torch.special.entr(1 - self.probs)
 
     @property
     def classes(self) -> Tensor:
@@ -42,6 +56,12 @@ class Prediction:
         if self.probs is None:
             raise AttributeError(f"A prediction of {self.kind} has no classes. Read .mean and .variance.")
         return (self.probs > 0.5).long() if self.kind == "binary" else self.probs.argmax(-1)
+
+    def to(self, device: torch.device | str) -> Prediction:
+        """The same with all of it on another device."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
     def __len__(self) -> int:
         return self.mean.shape[0]

@@ -275,17 +275,25 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
             del layer.given
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+class evaluating:  # noqa: N801 - read as a verb; a generator would take longer than small networks do
     """`model` in evaluation mode, every module's own mode restored afterwards."""
-    training = [vars(m) for m in modules_of(model) if m.training]  # a module's own setter takes far longer
-    for module in training:
-        module["training"] = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module["training"] = True
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def __enter__(self) -> None:
+        self.training, modules = [], [self.model]
+        for module in modules:
+            if module is not None:
+                own = vars(module)  # a module's own setter takes far longer
+                if own["training"]:
+                    own["training"] = False
+                    self.training.append(own)
+                modules.extend(own["_modules"].values())
+
+    def __exit__(self, *_: object) -> None:
+        for own in self.training:
+            own["training"] = True
 
 
 class _Uses(TorchFunctionMode):

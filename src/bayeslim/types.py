@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -111,7 +110,7 @@ def as_tensor(output: Any, model: nn.Module) -> Tensor:
 
 def to_device(data: Any, device: torch.device | str | None) -> Any:
     """Move every tensor in a batch to `device`."""
-    if device is None:
+    if device is None or (isinstance(data, Tensor) and data.device == device):
         return data
     if isinstance(data, Mapping):
         return {k: to_device(v, device) for k, v in data.items()}
@@ -122,6 +121,8 @@ def to_device(data: Any, device: torch.device | str | None) -> Any:
 
 def batch_size(inputs: Inputs) -> int:
     """How many examples the inputs hold: the first dimension of the first tensor in them."""
+    if isinstance(inputs, Tensor) and inputs.ndim:
+        return inputs.shape[0]
     if isinstance(inputs, nn.utils.rnn.PackedSequence):
         return int(inputs.batch_sizes[0])
     args, kwargs = arguments(inputs)
@@ -137,10 +138,15 @@ def batch_size(inputs: Inputs) -> int:
 
 def device_of(model: nn.Module) -> torch.device:
     """The device a model lives on: that of its first parameter or buffer, else the CPU."""
-    modules = modules_of(model)
-    parameters = (p for module in modules for p in module._parameters.values())
-    buffers = (b for module in modules for b in module._buffers.values())
-    return next((tensor.device for tensor in chain(parameters, buffers) if tensor is not None), torch.device("cpu"))
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None:
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    return parameter.device
+            waiting.extend(reversed(module._modules.values()))
+    return next((buffer.device for buffer in model.buffers()), torch.device("cpu"))
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

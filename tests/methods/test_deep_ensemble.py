@@ -382,6 +382,17 @@ def test_networks_abreast_say_what_each_says_alone(model):
         torch.testing.assert_close(found[k], alone)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_kept_in_another_precision_are_called_abreast_in_their_own(dtype):
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(7, 3)
+    stack = {name: torch.randn(5, *p.shape, dtype=dtype) for name, p in model.named_parameters()}
+    found = outputs_abreast(model, stack, x)
+    assert found.dtype == torch.float32
+    for k in range(5):
+        alone = functional_call(model, {name: value[k].float() for name, value in stack.items()}, (x,))
+        torch.testing.assert_close(found[k], alone)
+
+
 def test_tied_networks_abreast():
     layer = nn.Linear(3, 3)
     model, x = nn.Sequential(layer, nn.Tanh(), layer), torch.randn(7, 3)

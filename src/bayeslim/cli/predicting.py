@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,11 +89,7 @@ def predict_batches(bnn: Bayesian, batches: Batches, samples: int, how: str, see
     parts = []
     for group in progress(groups, "predict", enabled=len(groups) > 1):
         generator = torch.Generator(device_of(bnn.model)).manual_seed(seed)
-        part = predict(bnn, iter(group), samples, how, generator=generator)
-        moved: dict[str, Any] = {
-            name: value.cpu() if isinstance(value, Tensor) else value for name, value in vars(part).items()
-        }
-        parts.append(Prediction(**moved))
+        parts.append(predict(bnn, iter(group), samples, how, generator=generator).to("cpu"))
     return concatenate(parts)
 
 
@@ -119,10 +114,8 @@ def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
     return dataclasses.replace(
         prediction,
         mean=scale.restore(prediction.mean),
-        variance=prediction.variance * std**2,
         aleatoric=prediction.aleatoric * std**2,
         epistemic=prediction.epistemic * std**2,
-        entropy=prediction.entropy + std.log(),
     )
 
 

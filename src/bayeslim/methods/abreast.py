@@ -12,25 +12,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors.particles import stacked, tensors_of
-from bayeslim.types import Inputs, Params, call, modules_of
+from bayeslim.types import Inputs, Params, call
 
 SKELETON = "skeleton."
 """What comes before a parameter's own name in the stack."""
 
-_ELEMENTWISE = (
+_ELEMENTWISE = frozenset({
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
-)  # fmt: skip
-_TOGETHER = (
+})  # fmt: skip
+_TOGETHER = _ELEMENTWISE | {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
-    nn.BatchNorm1d, nn.Softmax, nn.LogSoftmax, *_ELEMENTWISE,
-)  # fmt: skip
+    nn.BatchNorm1d, nn.Softmax, nn.LogSoftmax,
+}  # fmt: skip
 _MOST_WEIGHTS = {"cpu": 100_000, "cuda": 1_000_000}
 
 
@@ -45,7 +44,12 @@ def is_faster(model: nn.Module) -> bool:
 
 def is_dense(model: nn.Module) -> bool:
     """Whether a network is made of linear layers, and of what is known to go along with them under `vmap`."""
-    return all(type(m) in _TOGETHER and not m._forward_hooks and not m._forward_pre_hooks for m in modules_of(model))
+    modules: list[Any] = [model]
+    for module in modules:
+        if type(module) not in _TOGETHER or module._forward_hooks or module._forward_pre_hooks:
+            return False
+        modules.extend(module._modules.values())
+    return True
 
 
 def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
@@ -53,52 +57,75 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
 
     Args:
         model: their architecture, for which `is_dense` holds.
-        stack: the parameters and buffers of all of them, (S, *shape) by name.
+        stack: the parameters and buffers of all of them, (S, *shape) by name, in any precision and on any device.
         inputs: (B, ...).
     """
     if type(model) is nn.Sequential and isinstance(inputs, Tensor):
         outputs = _layer_by_layer(model, stack, inputs)
         if outputs is not None:
             return outputs
-    return vmap(lambda tensors: call(model, inputs, tensors))(stack)
+    own = tensors_of(model)
+    fitting = {name: value.to(own[name]) for name, value in stack.items()}
+    return vmap(lambda tensors: call(model, inputs, tensors))(fitting)
 
 
 def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | None:
-    """The same without `vmap`, which takes longer than small networks themselves; None where a layer is not known."""
-    layers = [(name, layer) for name, layer in model._modules.items() if layer is not None]
-    own = [p for _, layer in layers for p in layer._parameters.values() if p is not None]
-    if len(set(own)) < len(own):
-        return None  # tied weights are in the stack under one of their names
-    members = len(next(iter(stack.values())))
-    apart = False  # whether the networks have values of their own yet
-    for name, layer in layers:
+    """The same without `vmap`, which takes longer than small networks themselves; None where a layer is not known.
+
+    As soon as networks have values of their own, these are (S, features, B): products take and give them as they are.
+    """
+    apart = False
+    for name, layer in model._modules.items():
         kind = type(layer)
-        if isinstance(layer, nn.Linear) and (f"{name}.weight" in stack or f"{name}.bias" in stack):
+        if isinstance(layer, nn.Linear):
+            own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
+            weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
+            if weight is None or (bias is None and own["bias"] is not None):
+                if _has_ties(model):
+                    return None  # tied weights are in the stack under one of their names
+                if weight is None and bias is None and not apart:
+                    x = layer(x)
+                    continue
+                members = len(next(iter(stack.values())))
+                weight = _of_all(weight, own["weight"], members)
+                bias = None if own["bias"] is None else _of_all(bias, own["bias"], members)
             if x.ndim != 2 + apart:
                 return None
-            bias = None if layer.bias is None else _of_all(layer.bias, f"{name}.bias", stack, members)
-            x, apart = _linear_abreast(x, _of_all(layer.weight, f"{name}.weight", stack, members), bias), True
+            bias = None if bias is None else _fitting(bias, own["bias"])
+            x, apart = _linear_abreast(x, _fitting(weight, own["weight"]), bias), True
         elif kind is nn.ReLU and apart:
             x = x.relu_()
-        elif kind is nn.Linear or kind in _ELEMENTWISE or (kind is nn.Flatten and not apart):
+        elif kind is nn.Flatten and not apart:
+            x = x if x.ndim == 2 and layer.start_dim == 1 else layer(x)
+        elif kind in _ELEMENTWISE:
             x = layer(x)
         else:
             return None
-    return x if apart else None
+    return x.mT if apart else None
 
 
-def _of_all(own: Tensor, name: str, stack: Params, members: int) -> Tensor:
-    """A parameter of every network, (S, *shape)."""
-    return stack[name] if name in stack else own.expand(members, *own.shape)
+def _of_all(values: Tensor | None, own: Tensor, members: int) -> Tensor:
+    """A parameter of every network, (S, *shape): the model's own, if they have none."""
+    return own.expand(members, *own.shape) if values is None else values
+
+
+def _fitting(values: Tensor, own: Tensor) -> Tensor:
+    """In the precision and on the device of the model's own; `to` would take longer to see that both agree."""
+    return values if values.dtype == own.dtype and values.device == own.device else values.to(own)
+
+
+def _has_ties(model: nn.Module) -> bool:
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return len(set(model.parameters())) < len(names)
 
 
 def _linear_abreast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of x for all, (B, I), or of one x for each, (S, B, I), by weights (S, O, I) and biases (S, O): (S, B, O)."""
+    """Of x for all, (B, I), or of one x for each, (S, I, B), by weights (S, O, I) and biases (S, O): (S, O, B)."""
     if x.ndim == 2:  # one product of matrices
-        joint = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        return joint.view(len(x), *weight.shape[:2]).transpose(0, 1)
-    x = (x * weight).sum(-1, keepdim=True) if weight.shape[1] == 1 else x @ weight.mT
-    return x if bias is None else x.add_(bias.unsqueeze(1))
+        joint = weight.reshape(-1, weight.shape[2])
+        joint = joint @ x.mT if bias is None else torch.addmm(bias.reshape(-1, 1), joint, x.mT)
+        return joint.view(weight.shape[0], weight.shape[1], x.shape[0])
+    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, x)
 
 
 class Abreast(nn.Module):

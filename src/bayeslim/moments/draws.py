@@ -138,15 +138,14 @@ def _(likelihood: Categorical, draws: Tensor) -> Prediction:
     mean = probs.mean(-1)
     bits = total.log2_().mean((1, 2)) - below.mul_(probs).sum((1, 2)) / draws.shape[-1]
     aleatoric = bits * math.log(2)
-    variance = probs.sub_(mean.unsqueeze(-1)).square_().mean(-1)
+    spread = probs.sub_(mean.unsqueeze(-1)).square_().mean(-1)
     entropy = torch.special.entr(mean).sum(-1)
     return Prediction(
         kind="classes",
         mean=mean,
-        variance=variance,
-        samples=draws.movedim(-1, 0),
-        probs=mean,
-        entropy=entropy,
         aleatoric=aleatoric,
         epistemic=(entropy - aleatoric).clamp_min(0),
+        samples=draws.movedim(-1, 0),
+        probs=mean,
+        spread=spread,
     )
