@@ -99,6 +99,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1, "fresh": 3}
 """Fewer than elsewhere, of networks and splits."""
+FRESH = (0.28, 0.32, 0.5, 0.7)
+"""Of several prices, those that were chosen at some time and have a fresh split, too."""
 
 Job = dict[str, Any]
 Show = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -501,11 +503,12 @@ def splits(rule: str) -> tuple[str | None, ...]:
 def jobs_of(rule: str, network: str, seeds: int) -> list[Job]:
     """All runs of a rule on a network: of each of its prices, if it has several."""
     settings = {**DEFAULTS, **SETTINGS[rule][network], "rule": rule, "network": network}
-    prices = settings.get("strength", ())
+    prices = [{"strength": price} for price in settings.get("strength", ())]
     return [
         settings | ({"split": split} if split else {}) | price | {"seed": seed}
         for split in splits(rule)
-        for price in [{"strength": price} for price in prices] or [{}]
+        for price in prices or [{}]
+        if split != "fresh" or not price or price["strength"] in FRESH
         for seed in range(min(seeds, SEEDS.get(network, seeds), SEEDS.get(split or "", seeds)))
     ]
 
@@ -537,12 +540,13 @@ def main() -> None:
 
     command = f"python benchmarks/sparse_posteriors.py --device {options.device} --seeds {options.seeds}"
     rows = finished(run, jobs, done, options.workers, keep)
-    for rule in (rule for rule in SETTINGS if rule != "random labels"):
-        for network, split in ((network, split) for network in SETTINGS[rule] for split in splits(rule)):
-            found = [row for row in rows if (row["rule"], row["network"], row.get("split")) == (rule, network, split)]
-            for way in ("", "taught", "shifted"):
-                if ways := [{**row, **(row[way] if way else {})} for row in found if not way or way in row]:
-                    print(rule, network, split or "", way, json.dumps(summary(ways)))
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for row in (row for row in rows if row["rule"] != "random labels"):
+        groups.setdefault(tuple(row.get(key, "") for key in ("rule", "network", "split", "strength")), []).append(row)
+    for group, found in groups.items():
+        for way in ("", "taught", "shifted"):
+            if ways := [{**row, **(row[way] if way else {})} for row in found if not way or way in row]:
+                print(*group, way, json.dumps(summary(ways)))
     for row in rows:
         if row["rule"] == "random labels":
             print("random labels", row["network"], {k: v for k, v in row.items() if "error" in k or k == "pruned"})
