@@ -20,8 +20,8 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
-CHUNK, STREAMS = 1 << 13, 16
-"""The fewest values of one stream, and how many streams more values are cut into, up to so many times as long."""
+CHUNK = 1 << 16
+"""How many values one stream fills. Fewer are filled by one thread, as soon as a second one would wake up for them."""
 
 SMALL = 1 << 12
 """Below this many values torch's own generator is quicker than seeding a stream."""
@@ -113,10 +113,9 @@ def _begun(
     if not ours or torch.compiler.is_compiling():
         return torch.randn(shape, dtype=dtype, device=device, generator=generator), []
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-    flat = np.empty(size, np.float32 if dtype == torch.float32 else np.float64)
-    chunk = min(max(CHUNK, -(-size // STREAMS)), STREAMS * CHUNK)
-    streams = [(flat[start : start + chunk], seed, start // chunk) for start in range(0, size, chunk)]
-    return torch.from_numpy(flat).view(shape), streams
+    values = torch.empty(size, dtype=dtype)
+    flat = values.numpy()
+    return values.view(shape), [(flat[k : k + CHUNK], seed, k // CHUNK) for k in range(0, size, CHUNK)]
 
 
 class _Words(ISeedSequence):
