@@ -12,10 +12,10 @@ import torch
 from scipy import stats
 
 from bayeslim import noise
-from bayeslim.noise import CHUNK, SMALL, standard_normal, standard_normal_like, standard_normals_like
+from bayeslim.noise import ALONE, CHUNK, SMALL, standard_normal, standard_normal_like, standard_normals_like
 
-SIZES = [1, SMALL - 1, SMALL, CHUNK, 3 * CHUNK + 7]
-"""Torch's own generator, both sides of the switch, a whole chunk, and several with a ragged end."""
+SIZES = [1, SMALL - 1, SMALL, ALONE, ALONE + 1, 5 * CHUNK + 7]
+"""Torch's own generator, both sides of the switches, and several chunks with a ragged end."""
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -38,6 +38,39 @@ def test_is_standard_normal(size, dtype):
     # moments 1 to 4 of N(0, 1), within five standard errors
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert (draws**power).mean() == pytest.approx(moment, abs=5 * (variance / size) ** 0.5)
+
+
+@pytest.mark.parametrize("size", [SMALL, 200_003])
+def test_rough_noise_is_nearly_standard_normal(size):
+    draws = standard_normal_like(torch.empty(size), generator=seeded(0), rough=True)
+    assert stats.kstest(draws.double().numpy(), "norm").pvalue > 1e-3
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert (draws.double() ** power).mean() == pytest.approx(moment, abs=5 * (variance / size) ** 0.5)
+    neighbours = torch.corrcoef(torch.stack([draws[:-1], draws[1:]]).double())[0, 1]
+    assert neighbours.abs() < 5 / size**0.5  # four values come from one random word
+
+
+def test_the_values_that_rough_noise_chooses_from():
+    values = torch.from_numpy(noise._means_of_parts()).double()
+    assert len(values) == 2**16
+    assert (values.diff() > 0).all()
+    torch.testing.assert_close(values, -values.flip(0))
+    assert values.square().mean() == pytest.approx(1, abs=1e-7)
+    assert (values**4).mean() == pytest.approx(2.9998, abs=1e-4)
+    # each lies between the quantiles that it stands for
+    edges = torch.special.ndtri(torch.linspace(0, 1, 2**16 + 1, dtype=torch.float64))
+    inside = slice(100, -100)  # in the tails parts are wider than the values' rounding
+    assert ((values > edges[:-1] - 1e-6) & (values < edges[1:] + 1e-6))[inside].all()
+    assert values.max() == pytest.approx(
+        stats.norm.expect(lambda z: z, lb=stats.norm.isf(2**-16), conditional=True), rel=1e-5
+    )
+
+
+def test_double_precision_is_never_rough():
+    like = torch.empty(2 * ALONE, dtype=torch.float64)
+    assert torch.equal(
+        standard_normal_like(like, generator=seeded(0), rough=True), standard_normal_like(like, generator=seeded(0))
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -79,7 +112,8 @@ def test_chunks_calls_and_seeds_are_independent():
     assert correlations.abs().max() < 5 / CHUNK**0.5
     # neighbours across the border of two chunks, over many calls
     generator = seeded(3)
-    border = torch.stack([standard_normal((CHUNK + 1,), generator=generator)[-2:] for _ in range(2000)])
+    draws = (standard_normal((ALONE + 1,), generator=generator) for _ in range(2000))
+    border = torch.stack([values[CHUNK - 1 : CHUNK + 1] for values in draws])
     assert torch.corrcoef(border.T.double())[0, 1].abs() < 5 / 2000**0.5
 
 

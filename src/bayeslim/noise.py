@@ -4,6 +4,10 @@ On a CPU torch draws normals one by one in a single thread, which would cost mor
 small network. Here each call takes one 64-bit seed from torch's generator and lets numpy fill the values in chunks, one
 stream each, in as many threads as torch may use: several times faster, and the values depend on the seed alone, never
 on the number of threads.
+
+Rough noise, for activations in training, takes sixteen random bits a value and half the time. They choose one of 65,536
+parts of N(0, 1) of equal probability, and the value is that part's mean, scaled a little (by 7e-7) so that the variance
+is one; the kurtosis is 2.9998 and the largest value 4.39.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +25,8 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
-CHUNK = 1 << 16
-"""How many values one stream fills. Fewer are filled by one thread, as soon as a second one would wake up for them."""
+ALONE, CHUNK = 1 << 16, 1 << 15
+"""Up to how many values one stream fills them all, before a second thread wakes up; and how many it fills of more."""
 
 SMALL = 1 << 12
 """Below this many values torch's own generator is quicker than seeding a stream."""
@@ -59,10 +64,10 @@ def standard_normal(
     return values
 
 
-def standard_normal_like(tensor: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-    """Draw ε ~ N(0, 1) of a tensor's shape, dtype and device."""
+def standard_normal_like(tensor: Tensor, *, generator: torch.Generator | None = None, rough: bool = False) -> Tensor:
+    """Draw ε ~ N(0, 1) of a tensor's shape, dtype and device; roughly (see above) where that is quicker, if asked."""
     values, streams = _begun(tensor.shape, tensor.dtype, tensor.device, generator)
-    _fill(streams)
+    _fill(streams, rough and tensor.dtype == torch.float32)
     return values
 
 
@@ -114,8 +119,8 @@ def _begun(
         return torch.randn(shape, dtype=dtype, device=device, generator=generator), []
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
     values = torch.empty(size, dtype=dtype)
-    flat = values.numpy()
-    return values.view(shape), [(flat[k : k + CHUNK], seed, k // CHUNK) for k in range(0, size, CHUNK)]
+    flat, chunk = values.numpy(), ALONE if size <= ALONE else CHUNK
+    return values.view(shape), [(flat[k : k + chunk], seed, k // chunk) for k in range(0, size, chunk)]
 
 
 class _Words(ISeedSequence):
@@ -133,7 +138,7 @@ class _Words(ISeedSequence):
         return self.words
 
 
-def _fill(streams: list[_Stream]) -> None:
+def _fill(streams: list[_Stream], rough: bool = False) -> None:
     """Fill the values; every thread, this one among them, takes one stream after the other while there are any.
 
     So nobody waits for a thread that is slow to wake up.
@@ -145,13 +150,25 @@ def _fill(streams: list[_Stream]) -> None:
     def work() -> None:
         for values, seed, index in waiting:
             stream = np.random.Generator(np.random.SFC64(_Words(seed, index)))  # type: ignore[arg-type]
-            stream.standard_normal(dtype=values.dtype.type, out=values)
+            if rough:
+                words = stream.integers(0, 2**64 - 1, -(-len(values) // 4), dtype=np.uint64, endpoint=True)
+                np.take(_means_of_parts(), words.view(np.uint16)[: len(values)], out=values, mode="clip")
+            else:
+                stream.standard_normal(dtype=values.dtype.type, out=values)
 
     helpers = [_helpers().submit(work) for _ in range(1, min(torch.get_num_threads(), len(streams)))]
     work()
     for helper in helpers:
         if not helper.cancel():
             helper.result()
+
+
+@cache
+def _means_of_parts() -> np.ndarray[Any, Any]:
+    """Of N(0, 1) cut into 65,536 parts of equal probability: with density φ, the mean from a to b is ∝ φ(a) − φ(b)."""
+    edges = torch.special.ndtri(torch.linspace(0, 1, 2**16 + 1, dtype=torch.float64))
+    means = -torch.exp(-0.5 * edges.square()).diff()
+    return np.asarray((means / means.square().mean().sqrt()).float())
 
 
 def _helpers() -> ThreadPoolExecutor:

@@ -101,7 +101,7 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
             x = layer(x)
         else:
             return None
-    return x.mT if apart else None
+    return x.mT.contiguous() if apart else None
 
 
 def _of_all(values: Tensor | None, own: Tensor, members: int) -> Tensor:
