@@ -240,7 +240,7 @@ def passes(name: str, methods: Sequence[str]) -> dict[str, float]:
         def predictions(bnn: bl.Bayesian = bnn) -> None:
             for _ in range(max(1, times // 20)):
                 prediction = bl.predict(bnn, x)
-                assert prediction.mean.shape == prediction.variance.shape  # variances are made when they are read
+                _ = prediction.mean, prediction.variance  # which is made when it is read
 
         predictions()
         ratios = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -37,12 +36,12 @@ class Prediction:
     probs: Tensor | None = None
     spread: Tensor | None = None
 
-    @cached_property
+    @property
     def variance(self) -> Tensor:
         """Of the targets for values and counts; of the probabilities across networks for classes."""
         return self.aleatoric + self.epistemic if self.spread is None else self.spread
 
-    @cached_property
+    @property
     def entropy(self) -> Tensor:
         """Total uncertainty in nats, (B, ...)."""
         if self.probs is None:
