@@ -30,7 +30,7 @@ BATCH = 128
 NETWORKS = {"mlp": "MLP 784-400-400-10", "lenet5": "LeNet-5"}
 CALLS = {"mlp": 8, "lenet5": 3}
 """Timed calls of a step in one round."""
-INPUTS = (1_000, 10_000)
+INPUTS = (1_000, 2_000, 10_000)
 PASSES = 8
 """Passes of the plain network in its turn: the first one after others' work may be faster than any that follow."""
 
