@@ -17,8 +17,8 @@ dense network is measured, too. The rule "weights, shifted" is Sparse Variationa
 
 The rules called "augmented" see moved images throughout: the dense network, what makes it sparse, and fine-tuning, in
 which that dense network teaches as well. Magnitude beside them has all of this, too. They were fixed before any of
-their networks met a test image, and run on two splits: the official one, and a "fresh" one whose test images no earlier
-result was measured on.
+their networks met a test image, but for the prices of units, of which there are several (README.md says how one was
+chosen), and run on two splits: the official one, and a "fresh" one whose test images no earlier result was measured on.
 """
 
 from __future__ import annotations
