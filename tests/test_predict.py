@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import UserDict
 
 import pytest
@@ -13,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayeslim as bl
 from bayeslim import likelihoods
 from bayeslim.errors import ShapeMismatch
-from bayeslim.posteriors import Diagonal
+from bayeslim.methods.abreast import outputs_abreast
+from bayeslim.posteriors import Diagonal, Particles
 from oracles import linear_regression
 
 
@@ -258,3 +260,22 @@ def test_no_more_examples_at_once_than_asked_for(method, how):
     bnn.model.seen.clear()
     bl.predict(bnn, x, samples=2, how=how, batch_size=None)
     assert max(bnn.model.seen) >= 20
+
+
+def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
+    """Particles of one narrow layer still make every wide layer behind it give an output for each of them."""
+    module = importlib.import_module("bayeslim.predict")
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 64), nn.Linear(64, 1)), torch.randn(5, 3)
+    bnn = bl.bayesianize(model, bl.DeepEnsemble(2), likelihood=bl.likelihoods.Gaussian(0.1))
+    particles = Particles({"0.weight": torch.randn(8, 2, 3)})
+    whole = module._abreast(particles, bnn.model, range(8), lambda: iter([x]), 5)
+    at_once = []
+
+    def recorded(model, stack, inputs):
+        at_once.append(len(stack["0.weight"]))
+        return outputs_abreast(model, stack, inputs)
+
+    monkeypatch.setattr(module, "outputs_abreast", recorded)
+    monkeypatch.setattr(module, "ACTIVATIONS", 3 * 64 * 5)
+    torch.testing.assert_close(module._abreast(particles, bnn.model, range(8), lambda: iter([x]), 5), whole)
+    assert at_once == [3, 3, 2]

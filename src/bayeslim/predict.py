@@ -34,6 +34,7 @@ from bayeslim.types import (
     call,
     device_of,
     fitting,
+    modules_of,
     split_batch,
     to_device,
 )
@@ -158,7 +159,9 @@ def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> T
 
 def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches, most: int) -> Tensor:
     """The outputs of particles, (S, N, ...), as many networks at once as stay within bounds of memory."""
-    step = max(1, ACTIVATIONS // (posterior.widest * most))
+    # Of all layers, since those without particles of their own give an output for each of them, too.
+    widest = max([p.shape[0] for m in modules_of(model) for p in m._parameters.values() if p is not None])
+    step = max(1, ACTIVATIONS // (widest * most))
     outputs = []
     with by_blas():
         for start in range(0, len(chosen), step):

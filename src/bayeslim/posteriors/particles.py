@@ -11,7 +11,6 @@ together in a small neighbourhood.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -86,11 +85,6 @@ class Particles(Posterior):
     def mode(self) -> Params:
         """The particle nearest to the mean, which unlike the mean is a network that was trained."""
         return self.particle(self.nearest_to_mean())
-
-    @cached_property
-    def widest(self) -> int:
-        """The most rows that a parameter has, which of dense networks are the units of the widest layer."""
-        return max(value.shape[1] if value.ndim > 1 else 1 for value in self.values.values())
 
     def nearest_to_mean(self) -> int:
         """Which particle lies nearest to the mean."""
