@@ -5,9 +5,10 @@ small network. Here each call takes one 64-bit seed from torch's generator and l
 stream each, in as many threads as torch may use: several times faster, and the values depend on the seed alone, never
 on the number of threads.
 
-Rough noise, for activations in training, takes sixteen random bits a value and half the time. They choose one of 65,536
-parts of N(0, 1) of equal probability, and the value is that part's mean, scaled a little (by 7e-7) so that the variance
-is one; the kurtosis is 2.9998 and the largest value 4.39.
+Rough noise, for activations (the local estimator, in training and in predictions that ask for it), takes sixteen random
+bits a value and half the time. They choose one of 65,536 parts of N(0, 1) of equal probability, and the value is that
+part's mean, scaled a little (by 7e-7) so that the variance is one; the kurtosis is 2.9998 and the largest value 4.39.
+Draws of weights are never rough.
 """
 
 from __future__ import annotations
