@@ -237,8 +237,10 @@ def passes(name: str, methods: Sequence[str]) -> dict[str, float]:
             for _ in range(times):
                 plain(x)
 
-        def predictions(bnn: bl.Bayesian = bnn) -> None:
-            for _ in range(max(1, times // 20)):
+        turns = max(1, times // len(bl.predict(bnn, x).samples))  # so that both take about as long
+
+        def predictions(bnn: bl.Bayesian = bnn, turns: int = turns) -> None:
+            for _ in range(turns):
                 prediction = bl.predict(bnn, x)
                 _ = prediction.mean, prediction.variance  # which is made when it is read
 
@@ -246,7 +248,7 @@ def passes(name: str, methods: Sequence[str]) -> dict[str, float]:
         ratios = []
         for _ in range(11):
             one = seconds(several) / times
-            ratios.append(seconds(predictions) / max(1, times // 20) / one)
+            ratios.append(seconds(predictions) / turns / one)
         found[method] = round(statistics.median(ratios), 2)
         print(f"{name}, {method}: a prediction takes {found[method]} passes", flush=True)
     return found

@@ -204,6 +204,16 @@ def test_moving_moves_everything():
     assert bnn.posterior_.std["0.weight"].dtype == torch.float64
 
 
+def test_particles_and_masks_move_along():
+    bnn = bl.bayesianize(model(), bl.DeepEnsemble(2), likelihood=LIKELIHOOD)
+    bnn.fit(bl.data.Loader(X, Y), epochs=1, progress=False)
+    bnn.masks = {"0.weight": torch.ones_like(bnn.model[0].weight, dtype=torch.bool)}
+    before = bnn.posterior_
+    assert bnn.cpu().posterior_ is before
+    bnn.to("meta")
+    assert {t.device.type for t in (*bnn.posterior_.tensors().values(), *bnn.masks.values())} == {"meta"}
+
+
 def test_several_draws_average_the_data_term():
     method = bl.Variational(samples=400, estimator="shared", family=DiagonalGaussian(initial_std=0.3))
     many = bl.bayesianize(model(), method, likelihood=LIKELIHOOD, num_data=6)

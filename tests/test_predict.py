@@ -268,7 +268,7 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
     model, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 64), nn.Linear(64, 1)), torch.randn(5, 3)
     bnn = bl.bayesianize(model, bl.DeepEnsemble(2), likelihood=bl.likelihoods.Gaussian(0.1))
     particles = Particles({"0.weight": torch.randn(8, 2, 3)})
-    whole = module._abreast(particles, bnn.model, range(8), lambda: iter([x]), 5)
+    whole = module._abreast(particles, bnn.model, range(8), lambda: iter([x]))
     at_once = []
 
     def recorded(model, stack, inputs):
@@ -277,5 +277,5 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
 
     monkeypatch.setattr(module, "outputs_abreast", recorded)
     monkeypatch.setattr(module, "ACTIVATIONS", 3 * 64 * 5)
-    torch.testing.assert_close(module._abreast(particles, bnn.model, range(8), lambda: iter([x]), 5), whole)
+    torch.testing.assert_close(module._abreast(particles, bnn.model, range(8), lambda: iter([x])), whole)
     assert at_once == [3, 3, 2]

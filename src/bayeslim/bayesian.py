@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from bayeslim.errors import BayeslimWarning, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.loaders import check_loader
 from bayeslim.methods import Method, Terms
-from bayeslim.posteriors import Gaussian, Posterior
+from bayeslim.posteriors import Gaussian, Particles, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.results import Fit
 from bayeslim.schedules import Position, Schedule, Uniform
@@ -298,6 +298,14 @@ class Bayesian(nn.Module):
             for name, value in self.method.one_network(self).items():
                 plain.get_parameter(name).copy_(value)
         return plain
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """What `to` does: particles and masks go along to another device; other posteriors do when they are read."""
+        super()._apply(fn, recurse)
+        device = device_of(self.model)
+        self.state.update({key: kept.to(device) for key, kept in self.state.items() if isinstance(kept, Particles)})
+        self.masks = {name: mask.to(device) for name, mask in self.masks.items()}
+        return self
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """The model's own names, unprefixed; parameters of likelihood and priors under `likelihood:` and `prior:`."""

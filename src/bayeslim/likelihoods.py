@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.results import Prediction
 
-FEW = 2**12
-"""Up to how many numbers a call takes longer than its work."""
-
 LOWEST = -1e4
 """Logits are raised to this far below the largest one: their exponential is zero, and zero times it is zero too."""
 
@@ -73,10 +70,7 @@ def _single(outputs: Tensor) -> Tensor:
 
 
 def _moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance over the first dimension; of many in passes, which a CPU makes many times faster than `var`."""
-    if values.numel() <= FEW:
-        variance, mean = torch.var_mean(values, 0, correction=0)
-        return mean, variance
+    """Mean and variance over the first dimension, in passes, which a CPU makes many times faster than `var`."""
     mean = values.mean(0)
     away = values - mean
     return mean, away.mul_(away).mean(0)

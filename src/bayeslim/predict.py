@@ -20,7 +20,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.blas import by_blas, products_of
 from bayeslim.errors import ShapeMismatch
 from bayeslim.loaders import check_inputs
-from bayeslim.methods.abreast import is_dense, outputs_abreast
+from bayeslim.methods.abreast import dense_width, outputs_abreast
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
@@ -34,7 +34,6 @@ from bayeslim.types import (
     call,
     device_of,
     fitting,
-    modules_of,
     split_batch,
     to_device,
 )
@@ -43,10 +42,8 @@ LEAST, MOST = 2**10, 2**14
 NUMBERS = 2**20
 """As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
 
-FEW = 2**8
-"""Of how many inputs networks may be called abreast."""
 ACTIVATIONS = 2**22
-"""How many numbers one layer of all of them may give."""
+"""How many numbers one layer of networks that are called abreast may give."""
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -131,16 +128,16 @@ def _(
 ) -> Tensor:
     """One plain pass for every particle, with its own buffers; "mean" is the network as it stands for them.
 
-    Of few inputs the calls take longer than what they compute: then networks of linear layers are called abreast.
+    Networks of linear layers are called abreast, where that takes less time.
     """
     if how == "mean":
         networks: Iterable[Params] = [bnn.method.one_network(bnn)]
     else:
         chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
         if len(chosen) > 1 and not posterior.buffers:
-            model, most = bnn.model, batch_size(next(batches()))  # a loader's first batch is as large as any
-            if most <= FEW and is_dense(model):
-                return _abreast(posterior, model, chosen, batches, most)
+            outputs = _abreast(posterior, bnn.model, chosen, batches)
+            if outputs is not None:
+                return outputs
         networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
     return _passes(bnn.model, networks, batches)
 
@@ -157,16 +154,25 @@ def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> T
     return torch.stack(outputs)
 
 
-def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches, most: int) -> Tensor:
-    """The outputs of particles, (S, N, ...), as many networks at once as stay within bounds of memory."""
-    # Of all layers, since those without particles of their own give an output for each of them, too.
-    widest = max([p.shape[0] for m in modules_of(model) for p in m._parameters.values() if p is not None])
-    step = max(1, ACTIVATIONS // (widest * most))
+def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches) -> Tensor | None:
+    """The outputs of particles, (S, N, ...), as many networks at once as stay within bounds of memory.
+
+    None for networks that are not to be called so.
+    """
+    width = dense_width(model)  # of all layers, as those without particles give an output for each of them, too
+    if not width:
+        return None
+    most = batch_size(next(batches()))  # a loader's first batch is as large as any
+    step = max(1, ACTIVATIONS // (width * most))
     outputs = []
     with by_blas():
         for start in range(0, len(chosen), step):
             some = _taken(posterior, chosen[start : start + step])
-            each = [outputs_abreast(model, some, x) for x in batches()]
+            each: list[Tensor] = []
+            for x in batches():
+                if (values := outputs_abreast(model, some, x)) is None:
+                    return None
+                each.append(values)
             outputs.append(each[0] if len(each) == 1 else torch.cat(each, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

@@ -106,7 +106,8 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
         if name not in parameters or mask.shape != parameters[name].shape or mask.dtype != torch.bool:
             raise CorruptFile(f'The file holds a mask of "{name}" that does not fit {what}.')
     bnn.step, bnn.steps_per_epoch = _count(config["step"]), _count(config["steps_per_epoch"] or 0) or None
-    bnn.state.update({key: _restore(key, entry, tensors) for key, entry in dict(config["posteriors"]).items()})
+    found = {key: _restore(key, entry, tensors) for key, entry in dict(config["posteriors"]).items()}
+    bnn.state.update({key: posterior.to(device) for key, posterior in found.items()})
     bnn.masks = {name: mask.to(device) for name, mask in masks.items()}
     bnn.plan_ = None if config["plan"] is None else Plan.from_json(config["plan"])
     bnn.num_data_given = False

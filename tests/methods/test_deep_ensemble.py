@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.methods.abreast import Abreast, AbreastLoader, is_dense, outputs_abreast
+from bayeslim.methods.abreast import Abreast, AbreastLoader, dense_width, outputs_abreast
 from bayeslim.methods.fresh import start_afresh_
 from bayeslim.methods.particle_method import snapshot
 from bayeslim.train import fit
@@ -370,7 +370,7 @@ def test_a_fresh_start_reaches_weights_that_are_computed_by_an_old_norm(norm):
 def test_networks_abreast_say_what_each_says_alone(model):
     x = torch.randn(7, 2, 3)
     stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
-    assert is_dense(model)
+    assert dense_width(model)
     found = outputs_abreast(model.eval(), stack, x)
     assert found.is_contiguous()
     for k in range(4):
@@ -381,6 +381,27 @@ def test_networks_abreast_say_what_each_says_alone(model):
     for k in range(4):
         alone = functional_call(model, {name: value[k] for name, value in some.items()}, (x,))
         torch.testing.assert_close(found[k], alone)
+
+
+@pytest.mark.parametrize(
+    ("model", "faster"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3), nn.Flatten()), True),
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), False),
+        (nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 3)), False),
+        (nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3), nn.Flatten()), False),
+    ],
+)
+def test_of_many_inputs_chains_of_linear_layers_are_called_abreast(model, faster):
+    x = torch.randn(300, 2, 3)
+    stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
+    found = outputs_abreast(model, stack, x)
+    assert (found is not None) == faster
+    bnn = bl.bayesianize(model, bl.DeepEnsemble(4), likelihood=bl.likelihoods.Gaussian())
+    bnn.state["posterior"] = bl.posteriors.Particles(stack)
+    for k, outputs in enumerate(bl.predict(bnn, x).samples):
+        alone = functional_call(model, {name: value[k] for name, value in stack.items()}, (x,))
+        torch.testing.assert_close(outputs, alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors.particles import stacked, tensors_of
-from bayeslim.types import Inputs, Params, call
+from bayeslim.types import Inputs, Params, batch_size, call
 
 SKELETON = "skeleton."
 """What comes before a parameter's own name in the stack."""
@@ -30,7 +30,10 @@ _TOGETHER = _ELEMENTWISE | {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
     nn.BatchNorm1d, nn.Softmax, nn.LogSoftmax,
 }  # fmt: skip
+_CHAINED = _ELEMENTWISE | {nn.Linear, nn.Flatten}
 _MOST_WEIGHTS = {"cpu": 100_000, "cuda": 1_000_000}
+_FEW = 2**8
+"""Of how many inputs calls take longer than what they compute."""
 
 
 def is_faster(model: nn.Module) -> bool:
@@ -39,24 +42,34 @@ def is_faster(model: nn.Module) -> bool:
     Convolutions with weights of their own each are slower than one network after the other.
     """
     weights = list(model.parameters())
-    return is_dense(model) and sum(p.numel() for p in weights) <= _MOST_WEIGHTS.get(weights[0].device.type, 0)
+    return dense_width(model) > 0 and sum(p.numel() for p in weights) <= _MOST_WEIGHTS.get(weights[0].device.type, 0)
 
 
-def is_dense(model: nn.Module) -> bool:
-    """Whether a network is made of linear layers, and of what is known to go along with them under `vmap`."""
+def dense_width(model: nn.Module) -> int:
+    """How many values the widest layer gives for an input, of a network made of linear layers.
+
+    0 where there is anything that is not known to go along with them under `vmap`.
+    """
+    widest = 1
     modules: list[Any] = [model]
     for module in modules:
         if type(module) not in _TOGETHER or module._forward_hooks or module._forward_pre_hooks:
-            return False
+            return 0
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                widest = max(widest, parameter.shape[0])
         modules.extend(module._modules.values())
-    return True
+    return widest
 
 
-def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
-    """The outputs of S networks on the same inputs, (S, B, ...), in evaluation mode.
+def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor | None:
+    """The outputs of S networks on the same inputs, (S, B, ...), in evaluation mode; None where that would be slower.
+
+    A chain of linear layers takes less time for any number of inputs than network after network, as the first product
+    is one for all; other networks do for few.
 
     Args:
-        model: their architecture, for which `is_dense` holds.
+        model: their architecture, which has a `dense_width`.
         stack: the parameters and buffers of all of them, (S, *shape) by name, in any precision and on any device.
         inputs: (B, ...).
     """
@@ -64,6 +77,8 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor:
         outputs = _layer_by_layer(model, stack, inputs)
         if outputs is not None:
             return outputs
+    if batch_size(inputs) > _FEW:
+        return None
     own = tensors_of(model)
     fitting = {name: value.to(own[name]) for name, value in stack.items()}
     return vmap(lambda tensors: call(model, inputs, tensors))(fitting)
@@ -74,10 +89,13 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
 
     As soon as networks have values of their own, these are (S, features, B): products take and give them as they are.
     """
+    layers: Any = model._modules
+    if not {type(layer) for layer in layers.values()} <= _CHAINED:
+        return None
     apart = False
-    for name, layer in model._modules.items():
+    for name, layer in layers.items():
         kind = type(layer)
-        if isinstance(layer, nn.Linear):
+        if kind is nn.Linear:
             own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
             weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
             if weight is None or (bias is None and own["bias"] is not None):
@@ -95,12 +113,12 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
             x, apart = _linear_abreast(x, _fitting(weight, own["weight"]), bias), True
         elif kind is nn.ReLU and apart:
             x = x.relu_()
-        elif kind is nn.Flatten and not apart:
-            x = x if x.ndim == 2 and layer.start_dim == 1 else layer(x)
-        elif kind in _ELEMENTWISE:
-            x = layer(x)
+        elif kind is nn.Flatten:
+            if layer.start_dim != 1:
+                return None
+            x = x if x.ndim == 2 + apart else layer(x)
         else:
-            return None
+            x = layer(x)
     return x.mT.contiguous() if apart else None
 
 
@@ -122,10 +140,12 @@ def _has_ties(model: nn.Module) -> bool:
 def _linear_abreast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Of x for all, (B, I), or of one x for each, (S, I, B), by weights (S, O, I) and biases (S, O): (S, O, B)."""
     if x.ndim == 2:  # one product of matrices
-        joint = weight.reshape(-1, weight.shape[2])
-        joint = joint @ x.mT if bias is None else torch.addmm(bias.reshape(-1, 1), joint, x.mT)
-        return joint.view(weight.shape[0], weight.shape[1], x.shape[0])
-    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, x)
+        joint = weight.reshape(-1, weight.shape[2]) @ x.mT
+        values = joint.view(weight.shape[0], weight.shape[1], x.shape[0])
+    else:
+        values = torch.bmm(weight, x)
+    # Of few inputs `addmm` takes three times as long, as it spreads the biases out first.
+    return values if bias is None else values.add_(bias.unsqueeze(-1))
 
 
 class Abreast(nn.Module):

@@ -33,8 +33,7 @@ class FoundPosterior(Method):
         assert isinstance(posterior, Posterior)
         device = device_of(bnn.model)
         if next(iter(posterior.mean.values())).device != device:
-            moved = {name: tensor.to(device) for name, tensor in posterior.tensors().items()}
-            bnn.state["posterior"] = posterior = type(posterior).restore(posterior.config(), moved)
+            bnn.state["posterior"] = posterior = posterior.to(device)
         return posterior
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:

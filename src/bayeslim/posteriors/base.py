@@ -68,6 +68,13 @@ class Posterior(ABC):
         """What `restore` needs beside the tensors, JSON-able."""
         return {}
 
+    def to(self, device: torch.device) -> Self:
+        """The same on another device; itself, if it is there already."""
+        own = self.tensors()
+        if all(tensor.device == device for tensor in own.values()):
+            return self
+        return self.restore(self.config(), {name: tensor.to(device) for name, tensor in own.items()})
+
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters it is a distribution over."""
