@@ -3,11 +3,11 @@
     python benchmarks/sparse_posteriors.py --device cuda --networks lenet_300_100 lenet5
     python benchmarks/entropy_coded.py
 
-Each sparse network of the first command's rules "weights" and "weights, augmented", and the one beside it that was cut
-by magnitude to as many weights, gets the diagonal Laplace posterior of the weights that are left, is rounded within it
-as coarsely as costs at most `SLACK` points on the validation images, with the width of codes that makes the smaller
-file, and is written with `bl.encode`. Bytes are those of the file on disk, all of it; the test error is that of the
-network that `bl.decode` reads back.
+Each sparse network of the first command's rules of weights, and the one beside it that was cut by magnitude to as many
+weights, gets the diagonal Laplace posterior of the weights that are left, is rounded within it as coarsely as costs at
+most `SLACK` points on the validation images, with the width of codes that makes the smaller file, and is written with
+`bl.encode`. Bytes are those of the file on disk, all of it; the test error is that of the network that `bl.decode`
+reads back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import nn
 
 import bayeslim as bl
 
-SLACK = {"": 0.1, "-augmented": 0.2, "-augmented-fresh": 0.2}
+SLACK = {"": 0.1, "-augmented": 0.2, "-augmented-fresh": 0.2, "-gentle-unseen": 0.1}
 """Points of validation error that rounding may cost, by what networks are called: those with less error have more."""
 BITS, MORE_BITS = (5, 6), (7, 8)
 """Widths of codes, and those for networks that bear none of these."""
@@ -103,7 +103,7 @@ def main() -> None:
     for name, called, cut in itertools.product(options.networks, SLACK, ("", "-magnitude")):
         kind = f"{name}{called}{cut}"
         folders = sorted(options.runs.glob(f"{kind}-[0-9]"))
-        data = split("mnist", "fresh" if "fresh" in called else "official")
+        data = split("mnist", next((which for which in ("fresh", "unseen") if which in called), "official"))
         for folder in folders:
             if folder.name not in [row["network"] for row in rows]:
                 rows.append(measured(folder, data, options.runs / f"{folder.name}.bayes", SLACK[called]))

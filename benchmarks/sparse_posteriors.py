@@ -19,6 +19,9 @@ The rules called "augmented" see moved images throughout: the dense network, wha
 which that dense network teaches as well. Magnitude beside them has all of this, too. They were fixed before any of
 their networks met a test image, but for the prices of units, of which there are several (README.md says how one was
 chosen), and run on two splits: the official one, and a "fresh" one whose test images no earlier result was measured on.
+
+The rules called "gentle" are the same with less pressure, aimed at the goals' sizes instead of the records'. All of
+them was fixed before a third split was made, "unseen", whose test images nothing else was ever measured on.
 """
 
 from __future__ import annotations
@@ -85,6 +88,14 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "lenet5": AUGMENTED | {"epochs": 100, "strength": (0.4, 0.5, 0.6, 0.7), "teaching": "throughout"},
         "lenet_300_100": LONGER | {"epochs": 100, "strength": (0.28, 0.32, 0.36), "teaching": "throughout"},
     },
+    "weights, gentle": {
+        "lenet5": AUGMENTED | {"epochs": 200, "temperature": 1.25, "teaching": "tuning"},
+        "lenet_300_100": LONGER | {"epochs": 100, "temperature": 2.0, "teaching": "throughout"},
+    },
+    "units, gentle": {
+        "lenet5": AUGMENTED | {"epochs": 100, "strength": (0.28,), "teaching": "throughout"},
+        "lenet_300_100": LONGER | {"epochs": 100, "strength": (0.24,), "teaching": "throughout"},
+    },
     "random labels": {
         "lenet_300_100": {"data": "mnist", "epochs": 40, "dense_epochs": 200},
         "vgg": {"data": "cifar10", "epochs": 25, "lr": 2e-3, "dense_epochs": 40, "dense_lr": 1e-4},
@@ -101,6 +112,9 @@ SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1, "fresh": 3}
 """Fewer than elsewhere, of networks and splits."""
 FRESH = (0.28, 0.32, 0.5, 0.7)
 """Of several prices, those that were chosen at some time and have a fresh split, too."""
+
+SPLITS = {"augmented": ("official", "fresh"), "gentle": ("unseen",)}
+"""Which splits rules are run on, by the end of their names; others on the official one."""
 
 Job = dict[str, Any]
 Show = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -302,9 +316,9 @@ class Run:
         """Where a network goes, by the rule, its price, the split, what cut it if not the posterior, and the seed."""
         job = self.job
         rule = job["rule"].removeprefix("weights").replace(", ", "-").strip("-")
-        fresh = "fresh" if job.get("split") == "fresh" else ""
+        split = job.get("split", "").removeprefix("official")
         return Path(job["runs"]) / "-".join(
-            filter(None, (job["network"], rule, str(job.get("strength", "")), fresh, cut, str(job["seed"])))
+            filter(None, (job["network"], rule, str(job.get("strength", "")), split, cut, str(job["seed"])))
         )
 
     @torch.no_grad()
@@ -329,14 +343,17 @@ def _largest(incoming: Tensor, outgoing: Tensor | None, keep: int, done: float) 
 def split(name: str, which: str) -> bl.data.Dataset:
     """Images with some held out for validation.
 
-    In the "fresh" split the test images are some that were for training, on which no result had been measured before
-    this split was made; the official test images are for training in their place. Validation images are the same.
+    In the "fresh" split and in the "unseen" one the test images are some that were for training, on which no result had
+    been measured before these splits were made; the official test images are for training in their place. Validation
+    images are the same.
     """
     data = bl.data.load(name).with_validation(VALIDATION, seed=0)
     if which == "official":
         return data
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(1))
-    test, rest = order[: len(data.test_x)].sort().values, order[len(data.test_x) :].sort().values
+    parts = list(order.split(len(data.test_x)))
+    test = parts.pop(("fresh", "unseen").index(which)).sort().values
+    rest = torch.cat(parts).sort().values
     return dataclasses.replace(
         data,
         train_x=torch.cat([data.train_x[rest], data.test_x]),
@@ -486,6 +503,8 @@ RULES = {
     "weights, shifted": weights,
     "weights, augmented": weights,
     "units, augmented": units,
+    "weights, gentle": weights,
+    "units, gentle": units,
     "random labels": random_labels,
 }
 
@@ -497,7 +516,7 @@ def errors(steps: Run, network: nn.Module) -> dict[str, float]:
 
 def splits(rule: str) -> tuple[str | None, ...]:
     """Which splits a rule is run on; None is the official one, where there is no other."""
-    return ("official", "fresh") if "augmented" in rule else (None,)
+    return SPLITS.get(rule.split(", ")[-1], (None,))
 
 
 def jobs_of(rule: str, network: str, seeds: int) -> list[Job]:

@@ -20,9 +20,10 @@ def benchmark(monkeypatch):
     return importlib.import_module("sparse_posteriors")
 
 
-def test_the_fresh_split_tests_on_images_that_were_for_training(benchmark, monkeypatch):
+@pytest.mark.parametrize("which", ["fresh", "unseen"])
+def test_a_split_of_its_own_tests_on_images_that_were_for_training(benchmark, monkeypatch, which):
     monkeypatch.setattr(benchmark, "VALIDATION", 100)
-    official, fresh = (benchmark.split("digits", which) for which in ("official", "fresh"))
+    official, fresh = (benchmark.split("digits", name) for name in ("official", which))
 
     def images(x):
         return {image.numpy().tobytes() for image in x}
@@ -69,3 +70,10 @@ def test_runs_are_on_both_splits_where_a_rule_says_so(benchmark):
     found = [(job["split"], job["seed"]) for job in benchmark.jobs_of("weights, augmented", "lenet5", 5)]
     assert found == [("official", seed) for seed in range(5)] + [("fresh", seed) for seed in range(3)]
     assert all("split" not in job for job in benchmark.jobs_of("weights", "lenet5", 5))
+    assert {job["split"] for job in benchmark.jobs_of("units, gentle", "lenet5", 5)} == {"unseen"}
+
+
+def test_splits_have_test_images_of_their_own(benchmark, monkeypatch):
+    monkeypatch.setattr(benchmark, "VALIDATION", 100)
+    one, other = (benchmark.split("digits", name) for name in ("fresh", "unseen"))
+    assert not {x.numpy().tobytes() for x in one.test_x} & {x.numpy().tobytes() for x in other.test_x}
