@@ -26,14 +26,15 @@ def finished(
         workers: how many run at once.
         each: called with every new result, to save and to print.
     """
-    waiting = [job for job in jobs if _result(job, done) is None]
+    waiting = [job for job in jobs if result_of(job, done) is None]
     if waiting:
         with mp.get_context("spawn").Pool(min(workers, len(waiting))) as pool:
             for result in pool.imap_unordered(work, waiting):
                 done.append(result)
                 each(result)
-    return [result for job in jobs if (result := _result(job, done)) is not None]
+    return [result for job in jobs if (result := result_of(job, done)) is not None]
 
 
-def _result(job: Job, done: Sequence[Job]) -> Job | None:
+def result_of(job: Job, done: Sequence[Job]) -> Job | None:
+    """The result of a job, if it is among them."""
     return next((d for d in done if all(d.get(k) == v for k, v in job.items() if k not in ("device", "runs"))), None)

@@ -41,7 +41,7 @@ from typing import Any
 import captured
 import torch
 from environment import RESULTS, save
-from jobs import finished
+from jobs import finished, result_of
 from torch import Tensor, nn
 
 import bayeslim as bl
@@ -422,26 +422,41 @@ def run(job: Job) -> Job:
 
 
 def weights(steps: Run) -> Job:
-    """Sparse Variational Dropout, and magnitude beside it."""
+    """Sparse Variational Dropout, and magnitude beside it.
+
+    What the first half found is kept, and taken up by a run that follows one cut short.
+    """
     job, dense, shift = steps.job, steps.dense(), steps.job.get("tune_shift", 0)
     teacher, early = steps.teachers(dense)
-    total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
-    bnn = steps.posterior(dense, early)
-    pruned, threshold, tried = steps.cut(bnn)
-    tuned = steps.tuned(pruned.mean_network(), pruned.masks, shift, teacher)
-    left = nonzeros(tuned)
-    keep = sum(left.values())
-    result: Job = {"weights": total, "left": keep, "compression": round(total / keep, 1)}
-    result |= {"tried": tried, "log_alpha": threshold, "nonzeros": left}
-    result |= {"dense": errors(steps, dense), "sparse": errors(steps, tuned)}
+    kept = steps.folder().with_suffix(".json")
+    result = result_of(job, [json.loads(kept.read_text())]) if kept.exists() else None
+    if result is None:
+        result = job | sparse_weights(steps, dense)
+        part = kept.with_suffix(".part")
+        part.write_text(json.dumps(result))
+        part.replace(kept)
+    result["dense"] = errors(steps, dense)
     if shift:
         result["dense_tuned"] = errors(steps, steps.tuned(dense, {}, shift))
-    bl.save(tuned.cpu(), steps.folder())
     if job.get("baseline", True):
-        cut = steps.by_magnitude(dense, keep, early)
+        cut = steps.by_magnitude(dense, result["left"], early)
         network = steps.tuned(cut.model, cut.masks, shift, teacher)
         result["magnitude"] = errors(steps, network)
         bl.save(network.cpu(), steps.folder("magnitude"))
+    return result
+
+
+def sparse_weights(steps: Run, dense: nn.Module) -> Job:
+    """What Sparse Variational Dropout leaves of a dense network, saved."""
+    teacher, early = steps.teachers(dense)
+    total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
+    pruned, threshold, tried = steps.cut(steps.posterior(dense, early))
+    tuned = steps.tuned(pruned.mean_network(), pruned.masks, steps.job.get("tune_shift", 0), teacher)
+    left = nonzeros(tuned)
+    keep = sum(left.values())
+    result: Job = {"weights": total, "left": keep, "compression": round(total / keep, 1)}
+    result |= {"tried": tried, "log_alpha": threshold, "nonzeros": left, "sparse": errors(steps, tuned)}
+    bl.save(tuned.cpu(), steps.folder())
     return result
 
 

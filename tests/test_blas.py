@@ -9,7 +9,7 @@ from bayeslim import blas
 
 @pytest.fixture
 def arm(monkeypatch):
-    monkeypatch.setattr(blas, "_IS_ARM", True)
+    monkeypatch.setattr(blas, "IS_ARM", True)
     before = torch.backends.mkldnn.enabled
     yield
     torch.backends.mkldnn.enabled = before
@@ -41,7 +41,7 @@ def test_the_setting_comes_back_after_an_error_and_stays_off_where_it_was(arm):
 
 
 def test_elsewhere_nothing_changes(monkeypatch):
-    monkeypatch.setattr(blas, "_IS_ARM", False)
+    monkeypatch.setattr(blas, "IS_ARM", False)
     before = torch.backends.mkldnn.enabled
     with blas.by_blas():
         assert torch.backends.mkldnn.enabled is before

@@ -63,19 +63,21 @@ def test_converges_to_the_exact_predictive_of_linear_regression(how):
 def test_weights_are_drawn_once_a_sample_not_once_a_batch(monkeypatch):
     bnn, calls = classifier(), []
     draw = Diagonal.sample
-    monkeypatch.setattr(Diagonal, "sample", lambda self, *a, **k: calls.append(1) or draw(self, *a, **k))
+    monkeypatch.setattr(Diagonal, "sample", lambda self, n=None, **k: calls.append(n) or draw(self, n, **k))
+    weights = sum(p.numel() for p in bnn.model.parameters())
+    monkeypatch.setattr(importlib.import_module("bayeslim.predict"), "WEIGHTS", 3 * weights)
     x = torch.randn(1, 3).expand(10, 3)
     prediction = bl.predict(bnn, x, samples=7, batch_size=2)
-    assert len(calls) == 7
+    assert calls == [3, 3, 1]
     # the same example in every batch, so the same output from the same weights
     assert torch.allclose(prediction.samples, prediction.samples[:, :1].expand(7, 10, 4), atol=1e-6)
     assert prediction.samples.std(0).min() > 1e-3
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 10, None])
+@pytest.mark.parametrize("batch_size", [70, 256, 257, None])
 @pytest.mark.parametrize("how", ["sample", "mean"])
 def test_batch_size_does_not_change_the_result(batch_size, how):
-    bnn, x = classifier(), torch.randn(10, 3)
+    bnn, x = classifier(), torch.randn(300, 3)  # of more than 256 at once, one network after the other is called
     whole = bl.predict(bnn, x, samples=5, how=how, generator=seeded())
     parts = bl.predict(bnn, x, samples=5, how=how, batch_size=batch_size, generator=seeded())
     assert torch.allclose(whole.samples, parts.samples, atol=1e-6)
@@ -268,7 +270,7 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
     model, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 64), nn.Linear(64, 1)), torch.randn(5, 3)
     bnn = bl.bayesianize(model, bl.DeepEnsemble(2), likelihood=bl.likelihoods.Gaussian(0.1))
     particles = Particles({"0.weight": torch.randn(8, 2, 3)})
-    whole = module._abreast(particles, bnn.model, range(8), lambda: iter([x]))
+    whole = module._abreast(bnn.model, particles.values, range(8), lambda: iter([x]))
     at_once = []
 
     def recorded(model, stack, inputs):
@@ -277,5 +279,35 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
 
     monkeypatch.setattr(module, "outputs_abreast", recorded)
     monkeypatch.setattr(module, "ACTIVATIONS", 3 * 64 * 5)
-    torch.testing.assert_close(module._abreast(particles, bnn.model, range(8), lambda: iter([x])), whole)
+    found = module._abreast(bnn.model, particles.values, range(8), lambda: iter([x]))
+    torch.testing.assert_close(found, whole)
     assert at_once == [3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    "method", [bl.Variational(), bl.Variational(estimator="flipout"), bl.Laplace(), bl.SWAG(every=1)]
+)
+def test_drawn_networks_of_linear_layers_are_called_abreast(method, monkeypatch):
+    module = importlib.import_module("bayeslim.predict")
+    x, y = torch.randn(300, 3), torch.randn(300, 1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    bnn = bl.bayesianize(model, method, likelihood=bl.likelihoods.Gaussian(0.1))
+    bnn.fit(bl.data.Loader(x, y, 50), progress=False, **({} if method.name == "laplace" else {"epochs": 4}))
+    abreast = bl.predict(bnn, x, samples=5, how="sample", generator=seeded())
+    monkeypatch.setattr(module, "_passes", None)
+    torch.testing.assert_close(
+        bl.predict(bnn, x, samples=5, how="sample", generator=seeded()).samples, abreast.samples, rtol=0, atol=0
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "outputs_abreast", lambda *_: None)
+    alone = bl.predict(bnn, x, samples=5, how="sample", generator=seeded())
+    torch.testing.assert_close(abreast.samples, alone.samples)
+
+
+def test_weights_that_a_chain_does_not_read_are_not_left_out():
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].register_parameter("scale", nn.Parameter(torch.ones(2)))
+    assert (
+        outputs_abreast(model, {"0.weight": torch.randn(4, 2, 3), "0.scale": torch.randn(4, 2)}, torch.randn(300, 3))
+        is None
+    )

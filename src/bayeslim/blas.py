@@ -16,12 +16,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from bayeslim.types import modules_of
 
-_IS_ARM = platform.machine() == "aarch64"
+IS_ARM = platform.machine() == "aarch64"
 
 
 def products_of(model: nn.Module) -> AbstractContextManager[None]:
     """Passes of a network inside go by BLAS, if all that it multiplies are matrices in full precision."""
-    helps = _IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model)
+    helps = IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model)
     return by_blas() if helps else nullcontext()
 
 
@@ -29,7 +29,7 @@ class by_blas:  # noqa: N801 - read as a verb; a generator would take three time
     """Products inside go by BLAS where that is quicker; the setting is that of the whole process."""
 
     def __enter__(self) -> None:
-        self.changes = _IS_ARM and bool(torch.backends.mkldnn.enabled)
+        self.changes = IS_ARM and bool(torch.backends.mkldnn.enabled)
         if self.changes:
             torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
 

@@ -42,8 +42,9 @@ LEAST, MOST = 2**10, 2**14
 NUMBERS = 2**20
 """As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
 
-ACTIVATIONS = 2**22
-"""How many numbers one layer of networks that are called abreast may give."""
+WEIGHTS, ACTIVATIONS = 2**22, 2**22
+"""How many weights networks may have that are drawn together, and how many numbers a layer may give of those that are
+called abreast."""
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -114,7 +115,15 @@ def predictive(
     if how in ("mean", "map"):
         params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
         return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
-    return _passes(bnn.model, (posterior.sample(generator=generator) for _ in range(samples)), batches)
+    model = bnn.model
+    if not dense_width(model):
+        return _passes(model, (posterior.sample(generator=generator) for _ in range(samples)), batches)
+    together = max(1, WEIGHTS // sum(p.numel() for p in model.parameters()))
+    counts = [min(together, samples - first) for first in range(0, samples, together)]
+    stacks = (posterior.sample(count, generator=generator) for count in counts)
+    return torch.cat(
+        [_of_stack(model, stack, range(count), batches) for count, stack in zip(counts, stacks, strict=True)]
+    )
 
 
 @predictive.register
@@ -126,20 +135,22 @@ def _(
     how: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One plain pass for every particle, with its own buffers; "mean" is the network as it stands for them.
-
-    Networks of linear layers are called abreast, where that takes less time.
-    """
+    """What every particle says, with its own buffers; "mean" is the network as it stands for them."""
     if how == "mean":
-        networks: Iterable[Params] = [bnn.method.one_network(bnn)]
-    else:
-        chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-        if len(chosen) > 1 and not posterior.buffers:
-            outputs = _abreast(posterior, bnn.model, chosen, batches)
-            if outputs is not None:
-                return outputs
+        return _passes(bnn.model, [bnn.method.one_network(bnn)], batches)
+    chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
+    if posterior.buffers:
         networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
-    return _passes(bnn.model, networks, batches)
+        return _passes(bnn.model, networks, batches)
+    return _of_stack(bnn.model, posterior.values, chosen, batches)
+
+
+def _of_stack(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches) -> Tensor:
+    """The outputs of networks out of a stack, (S, N, ...): abreast where that takes less time, else one by one."""
+    outputs = _abreast(model, stack, chosen, batches) if len(chosen) > 1 else None
+    if outputs is not None:
+        return outputs
+    return _passes(model, ({name: value[k] for name, value in stack.items()} for k in chosen), batches)
 
 
 def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
@@ -154,12 +165,12 @@ def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> T
     return torch.stack(outputs)
 
 
-def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batches: Batches) -> Tensor | None:
-    """The outputs of particles, (S, N, ...), as many networks at once as stay within bounds of memory.
+def _abreast(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches) -> Tensor | None:
+    """The outputs of networks out of a stack, (S, N, ...), as many at once as stay within bounds of memory.
 
     None for networks that are not to be called so.
     """
-    width = dense_width(model)  # of all layers, as those without particles give an output for each of them, too
+    width = dense_width(model)  # of all layers, as those that are not random give an output for each of them, too
     if not width:
         return None
     most = batch_size(next(batches()))  # a loader's first batch is as large as any
@@ -167,7 +178,7 @@ def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batc
     outputs = []
     with by_blas():
         for start in range(0, len(chosen), step):
-            some = _taken(posterior, chosen[start : start + step])
+            some = _taken(stack, chosen[start : start + step])
             each: list[Tensor] = []
             for x in batches():
                 if (values := outputs_abreast(model, some, x)) is None:
@@ -177,13 +188,13 @@ def _abreast(posterior: Particles, model: nn.Module, chosen: Sequence[int], batc
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _taken(posterior: Particles, chosen: Sequence[int]) -> Params:
-    """The values of some particles; of all, and of those that follow each other, without a copy."""
-    if len(chosen) == posterior.count:
-        return posterior.values
-    in_a_row = chosen[-1] - chosen[0] == len(chosen) - 1
-    at: Any = slice(chosen[0], chosen[-1] + 1) if in_a_row else list(chosen)
-    return {name: value[at] for name, value in posterior.values.items()}
+def _taken(stack: Params, chosen: Sequence[int]) -> Params:
+    """Some networks of a stack; all of them, and those that follow each other, without a copy."""
+    first, last = chosen[0], chosen[-1]
+    if last - first != len(chosen) - 1:
+        return {name: value[list(chosen)] for name, value in stack.items()}
+    whole = next(iter(stack.values())).shape[0] == len(chosen)
+    return stack if whole else {name: value[first : last + 1] for name, value in stack.items()}
 
 
 @contextmanager

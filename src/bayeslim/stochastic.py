@@ -233,6 +233,11 @@ def make_noisy(layer: nn.Module, estimator: str, family: DiagonalGaussian) -> No
     layer.family = family  # type: ignore[assignment]
 
 
+def plain_type(layer: nn.Module) -> type[nn.Module]:
+    """A layer's type; of a noisy one the plain type, which it is in evaluation mode."""
+    return layer.plain if isinstance(layer, _Noisy) else type(layer)
+
+
 def make_plain(layer: nn.Module) -> None:
     """Give a noisy layer its plain class back; others are left alone."""
     if isinstance(layer, _Noisy):

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from bayeslim.blas import IS_ARM
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors.particles import stacked, tensors_of
+from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, Params, batch_size, call
 
 SKELETON = "skeleton."
@@ -53,7 +55,8 @@ def dense_width(model: nn.Module) -> int:
     widest = 1
     modules: list[Any] = [model]
     for module in modules:
-        if type(module) not in _TOGETHER or module._forward_hooks or module._forward_pre_hooks:
+        known = type(module) in _TOGETHER or plain_type(module) in _TOGETHER
+        if not known or module._forward_hooks or module._forward_pre_hooks:
             return 0
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -90,14 +93,15 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
     As soon as networks have values of their own, these are (S, features, B): products take and give them as they are.
     """
     layers: Any = model._modules
-    if not {type(layer) for layer in layers.values()} <= _CHAINED:
+    kinds = [kind if (kind := type(layer)) in _CHAINED else plain_type(layer) for layer in layers.values()]
+    if not _CHAINED.issuperset(kinds):
         return None
-    apart = False
-    for name, layer in layers.items():
-        kind = type(layer)
+    apart, unread = False, len(stack)
+    for kind, (name, layer) in zip(kinds, layers.items(), strict=True):
         if kind is nn.Linear:
             own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
             weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
+            unread -= (weight is not None) + (bias is not None)
             if weight is None or (bias is None and own["bias"] is not None):
                 if _has_ties(model):
                     return None  # tied weights are in the stack under one of their names
@@ -119,7 +123,7 @@ def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | 
             x = x if x.ndim == 2 + apart else layer(x)
         else:
             x = layer(x)
-    return x.mT.contiguous() if apart else None
+    return x.mT.contiguous() if apart and not unread else None
 
 
 def _of_all(values: Tensor | None, own: Tensor, members: int) -> Tensor:
@@ -139,13 +143,17 @@ def _has_ties(model: nn.Module) -> bool:
 
 def _linear_abreast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Of x for all, (B, I), or of one x for each, (S, I, B), by weights (S, O, I) and biases (S, O): (S, O, B)."""
-    if x.ndim == 2:  # one product of matrices
-        joint = weight.reshape(-1, weight.shape[2]) @ x.mT
-        values = joint.view(weight.shape[0], weight.shape[1], x.shape[0])
-    else:
-        values = torch.bmm(weight, x)
-    # Of few inputs `addmm` takes three times as long, as it spreads the biases out first.
-    return values if bias is None else values.add_(bias.unsqueeze(-1))
+    if x.ndim == 3:
+        return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, x)
+    members, outputs, inputs = weight.shape
+    joint, x = weight.reshape(-1, inputs), x.mT  # one product of matrices
+    if bias is None:
+        values = joint @ x
+    elif IS_ARM or x.shape[1] > _FEW:
+        values = torch.addmm(bias.reshape(-1, 1), joint, x)
+    else:  # `addmm` takes three times as long on other CPUs
+        values = (joint @ x).add_(bias.reshape(-1, 1))
+    return values.view(members, outputs, -1)
 
 
 class Abreast(nn.Module):
