@@ -64,8 +64,7 @@ def test_weights_are_drawn_once_a_sample_not_once_a_batch(monkeypatch):
     bnn, calls = classifier(), []
     draw = Diagonal.sample
     monkeypatch.setattr(Diagonal, "sample", lambda self, n=None, **k: calls.append(n) or draw(self, n, **k))
-    weights = sum(p.numel() for p in bnn.model.parameters())
-    monkeypatch.setattr(importlib.import_module("bayeslim.predict"), "WEIGHTS", 3 * weights)
+    monkeypatch.setattr(importlib.import_module("bayeslim.predict"), "WEIGHTS", 3 * bnn.posterior_.num_parameters)
     x = torch.randn(1, 3).expand(10, 3)
     prediction = bl.predict(bnn, x, samples=7, batch_size=2)
     assert calls == [3, 3, 1]

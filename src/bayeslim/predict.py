@@ -115,15 +115,28 @@ def predictive(
     if how in ("mean", "map"):
         params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
         return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
-    model = bnn.model
-    if not dense_width(model):
-        return _passes(model, (posterior.sample(generator=generator) for _ in range(samples)), batches)
-    together = max(1, WEIGHTS // sum(p.numel() for p in model.parameters()))
-    counts = [min(together, samples - first) for first in range(0, samples, together)]
-    stacks = (posterior.sample(count, generator=generator) for count in counts)
-    return torch.cat(
-        [_of_stack(model, stack, range(count), batches) for count, stack in zip(counts, stacks, strict=True)]
-    )
+    stacks = stacks_of(posterior, bnn.model, samples, generator)
+    if not dense_width(bnn.model):
+        return _passes(bnn.model, (network for stack in stacks for network in unstacked(stack)), batches)
+    return torch.cat([_of_stack(bnn.model, stack, range(len(_any(stack))), batches) for stack in stacks])
+
+
+def stacks_of(
+    posterior: Posterior, model: nn.Module, samples: int, generator: torch.Generator | None
+) -> Iterator[Params]:
+    """Networks drawn from a posterior, stacked, (n, *shape): small ones of linear layers many at a time."""
+    together = max(1, WEIGHTS // posterior.num_parameters) if dense_width(model) else 1
+    for first in range(0, samples, together):
+        yield posterior.sample(min(together, samples - first), generator=generator)
+
+
+def unstacked(stack: Params) -> Iterator[Params]:
+    """The networks of a stack, one after the other."""
+    return ({name: values[k] for name, values in stack.items()} for k in range(len(_any(stack))))
+
+
+def _any(stack: Params) -> Tensor:
+    return next(iter(stack.values()))
 
 
 @predictive.register
@@ -193,7 +206,7 @@ def _taken(stack: Params, chosen: Sequence[int]) -> Params:
     first, last = chosen[0], chosen[-1]
     if last - first != len(chosen) - 1:
         return {name: value[list(chosen)] for name, value in stack.items()}
-    whole = next(iter(stack.values())).shape[0] == len(chosen)
+    whole = _any(stack).shape[0] == len(chosen)
     return stack if whole else {name: value[first : last + 1] for name, value in stack.items()}
 
 

@@ -23,6 +23,7 @@ from bayeslim.methods import Laplace
 from bayeslim.methods.point_network import PointNetwork
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.particles import Particles, tensors_of
+from bayeslim.predict import stacks_of, unstacked
 from bayeslim.types import Inputs, Params, call
 
 OUTPUTS = ("mean", "variance", "entropy", "aleatoric", "epistemic")
@@ -85,7 +86,8 @@ def ensemble(bnn: Bayesian, samples: int | None = None, generator: torch.Generat
         draws = (posterior.network(k, first) for k in posterior.spread(samples))
     else:
         names = posterior.names
-        draws = (posterior.sample(generator=generator) for _ in range(samples))
+        stacks = stacks_of(posterior, bnn.model, samples, generator)
+        draws = (network for stack in stacks for network in unstacked(stack))
     own = tensors_of(first)
     random = {id(own[name]) for name in names}
     fixed = {id(t): t for t in (*first.parameters(), *first.buffers()) if id(t) not in random}
