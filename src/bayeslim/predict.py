@@ -42,7 +42,7 @@ LEAST, MOST = 2**10, 2**14
 NUMBERS = 2**20
 """As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
 
-WEIGHTS, ACTIVATIONS = 2**22, 2**22
+WEIGHTS, ACTIVATIONS = 2**23, 2**22
 """How many weights networks may have that are drawn together, and how many numbers a layer may give of those that are
 called abreast."""
 
