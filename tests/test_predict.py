@@ -303,6 +303,13 @@ def test_drawn_networks_of_linear_layers_are_called_abreast(method, monkeypatch)
     torch.testing.assert_close(abreast.samples, alone.samples)
 
 
+def test_a_layer_with_a_forward_of_its_own_is_called():
+    model, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(6, 3)
+    bnn = bl.bayesianize(model, bl.Variational(), likelihood=likelihoods.Gaussian())
+    bnn.model[2].forward = lambda hidden: torch.full((len(hidden), 2), 7.0)
+    assert (bl.predict(bnn, x, samples=3, how="sample").samples == 7).all()
+
+
 def test_weights_that_a_chain_does_not_read_are_not_left_out():
     model = nn.Sequential(nn.Linear(3, 2))
     model[0].register_parameter("scale", nn.Parameter(torch.ones(2)))

@@ -56,10 +56,10 @@ def dense_width(model: nn.Module) -> int:
     modules: list[Any] = [model]
     for module in modules:
         known = type(module) in _TOGETHER or plain_type(module) in _TOGETHER
-        if not known or module._forward_hooks or module._forward_pre_hooks:
+        if not known or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return 0
         for parameter in module._parameters.values():
-            if parameter is not None:
+            if parameter is not None and parameter.ndim:
                 widest = max(widest, parameter.shape[0])
         modules.extend(module._modules.values())
     return widest
