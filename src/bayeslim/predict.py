@@ -118,7 +118,7 @@ def predictive(
     stacks = stacks_of(posterior, bnn.model, samples, generator)
     if not dense_width(bnn.model):
         return _passes(bnn.model, (network for stack in stacks for network in unstacked(stack)), batches)
-    return torch.cat([_of_stack(bnn.model, stack, range(len(_any(stack))), batches) for stack in stacks])
+    return torch.cat([_of_stack(bnn.model, stack, batches) for stack in stacks])
 
 
 def stacks_of(
@@ -152,18 +152,16 @@ def _(
     if how == "mean":
         return _passes(bnn.model, [bnn.method.one_network(bnn)], batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-    if posterior.buffers:
-        networks = (posterior.particle(k) | posterior.buffers_of(k) for k in chosen)
-        return _passes(bnn.model, networks, batches)
-    return _of_stack(bnn.model, posterior.values, chosen, batches)
-
-
-def _of_stack(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches) -> Tensor:
-    """The outputs of networks out of a stack, (S, N, ...): abreast where that takes less time, else one by one."""
-    outputs = _abreast(model, stack, chosen, batches) if len(chosen) > 1 else None
+    outputs = _abreast(bnn.model, posterior.values | posterior.buffers, chosen, batches)
     if outputs is not None:
         return outputs
-    return _passes(model, ({name: value[k] for name, value in stack.items()} for k in chosen), batches)
+    return _passes(bnn.model, (posterior.particle(k) | posterior.buffers_of(k) for k in chosen), batches)
+
+
+def _of_stack(model: nn.Module, stack: Params, batches: Batches) -> Tensor:
+    """The outputs of all networks of a stack, (S, N, ...): abreast where that takes less time, else one by one."""
+    outputs = _abreast(model, stack, range(len(_any(stack))), batches)
+    return _passes(model, unstacked(stack), batches) if outputs is None else outputs
 
 
 def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
@@ -181,10 +179,10 @@ def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> T
 def _abreast(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches) -> Tensor | None:
     """The outputs of networks out of a stack, (S, N, ...), as many at once as stay within bounds of memory.
 
-    None for networks that are not to be called so.
+    None for networks that are not to be called so, and for one alone.
     """
     width = dense_width(model)  # of all layers, as those that are not random give an output for each of them, too
-    if not width:
+    if not width or len(chosen) < 2:
         return None
     most = batch_size(next(batches()))  # a loader's first batch is as large as any
     step = max(1, ACTIVATIONS // (width * most))
