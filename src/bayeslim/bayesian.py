@@ -8,19 +8,18 @@ in this scale always, whatever the method, so that learning rates carry over fro
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from bayeslim import stochastic
-from bayeslim.errors import BayeslimWarning, MissingDataSize, UnsupportedModel
+from bayeslim.errors import MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.loaders import check_loader
 from bayeslim.methods import Method, Terms
+from bayeslim.objective import Objective, warn_if_past_wrapper
 from bayeslim.posteriors import Gaussian, Particles, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.results import Fit
@@ -208,7 +207,7 @@ class Bayesian(nn.Module):
             batch: inputs and targets.
             kl_weight: overrides the method's schedule.
         """
-        _warn_if_past_wrapper(self)
+        warn_if_past_wrapper(self)
         terms = self.method.loss(self, batch, kl_weight)
         log_hyperprior = self.priors.log_hyperprior()
         if log_hyperprior is not None:
@@ -341,18 +340,6 @@ class Bayesian(nn.Module):
         )
 
 
-class Objective(nn.Module):
-    """The loss as a module: `forward(batch)` is `bnn.loss(batch)`."""
-
-    def __init__(self, bnn: Bayesian):
-        super().__init__()
-        self.bnn = bnn
-
-    def forward(self, batch: Batch, kl_weight: float | None = None) -> Tensor:
-        """The training loss of a batch."""
-        return self.bnn.loss(batch, kl_weight=kl_weight)
-
-
 def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
@@ -385,23 +372,4 @@ def _check_learning(method: Method, priors: Mapping[str, Prior]) -> None:
         raise UnsupportedModel(
             f'The prior of "{name}" is to be learned, and {method.name} does not learn priors. Use bl.Variational() '
             'or a fixed prior; Laplace chooses the scale of one with fit(loader, tune="evidence").'
-        )
-
-
-def _warn_if_past_wrapper(bnn: Bayesian) -> None:
-    """Gradients of a loss taken past a DDP wrapper are silently not averaged between processes."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return
-    inside = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
-    sharded = any(hasattr(p, "device_mesh") for p in bnn.parameters())
-    if not inside and not sharded:
-        warnings.warn(
-            "A loss was taken in a process group of several ranks without a DistributedDataParallel wrapper, so its "
-            "gradients are not averaged. Wrap ddp = DistributedDataParallel(bnn.objective) and call ddp(batch); never "
-            "bnn.loss or ddp.module.",
-            BayeslimWarning,
-            stacklevel=3,
         )

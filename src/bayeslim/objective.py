@@ -1,0 +1,47 @@
+"""The loss as a module, to wrap for distributed training or to compile; and a warning for one taken past the wrapper."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bayeslim.errors import BayeslimWarning
+from bayeslim.types import Batch
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+class Objective(nn.Module):
+    """The loss as a module: `forward(batch)` is `bnn.loss(batch)`."""
+
+    def __init__(self, bnn: Bayesian):
+        super().__init__()
+        self.bnn = bnn
+
+    def forward(self, batch: Batch, kl_weight: float | None = None) -> Tensor:
+        """The training loss of a batch."""
+        return self.bnn.loss(batch, kl_weight=kl_weight)
+
+
+def warn_if_past_wrapper(bnn: Bayesian) -> None:
+    """Gradients of a loss taken past a DDP wrapper are silently not averaged between processes."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    inside = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
+    sharded = any(hasattr(p, "device_mesh") for p in bnn.parameters())
+    if not inside and not sharded:
+        warnings.warn(
+            "A loss was taken in a process group of several ranks without a DistributedDataParallel wrapper, so its "
+            "gradients are not averaged. Wrap ddp = DistributedDataParallel(bnn.objective) and call ddp(batch); never "
+            "bnn.loss or ddp.module.",
+            BayeslimWarning,
+            stacklevel=3,
+        )
