@@ -1,4 +1,4 @@
-"""The loss as a module, to wrap for distributed training or to compile; and a warning for one taken past the wrapper."""
+"""The loss as a module, to wrap for distributed training or to compile; a warning for one taken past the wrapper."""
 
 from __future__ import annotations
 
