@@ -110,11 +110,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1, "fresh": 3}
 """Fewer than elsewhere, of networks and splits."""
-FRESH = (0.28, 0.32, 0.5, 0.7)
-"""Of several prices, those that were chosen at some time and have a fresh split, too."""
 
-SPLITS = {"augmented": ("official", "fresh"), "gentle": ("unseen",)}
-"""Which splits rules are run on, by the end of their names; others on the official one."""
+SPLITS: dict[str, dict[str | None, tuple[float, ...] | None]] = {
+    "augmented": {"official": None, "fresh": (0.28, 0.32, 0.5, 0.7), "unseen": (0.32, 0.5)},
+    "gentle": {"unseen": None},
+}
+"""Which splits rules are run on, by the end of their names, and which of their prices there: all, or those that were
+chosen at some time before. Other rules are run on the official split."""
 
 Job = dict[str, Any]
 Show = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -529,20 +531,15 @@ def errors(steps: Run, network: nn.Module) -> dict[str, float]:
     return {part: steps.error(network, part) for part in ("valid", "test")}
 
 
-def splits(rule: str) -> tuple[str | None, ...]:
-    """Which splits a rule is run on; None is the official one, where there is no other."""
-    return SPLITS.get(rule.split(", ")[-1], (None,))
-
-
 def jobs_of(rule: str, network: str, seeds: int) -> list[Job]:
     """All runs of a rule on a network: of each of its prices, if it has several."""
     settings = {**DEFAULTS, **SETTINGS[rule][network], "rule": rule, "network": network}
     prices = [{"strength": price} for price in settings.get("strength", ())]
     return [
         settings | ({"split": split} if split else {}) | price | {"seed": seed}
-        for split in splits(rule)
+        for split, chosen in SPLITS.get(rule.split(", ")[-1], {None: None}).items()
         for price in prices or [{}]
-        if split != "fresh" or not price or price["strength"] in FRESH
+        if not price or chosen is None or price["strength"] in chosen
         for seed in range(min(seeds, SEEDS.get(network, seeds), SEEDS.get(split or "", seeds)))
     ]
 
