@@ -26,7 +26,7 @@ from torch import nn
 
 import bayeslim as bl
 
-SLACK = {"": 0.1, "-augmented": 0.2, "-augmented-fresh": 0.2, "-gentle-unseen": 0.1}
+SLACK = {"": 0.1, "-augmented": 0.2, "-augmented-fresh": 0.2, "-augmented-unseen": 0.2, "-gentle-unseen": 0.1}
 """Points of validation error that rounding may cost, by what networks are called: those with less error have more."""
 BITS, MORE_BITS = (5, 6), (7, 8)
 """Widths of codes, and those for networks that bear none of these."""
