@@ -11,10 +11,11 @@ published splits. Every posterior is then distilled into one plain network (`bl.
 and on copies of them, images shifted, other inputs with noise added.
 
 Costs are relative to those of the one network trained as usual ("map") in the same run: seconds of training, where a
-method that starts from a trained network counts that too, and passes of the plain network that a prediction of the
-test inputs takes, in turns, on the CPU. Settings are usual ones and were not tuned, but for cyclical SGHMC: six pairs
-of rate and temperature were tried on validation images, and its rate for regression was lowered after a run that
-diverged. Snapshots, SWAG and SGHMC train for twice the epochs of the others. Finished runs are kept and not repeated.
+method that starts from a trained network counts that too, and passes of the plain network that a prediction of the test
+inputs takes, in turns, on the CPU and on the GPU if there is one. Settings are usual ones and were not tuned, but for
+cyclical SGHMC: six pairs of rate and temperature were tried on validation images, and its rate for regression was
+lowered after a run that diverged. Snapshots, SWAG and SGHMC train for twice the epochs of the others. Finished runs are
+kept and not repeated.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def regressed(mean: Tensor, variance: Tensor, data: bl.data.Dataset) -> dict[str
     return {"rmse": values.rmse, "nll": values.nll, "ece": 100 * float(off.abs().mean())}
 
 
-def passes(name: str, methods: Sequence[str]) -> dict[str, float]:
+def passes(name: str, methods: Sequence[str], device: str) -> dict[str, float]:
     """How many passes of the plain network a prediction takes, by the clock, in turns.
 
     That does not depend on what was learned, so a few examples are enough to learn from.
@@ -219,18 +220,20 @@ def passes(name: str, methods: Sequence[str]) -> dict[str, float]:
     data = load({"data": name, "seed": 0})
     some = slice(2_560 if name == "mnist" else 2 * BATCH[name])
     few = replace(data, train_x=data.train_x[some], train_y=data.train_y[some])
-    x = data.test_x
+    x = data.test_x.to(device)
     times = max(PASSES, TIMED // len(x))
 
     def seconds(action: Callable[[], Any]) -> float:
         started = time.perf_counter()
         action()
+        if x.is_cuda:
+            torch.cuda.synchronize()
         return time.perf_counter() - started
 
     found = {}
     for method in methods:
-        job = {"data": name, "method": method, "seed": 0, "device": "cpu"}
-        bnn, plain = fitted(job, few), network_of({**job, "method": "map"}, x[0].numel()).eval()
+        job = {"data": name, "method": method, "seed": 0, "device": device}
+        bnn, plain = fitted(job, few), network_of({**job, "method": "map"}, x[0].numel()).eval().to(device)
 
         @torch.no_grad()
         def several(plain: nn.Module = plain) -> None:
@@ -244,13 +247,13 @@ def passes(name: str, methods: Sequence[str]) -> dict[str, float]:
                 prediction = bl.predict(bnn, x)
                 _ = prediction.mean, prediction.variance  # which is made when it is read
 
-        predictions()
+        seconds(predictions)
         ratios = []
         for _ in range(11):
             one = seconds(several) / times
             ratios.append(seconds(predictions) / turns / one)
         found[method] = round(statistics.median(ratios), 2)
-        print(f"{name}, {method}: a prediction takes {found[method]} passes", flush=True)
+        print(f"{name}, {method}: a prediction takes {found[method]} passes ({device})", flush=True)
     return found
 
 
@@ -307,7 +310,9 @@ def main() -> None:
         for method in options.methods
     ]
     finished(run, jobs, done, options.workers, each)
-    keep(passes={data: passes(data, options.methods) for data in options.data})
+    devices = {"passes": "cpu"} | ({} if options.device == "cpu" else {"passes_on_gpu": options.device})
+    costs = {key: {data: passes(data, options.methods, on) for data in options.data} for key, on in devices.items()}
+    keep(**costs)
     for data, methods in summary(done).items():
         for method, row in methods.items():
             print(f"{data:9s}{method:16s}", *(f"{key} {value['mean']:g}" for key, value in row.items()))

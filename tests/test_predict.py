@@ -277,10 +277,13 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
         return outputs_abreast(model, stack, inputs)
 
     monkeypatch.setattr(module, "outputs_abreast", recorded)
-    monkeypatch.setattr(module, "ACTIVATIONS", 3 * 64 * 5)
+    monkeypatch.setattr(module, "ACTIVATIONS", {"cpu": 3 * 64 * 5})
     found = module._abreast(bnn.model, particles.values, range(8), lambda: iter([x]))
     torch.testing.assert_close(found, whole)
     assert at_once == [3, 3, 2]
+    monkeypatch.setattr(module, "ACTIVATIONS", {"cpu": 2 * 64 * 5 - 1})
+    assert module._abreast(bnn.model, particles.values, range(8), lambda: iter([x])) is None
+    torch.testing.assert_close(module._of_stack(bnn.model, particles.values, lambda: iter([x])), whole)
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,12 @@ from bayeslim.types import (
 )
 
 LEAST, MOST = 2**10, 2**14
-NUMBERS = 2**20
+NUMBERS = {"cpu": 2**20, "cuda": 2**23}
 """As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
 
-WEIGHTS, ACTIVATIONS = 2**23, 2**22
+WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**24}
 """How many weights networks may have that are drawn together, and how many numbers a layer may give of those that are
-called abreast."""
+called abreast. A CPU is quickest with what stays in its caches; a GPU wants as much as keeps it busy."""
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -179,13 +179,16 @@ def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> T
 def _abreast(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches) -> Tensor | None:
     """The outputs of networks out of a stack, (S, N, ...), as many at once as stay within bounds of memory.
 
-    None for networks that are not to be called so, and for one alone.
+    None for networks that are not to be called so, for one alone, and where bounds leave room for no more.
     """
     width = dense_width(model)  # of all layers, as those that are not random give an output for each of them, too
     if not width or len(chosen) < 2:
         return None
     most = batch_size(next(batches()))  # a loader's first batch is as large as any
-    step = max(1, ACTIVATIONS // (width * most))
+    at_once = ACTIVATIONS.get(_any(stack).device.type, ACTIVATIONS["cpu"])
+    step = at_once // (width * most)
+    if step < 2:
+        return None
     outputs = []
     with by_blas():
         for start in range(0, len(chosen), step):
@@ -253,7 +256,8 @@ def _batches(x: Any, size: int | Literal["auto"] | None, device: torch.device) -
     aligned = all(isinstance(v, Tensor) and v.ndim and v.shape[0] == total for v in values)
     if size == "auto":
         numbers = sum(v.numel() for v in values if isinstance(v, Tensor)) // total
-        size = min(max(NUMBERS // max(numbers, 1), LEAST), MOST)
+        most = NUMBERS.get(device.type, NUMBERS["cpu"])
+        size = min(max(most // max(numbers, 1), LEAST), MOST)
     if total <= size or not aligned:
         return lambda: iter([x])
     return lambda: (_slice(x, slice(start, start + size)) for start in range(0, total, size))

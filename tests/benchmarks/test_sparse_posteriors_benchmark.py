@@ -66,9 +66,14 @@ def test_weight_decay_has_the_priors_gradient(benchmark):
     assert captured.weight_decay(sparse) is None
 
 
-def test_runs_are_on_both_splits_where_a_rule_says_so(benchmark):
+def test_runs_are_on_all_splits_where_a_rule_says_so(benchmark):
     found = [(job["split"], job["seed"]) for job in benchmark.jobs_of("weights, augmented", "lenet5", 5)]
-    assert found == [("official", seed) for seed in range(5)] + [("fresh", seed) for seed in range(3)]
+    seeds = {"official": 5, "fresh": 3, "unseen": 5}
+    assert found == [(split, seed) for split, count in seeds.items() for seed in range(count)]
+    prices = [(job["split"], job["strength"]) for job in benchmark.jobs_of("units, augmented", "lenet5", 1)]
+    assert prices == [("official", price) for price in (0.4, 0.5, 0.6, 0.7)] + [
+        ("fresh", 0.5), ("fresh", 0.7), ("unseen", 0.5)
+    ]  # fmt: skip
     assert all("split" not in job for job in benchmark.jobs_of("weights", "lenet5", 5))
     assert {job["split"] for job in benchmark.jobs_of("units, gentle", "lenet5", 5)} == {"unseen"}
 

@@ -55,13 +55,14 @@ def dense_width(model: nn.Module) -> int:
     widest = 1
     modules: list[Any] = [model]
     for module in modules:
+        own = vars(module)
         known = type(module) in _TOGETHER or plain_type(module) in _TOGETHER
-        if not known or module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        if not known or own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return 0
-        for parameter in module._parameters.values():
+        for parameter in own["_parameters"].values():
             if parameter is not None and parameter.ndim:
                 widest = max(widest, parameter.shape[0])
-        modules.extend(module._modules.values())
+        modules += own["_modules"].values()
     return widest
 
 
@@ -151,7 +152,7 @@ def _linear_abreast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         values = joint @ x
     elif IS_ARM or x.shape[1] > _FEW:
         values = torch.addmm(bias.reshape(-1, 1), joint, x)
-    else:  # `addmm` takes three times as long on other CPUs
+    else:  # on other CPUs `addmm` takes longer with several threads
         values = (joint @ x).add_(bias.reshape(-1, 1))
     return values.view(members, outputs, -1)
 
