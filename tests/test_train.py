@@ -8,7 +8,14 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, MissingDataSize, NonFiniteLoss
@@ -264,9 +271,37 @@ class Stream(IterableDataset):
         yield from zip(X, Y, strict=True)
 
 
+class Bare:
+    """Batches and how many there are, and no word of their data."""
+
+    def __iter__(self):
+        return iter([(X, Y)])
+
+    def __len__(self):
+        return 1
+
+
 class Liar(list):
     def __len__(self):
         return 1
+
+
+@pytest.mark.parametrize(
+    ("batches", "count"),
+    [
+        (loader(), 32),
+        ([(X[:8], Y[:8]), (X[8:11], Y[8:11])], 11),
+        (DataLoader(TensorDataset(X, Y), batch_size=8, sampler=SubsetRandomSampler(range(12))), 12),
+        (DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(SubsetRandomSampler(range(12)), 5, False)), 12),
+        (DataLoader(TensorDataset(X, Y), batch_size=8, sampler=RandomSampler(X, num_samples=16)), 32),
+    ],
+)
+@pytest.mark.parametrize("method", [bl.Variational(), bl.Laplace(), bl.SGLD(samples=1)])
+def test_the_size_of_the_data_is_that_of_what_is_gone_over(batches, count, method):
+    """Part of a data set is all the data there is; one that is drawn anew in every epoch is all of the data set."""
+    bnn = bl.bayesianize(nn.Linear(4, 1), method, likelihood=bl.likelihoods.Gaussian(0.5))
+    bnn.fit(batches, progress=False, **({} if method.name == "laplace" else {"epochs": 1}))
+    assert bnn.num_data == count
 
 
 @pytest.mark.parametrize(
@@ -274,7 +309,7 @@ class Liar(list):
     [
         (DataLoader(Stream(), batch_size=8), {}, BayeslimError, "a loader with a length"),
         (iter([(X, Y)]), {}, BayeslimError, "a loader with a length"),
-        ([(X, Y)], {}, MissingDataSize, r"bayesianize\(\.\.\., num_data="),
+        (Bare(), {}, MissingDataSize, r"bayesianize\(\.\.\., num_data="),
         ([], {}, BayeslimError, "no batches"),
         (DataLoader(TensorDataset(X[:0], Y[:0]), batch_size=8), {}, BayeslimError, "no batches"),
         (DataLoader(TensorDataset(X[:4], Y[:4]), batch_size=8, drop_last=True), {}, BayeslimError, "no batches"),

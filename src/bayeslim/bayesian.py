@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
+from bayeslim.checkpoints import note_seed
 from bayeslim.errors import MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.loaders import check_loader
@@ -281,6 +283,8 @@ class Bayesian(nn.Module):
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
         check_loader(loader)
+        if options.get("checkpoint") is not None and options.get("seed") is not None:
+            note_seed(Path(options["checkpoint"]), options["seed"])
         return self.method.fit(self, loader, **options)
 
     def mean_network(self) -> nn.Module:

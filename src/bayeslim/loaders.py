@@ -1,4 +1,4 @@
-"""What is given in the place of a loader of batches, and what to do instead."""
+"""What is given in the place of a loader of batches and what to do instead; and how much data a loader has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, SubsetRandomSampler
 
 from bayeslim.data.dataset import Dataset
+from bayeslim.types import batch_size, split_batch
 
 
 def check_loader(loader: Any, name: str = "loader") -> None:
@@ -66,3 +67,14 @@ def _words(loader: Any) -> str:
     if isinstance(loader, TorchDataset):
         return f"{type(loader).__name__}, a data set of single examples"
     return "a tensor" if isinstance(loader, Tensor) else "a tuple of tensors"
+
+
+def size_of_data(loader: Any) -> int | None:
+    """How many examples a loader goes over, if that can be known without reading it."""
+    if isinstance(loader, list):
+        return sum(batch_size(split_batch(batch)[0]) for batch in loader)
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if isinstance(sampler, SubsetRandomSampler):  # a part of the data set, which is all the data there is
+        return len(sampler)
+    dataset: Any = getattr(loader, "dataset", None)
+    return len(dataset) if hasattr(dataset, "__len__") else None

@@ -63,8 +63,8 @@ def write_folder(
         raise BayeslimError(f"These settings cannot be written as JSON: {error}.") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_file(folder / name, data)
-        _write_file(folder / INDEX, text.encode())
+        replace_file(folder / name, data)
+        replace_file(folder / INDEX, text.encode())
     except OSError as error:
         raise BayeslimError(
             f"Could not write to {folder}: {error.strerror or error}. What was there before is untouched. "
@@ -121,7 +121,8 @@ def read_folder(path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[s
     return kind, config, tensors
 
 
-def _write_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file under another name, then rename it: it is as it was or complete, whenever a process is killed."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as file:

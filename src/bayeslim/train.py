@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bayeslim.checkpoints import Checkpoint
 from bayeslim.errors import BayeslimError, BayeslimWarning, MissingDataSize, NonFiniteLoss
+from bayeslim.loaders import size_of_data
 from bayeslim.metrics import Classification, Regression
 from bayeslim.noise import kept_random_state
 from bayeslim.progress import progress as progress_bar
@@ -343,9 +344,9 @@ def _check_finite(terms: Terms, epoch: int, index: int) -> None:
 
 
 def _num_data(bnn: Bayesian, loader: Any) -> int:
-    dataset: Any = getattr(loader, "dataset", None)
-    if not bnn.num_data_given and hasattr(dataset, "__len__"):
-        return len(dataset)
+    size = None if bnn.num_data_given else size_of_data(loader)
+    if size is not None:
+        return size
     if bnn.num_data is None:
         raise MissingDataSize(
             "The size of the training set is not known from this loader (it has no .dataset with a length). "

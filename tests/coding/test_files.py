@@ -135,6 +135,22 @@ def test_sorted_units_give_the_same_answers_in_fewer_bytes(tmp_path, name):
         assert torch.equal(found.state_dict()[key].flatten().sort().values, tensor.flatten().sort().values)
 
 
+def test_statistics_of_batch_norms_go_with_their_units(tmp_path):
+    """Also of units that are silent on the example, where a check of answers would see nothing."""
+    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, eps=0.0), nn.ReLU(), nn.Linear(2, 2)).eval()
+    with torch.no_grad():
+        network[0].weight.copy_(torch.tensor([[1.0, 0, 0], [1, 1, 0]]))
+        network[0].bias.zero_()
+        network[1].running_mean.copy_(torch.tensor([8.0, 16.0]))
+        network[3].weight.copy_(torch.tensor([[1.0, 2], [2, -1]]))
+        network[3].bias.copy_(torch.tensor([0.5, -0.5]))
+    bl.encode(network, tmp_path / "a", example=torch.randn(16, 3))
+    found = bl.decode(tmp_path / "a", model=network).eval()
+    x = torch.tensor([[12.0, 0, 0], [0, 20.0, 0], [9.0, 9.0, 0]])
+    torch.testing.assert_close(found(x), network(x))
+    assert found[1].running_mean.tolist() == [16.0, 8.0]
+
+
 def test_units_that_cannot_change_places_stay(tmp_path):
     """Channels that a grouped convolution, or the user's own code, tells apart."""
 

@@ -15,6 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.compact.alike import Alike
 from bayeslim.errors import UnsupportedModel
 from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.prune.assignment import best_assignment
@@ -174,7 +175,8 @@ def test_particles_that_would_answer_otherwise_are_noticed(monkeypatch):
     torch.manual_seed(0)
     bnn = given_networks([dense(), dense()])
     before = bnn.posterior_.values["0.weight"].clone()
-    half = alignment._Layer({("0.weight", 0): torch.arange(9)[:, None]}, frozenset({"0.weight"}))  # not its readers
+    own = Alike({("0.weight", 0): torch.arange(9)[:, None]}, frozenset())  # not its readers
+    half = alignment._Layer(own, frozenset({"0.weight"}))
     monkeypatch.setattr(alignment, "_layers", lambda *_: [half])
     with pytest.raises(UnsupportedModel, match="It cannot be aligned"):
         bl.align(bnn, torch.randn(3, 4))

@@ -6,10 +6,12 @@ import pytest
 import torch
 from interruptions import Stop, cut_short
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, BayeslimWarning, CorruptFile, NoSiteMatched, UnsupportedModel
 from bayeslim.methods.full_batch import FullBatch
+from bayeslim.methods.moving import moving_weights
 from bayeslim.samplers import Langevin, StochasticHamiltonian, read
 from bayeslim.samplers.journal import Journal
 from bayeslim.samplers.schedule import Schedule
@@ -239,6 +241,61 @@ def _hmc(method: bl.Method) -> bl.Bayesian:
     bnn = bayesian(method)
     bnn.fit(loader(), seed=1)
     return bnn
+
+
+def test_chains_of_hmc_leave_what_is_not_sampled():
+    """Only what is random starts anew: the draws of every chain belong to the features that there are."""
+    model = network(norm=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    bnn = bayesian(bl.HMC(samples=2, warmup=2, leapfrog=2, chains=2), model, sites=["3.weight", "3.bias"])
+    bnn.fit(loader(), seed=1)
+    now = bnn.model.state_dict()
+    assert all(torch.equal(now[name], before[name]) for name in ("0.weight", "0.bias"))
+    assert all(p.requires_grad for p in bnn.model.parameters())
+    assert not torch.equal(bnn.posterior_.values["3.weight"][0], bnn.posterior_.values["3.weight"][2])
+
+
+@pytest.mark.parametrize("subset", [bl.Subnetwork(7), bl.Subnetwork(7, by="random")])
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_run_that_goes_on_moves_the_same_weights(subset, seed):
+    """Whatever state the global generators are in, and so the order of a shuffled loader."""
+    bnn = bayesian(bl.SGLD(subset=subset))
+    bnn.num_data = len(X)
+    data = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
+    found = []
+    for state in range(4):
+        torch.manual_seed(state)
+        found.append(moving_weights(bnn, bnn.method, data, seed).masks)
+        assert torch.initial_seed() == state
+    assert sum(int(mask.sum()) for mask in found[0].values()) == 7
+    for other in found[1:]:
+        assert found[0].keys() == other.keys()
+        assert all(torch.equal(found[0][name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("method", [bl.PSGLD, lambda **of: bl.SGHMC(adapt=True, **of)])
+def test_scales_of_cyclical_runs_are_measured_with_noise(method):
+    """From the optimum, on all the data, gradients without noise vanish: scales of those would end in infinity."""
+    torch.manual_seed(0)
+    x = torch.randn(100, 3)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.5 * torch.randn(100, 1)
+    precision = x.T @ x / 0.25 + torch.eye(3)
+    model = nn.Linear(3, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_((precision.inverse() @ x.T @ y / 0.25).T)
+    exact = model.weight.detach().clone()
+    bnn = bayesian(method(samples=80, schedule="cyclical"), model, likelihood=bl.likelihoods.Gaussian(0.5))
+    bnn.fit([(x, y)], epochs=2000, seed=0, progress=False)
+    away = (bnn.posterior_.values["weight"] - exact).flatten(1) / precision.inverse().diagonal().sqrt()
+    assert float(away.abs().max()) < 5
+    assert 0.3 < float(away.square().mean()) < 2
+
+
+def test_another_seed_does_not_go_on_from_it(tmp_path):
+    first = fitted(METHODS["sgld"], checkpoint=tmp_path)
+    with pytest.raises(BayeslimError, match="its seed is 5, not 6"):
+        fitted(METHODS["sgld"], checkpoint=tmp_path, seed=6)
+    assert_same(fitted(METHODS["sgld"], checkpoint=tmp_path).posterior_, first.posterior_)
 
 
 def test_chains_of_hmc_have_norms_of_their_own():

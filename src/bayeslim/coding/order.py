@@ -8,15 +8,13 @@ how many entries they read, and by where the first is, make most of that real: a
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Sequence
 
-import torch
 from torch import nn
 
-from bayeslim.compact import Slice, Unit, units
+from bayeslim.compact import units
+from bayeslim.compact.alike import Alike, Axis, alike
 from bayeslim.compact.proof import Reference
-from bayeslim.compact.trace import evaluating_copy
+from bayeslim.compact.trace import evaluating_copy, tensors_of
 from bayeslim.types import Inputs, Params
 
 
@@ -34,40 +32,27 @@ def sort_units(network: nn.Module, example: Inputs) -> nn.Module:
     """
     reference = Reference(evaluating_copy(network), example, 1e-6)
     found = copy.deepcopy(network)
-    state = found.state_dict()
-    groups = defaultdict[object, list[Unit]](list)
-    for unit in units(found, example).units:
-        kinds = tuple((part.parameter, part.dim, len(part.indices)) for part in _parts(unit))
-        groups[kinds].append(unit)
-    for members in groups.values():
-        before = {part.parameter: state[part.parameter].clone() for part in _parts(members[0])}
-        places = sorted(members, key=lambda unit: unit.incoming[0].indices)
-        _permute_(state, places, sorted(places, key=lambda unit: _reads(unit, state)))
+    tensors = {name: tensor.detach() for name, tensor in tensors_of(found).items()}
+    for members in alike(units(found, example)):
+        before = {name: tensors[name].clone() for name, _ in members.places}
+        reads = _reads(members, tensors)
+        members.permute_(tensors, sorted(range(len(members)), key=reads.__getitem__))
         if not reference.compare(evaluating_copy(found)).holds:
             for name, tensor in before.items():
-                state[name].copy_(tensor)
+                tensors[name].copy_(tensor)
     return found
 
 
-def _permute_(state: Params, places: Sequence[Unit], members: Sequence[Unit]) -> None:
-    """Put units into the places of others, in place."""
-    for place, part in enumerate(_parts(places[0])):
-        tensor = state[part.parameter]
-        to, of = (
-            torch.tensor([i for unit in some for i in _parts(unit)[place].indices], device=tensor.device)
-            for some in (places, members)
-        )
-        tensor.index_copy_(part.dim, to, tensor.index_select(part.dim, of))
-
-
-def _parts(unit: Unit) -> tuple[Slice, ...]:
-    return (*unit.incoming, *unit.outgoing)
-
-
-def _reads(unit: Unit, state: Params) -> tuple[int, ...]:
-    """Units that read much come first; of those that read equally much, the one whose first entry is first."""
-    rows = next((part for part in unit.incoming if part.dim == 0 and state[part.parameter].ndim > 1), None)
+def _reads(members: Alike, tensors: Params) -> list[tuple[int, ...]]:
+    """A key for each unit: those that read much come first; of equals, the one whose first entry is first."""
+    rows = next((axis for axis in members.places if axis in members.made and _is_rows(axis, tensors)), None)
     if rows is None:
-        return ()
-    columns = state[rows.parameter][list(rows.indices)].flatten(1).nonzero()[:, 1].tolist()
-    return (-len(columns), *columns)
+        return [()] * len(members)
+    weight, places = tensors[rows[0]], members.places[rows]
+    columns = [weight[own.to(weight.device)].flatten(1).nonzero()[:, 1].tolist() for own in places]
+    return [(-len(own), *own) for own in columns]
+
+
+def _is_rows(axis: Axis, tensors: Params) -> bool:
+    name, dim = axis
+    return dim == 0 and tensors[name].ndim > 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from pathlib import Path
 
 from bayeslim.errors import BayeslimError
+from bayeslim.storage import replace_file
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -15,17 +14,9 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         BayeslimError: if that is not possible.
     """
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path, content)
     except OSError as error:
         raise BayeslimError(
             f"Could not write {path}: {error.strerror or error}. What was there before is untouched. "

@@ -96,6 +96,11 @@ class ChainMethod(ParticleMethod):
         """The schedule of a chain."""
         return Schedule(self.schedule, self.burn_in, self.cycles)
 
+    @property
+    def measures(self) -> bool:
+        """Whether scales of weights are measured during the burn-in."""
+        return False
+
     usual_lr: ClassVar[float]
     """The learning rate for a network with classes, or values with noise of standard deviation one."""
 
@@ -198,7 +203,7 @@ class ChainMethod(ParticleMethod):
         total = epochs * prepare(bnn, loader, accumulate, device)
         kept = self.time.kept(total, self.samples, self.thinning)
         base = int(torch.randint(2**62, ())) if seed is None else seed
-        moving = moving_weights(bnn, self, loader)
+        moving = moving_weights(bnn, self, loader, seed)
         if len(kept) < self.samples:
             warnings.warn(
                 f"Of {total} steps {len(kept)} networks are kept, not {self.samples}: after the burn-in there are no "
@@ -276,8 +281,13 @@ class _Course:
     decays: bool
 
     def warm(self, step: int) -> None:
-        """Set the temperature of the step that comes next."""
-        explores = self.method.time.explores(step / self.total)
+        """Set the temperature of the step that comes next.
+
+        Scales are measured at the temperature of sampling: without noise, gradients of all the data vanish.
+        """
+        time = self.method.time
+        measures = self.method.measures and step < time.burn_in_steps(self.total)
+        explores = time.explores(step / self.total) and not measures
         self.sampler.param_groups[0]["temperature"] = 0.0 if explores else self.method.temperature
 
 

@@ -20,6 +20,7 @@ from bayeslim.curvature.layers import matrix_layer
 from bayeslim.curvature.sweep import undisturbed
 from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
+from bayeslim.loaders import size_of_data
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.posteriors import Dense, Gaussian, Kronecker, LowRank
 from bayeslim.posteriors import prior_precision as precisions
@@ -152,10 +153,8 @@ def current(bnn: Bayesian) -> Gaussian:
 
 def examples_in(loader: Any) -> int:
     """How many examples a loader holds."""
-    dataset = getattr(loader, "dataset", None)
-    if dataset is not None and hasattr(dataset, "__len__"):
-        return len(dataset)
-    return sum(len(split_batch(batch)[1]) for batch in loader)
+    size = size_of_data(loader)
+    return sum(len(split_batch(batch)[1]) for batch in loader) if size is None else size
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import nn
 
 from bayeslim.methods.fresh import check_resettable, start_afresh_
 from bayeslim.methods.full_batch import FullBatch
-from bayeslim.methods.moving import moving_weights
+from bayeslim.methods.moving import frozen, moving_weights
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.methods.refit import restored_on_failure
 from bayeslim.methods.subnetwork import Subnetwork, settled
@@ -125,7 +125,7 @@ class HMC(ParticleMethod):
                     step = bnn.step
                 bnn.num_data = train._num_data(bnn, loader)
                 base = int(torch.randint(2**62, ())) if seed is None else seed
-                moving = moving_weights(bnn, self, loader)
+                moving = moving_weights(bnn, self, loader, seed)
                 begin = {name: value.clone() for name, value in bnn.model.state_dict().items()}
                 with evaluating(bnn):
                     for index in range(rank * self.chains, (rank + 1) * self.chains):
@@ -133,7 +133,8 @@ class HMC(ParticleMethod):
                         with ordered_by(loader, seed_of_chain(base, index)):
                             bnn.model.load_state_dict(begin)
                             if index and self.subset == "all":
-                                start_afresh_(bnn.model, start)
+                                with frozen(moving.rest(bnn)):
+                                    start_afresh_(bnn.model, start)
                                 bnn.keep_zeros()
                             potential = FullBatch(bnn, moving, loader, self.temperature)
                             chain = self._kept(potential, dtype, folder)

@@ -6,7 +6,7 @@ there, the prior of a subnetwork is not changed: the target is the posterior giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Normal
+from bayeslim.samplers.run import ordered_by
 from bayeslim.types import Params, device_of
 
 if TYPE_CHECKING:
@@ -71,22 +72,36 @@ class Moving:
             if name not in self.names and (not isinstance(tensor, nn.Parameter) or tensor.requires_grad)
         )
 
+    def rest(self, bnn: Bayesian) -> list[nn.Parameter]:
+        """The parameters of the network that are not sampled and could be trained."""
+        return [p for name, p in bnn.model.named_parameters() if p.requires_grad and name not in self.names]
+
     @contextmanager
     def alone(self, bnn: Bayesian) -> Iterator[None]:
         """No gradients are computed for what stays."""
         moving = {id(p) for p in self.parameters(bnn)}
-        frozen = [p for p in bnn.parameters() if p.requires_grad and id(p) not in moving and not self.everything]
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        try:
+        with frozen([p for p in bnn.parameters() if p.requires_grad and id(p) not in moving and not self.everything]):
             yield
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
 
 
-def moving_weights(bnn: Bayesian, method: Any, loader: Any) -> Moving:
-    """The weights that a method's `subset` names."""
+@contextmanager
+def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Parameters that require gradients require none inside."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def moving_weights(bnn: Bayesian, method: Any, loader: Any, seed: int | None) -> Moving:
+    """The weights that a method's `subset` names.
+
+    What is random in choosing them, the order of the data too, follows from the seed, or from none: a run that goes on
+    has to choose the same ones again.
+    """
     if method.subset == "all":
         return Moving.all_of(bnn)
     names = random_names(bnn, method, loader)
@@ -95,7 +110,9 @@ def moving_weights(bnn: Bayesian, method: Any, loader: Any) -> Moving:
         return Moving(names, False, pruned)
     mean = {name: bnn.model.get_parameter(name).detach() for name in names}
     masks = {name: torch.zeros_like(mean[name], dtype=torch.bool) for name in names}
-    for name, indices in _chosen(bnn, method.subset, mean, loader).items():
+    with ordered_by(loader, 0 if seed is None else seed):
+        found = _chosen(bnn, method.subset, mean, loader)
+    for name, indices in found.items():
         masks[name].view(-1)[indices.to(masks[name].device)] = True
     chosen = {name: mask for name, mask in masks.items() if bool(mask.any())}
     return Moving(tuple(chosen), False, chosen)

@@ -40,6 +40,11 @@ class PSGLD(ChainMethod):
         if not 0 <= self.decay < 1 or not self.floor > 0:
             raise ValueError(f"decay must be in [0, 1) and floor positive. Got {self.decay} and {self.floor}.")
 
+    @property
+    def measures(self) -> bool:
+        """They always are."""
+        return True
+
     def default_lr(self, bnn: Bayesian) -> float:
         """That of RMSprop, which knows how steep the loss is."""
         return self.usual_lr

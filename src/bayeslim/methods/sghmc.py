@@ -43,6 +43,11 @@ class SGHMC(ChainMethod):
         if not 0 < self.friction <= 1:
             raise ValueError(f"friction must be in (0, 1]. Got {self.friction}.")
 
+    @property
+    def measures(self) -> bool:
+        """With `adapt`."""
+        return self.adapt
+
     def default_lr(self, bnn: Bayesian) -> float:
         """That of SGD with momentum; with `adapt` that of RMSprop, which knows how steep the loss is."""
         return 1e-3 if self.adapt else super().default_lr(bnn)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import UnitGraph, units
-from bayeslim.compact.graph import sliced_axes
+from bayeslim.compact.alike import Alike, alike
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.posteriors.particles import Particles, stacked
@@ -88,43 +88,27 @@ def align(bnn: Bayesian, example: Inputs, *, average: bool = False) -> Bayesian:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Units that can change places: for each dimension that they run along, (units, places of one)."""
+    """Units that can change places, and the names of weights, by which they are compared."""
 
-    places: dict[tuple[str, int], Tensor]
+    units: Alike
     weights: frozenset[str]
 
     def rows(self, tensors: Params) -> Tensor:
         """All weights of each unit, a row each."""
         parts = []
-        for (name, dim), places in self.places.items():
+        for (name, dim), places in self.units.places.items():
             if name in self.weights:
                 parts.append(tensors[name].movedim(dim, 0)[places].flatten(1).double())
         return torch.cat(parts, 1)
 
-    def permute_(self, tensors: Params, order: list[int]) -> None:
-        for (name, dim), places in self.places.items():
-            view = tensors[name].movedim(dim, 0)
-            view[places.flatten()] = view[places[order].flatten()].clone()
-
 
 def _layers(graph: UnitGraph, posterior: Particles) -> list[_Layer]:
-    """The units of a network, those that have the same places in the same tensors together."""
-    identity = graph.structure.identity
+    """The units whose every part differs between particles."""
     carried = posterior.values.keys() | posterior.buffers.keys()
-    roots = set(graph.structure.roots.tolist())
-    places: dict[int, dict[tuple[str, int], list[int]]] = {root: {} for root in sorted(roots)}
-    for name, dim, labels, _ in sliced_axes(identity):
-        for place, root in enumerate(identity.labels.find(labels).tolist()):
-            if root in roots:
-                places[root].setdefault((name, dim), []).append(place)
-    alike: dict[tuple[tuple[tuple[str, int], int], ...], list[dict[tuple[str, int], list[int]]]] = {}
-    for own in places.values():
-        if all(name in carried for name, _ in own):
-            alike.setdefault(tuple((axis, len(along)) for axis, along in own.items()), []).append(own)
     return [
-        _Layer({axis: torch.tensor([own[axis] for own in members]) for axis, _ in kind}, frozenset(graph.shapes))
-        for kind, members in alike.items()
-        if len(members) > 1
+        _Layer(members, frozenset(graph.shapes))
+        for members in alike(graph)
+        if all(name in carried for name, _ in members.places)
     ]
 
 
@@ -137,7 +121,7 @@ def _match(first: Params, own: Params, layers: list[_Layer]) -> None:
             order = best_assignment(gains)
             better = gains[torch.arange(len(order)), order].sum() - gains.trace()
             if better > 1e-9 * gains.abs().sum():
-                layer.permute_(own, order)
+                layer.units.permute_(own, order)
                 changed = True
         if not changed:
             return

@@ -5,7 +5,8 @@
 
 A G that goes on following the gradients depends on w, and the target is missed by the term Γ = Σ ∂G/∂w, which is dear
 to compute and usually left out. A G that is fixed needs no such term. So it is measured for `adapt_steps`, the chain's
-burn-in, and held from then on; None goes on for ever, as in the paper, with a bias.
+burn-in, and held from then on; None goes on for ever, as in the paper, with a bias. V starts from ∇L² + 1/N, about what
+the posterior's own width makes of a gradient.
 
 Li, Chen, Carlson & Carin 2016, arXiv:1512.07666
 """
@@ -58,6 +59,8 @@ class PreconditionedLangevin(Sampler):
             share = 1 - group["decay"] if group["steps"] else 1.0
             torch._foreach_mul_(squares, 1 - share)
             torch._foreach_addcmul_(squares, grads, grads, value=share)
+            if not group["steps"]:  # of all the data at an optimum gradients vanish, and the first noise would be huge
+                torch._foreach_add_(squares, 1 / group["num_data"])
             scale = torch._foreach_sqrt(squares)
             torch._foreach_add_(scale, group["floor"])
             torch._foreach_copy_(roots, torch._foreach_pow(scale, -0.5))

@@ -6,7 +6,8 @@
 
 Steps are kept after the burn-in, at equal distances of the chain's own time Σ lr: where step sizes fall, steps would
 have to be weighed by them, and steps that lie equally far apart in time have equal weights. In cyclical runs every
-cycle first explores, without noise, and then samples; the burn-in is the part of a cycle that explores.
+cycle first explores, without noise, and then samples; the burn-in is the part of a cycle that explores. (Where scales
+of weights are measured, which is done in the first cycle, that one explores with noise.)
 """
 
 from __future__ import annotations
