@@ -320,3 +320,33 @@ def test_weights_that_a_chain_does_not_read_are_not_left_out():
         outputs_abreast(model, {"0.weight": torch.randn(4, 2, 3), "0.scale": torch.randn(4, 2)}, torch.randn(300, 3))
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"batch_size": 0}, ValueError, "positive whole number. Got 0"),
+        ({"batch_size": "all"}, ValueError, "Got 'all'"),
+        ({"samples": 1.5}, ValueError, "a whole number, at least 1. Got 1.5"),
+        ({"generator": 0}, TypeError, "manual_seed"),
+        ({"x": torch.zeros(0, 3)}, ShapeMismatch, "no examples"),
+    ],
+)
+@pytest.mark.parametrize("method", [bl.Variational(), bl.DeepEnsemble(2), bl.Laplace()])
+def test_what_cannot_be_predicted_is_refused(method, options, error, words):
+    x, y = torch.randn(12, 3), torch.randn(12, 1)
+    bnn = bl.bayesianize(nn.Linear(3, 1), method, likelihood=bl.likelihoods.Gaussian(0.1))
+    bnn.fit([(x, y)], progress=False, **({} if method.name == "laplace" else {"epochs": 1}))
+    with pytest.raises(error, match=words):
+        bl.predict(bnn, **{"x": x} | options)
+
+
+@pytest.mark.parametrize("method", [bl.Variational(), bl.Laplace()])
+def test_a_loader_to_predict_from_needs_no_targets(method):
+    x, y = torch.randn(12, 3), torch.randn(12, 1)
+    bnn = bl.bayesianize(nn.Linear(3, 1), method, likelihood=bl.likelihoods.Gaussian(0.1), num_data=12)
+    bnn.fit([(x, y)], progress=False, **({} if method.name == "laplace" else {"epochs": 1}))
+    wanted = bl.predict(bnn, x, generator=seeded()).mean
+    for loader in ([(x, y)], torch.utils.data.DataLoader(x, 5), [(x,)]):
+        loader = loader if not isinstance(loader, list) else torch.utils.data.DataLoader(loader, batch_size=None)
+        torch.testing.assert_close(bl.predict(bnn, loader, generator=seeded()).mean, wanted)

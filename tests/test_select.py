@@ -48,7 +48,7 @@ WEIGHTS = ("encoder.0.weight", "encoder.2.weight", "encoder_extra.weight", "head
         ({"scale", "head.bias"}, ("scale", "head.bias")),
         (("weights", "head.bias"), (*WEIGHTS, "head.bias")),
         ((n for n in ("scale", "head")), ("scale", "head.weight", "head.bias")),
-        (["head", "nowhere"], ("head.weight", "head.bias")),
+        (["head", nn.LSTM], ("head.weight", "head.bias")),
     ],
 )
 def test_selections(selection, names):
@@ -59,6 +59,14 @@ def test_a_selection_is_a_whole_name_not_a_part():
     assert bl.sites(Net(), "encoder").names == ALL[1:7]  # and not encoder_extra
     with pytest.raises(NoSiteMatched):
         bl.sites(Net(), "coder")
+
+
+def test_a_slip_among_several_names_is_refused():
+    with pytest.raises(NoSiteMatched, match=r'sites names "heat", which none of the 11 .* Closest names: "head"'):
+        bl.sites(Net(), ["encoder", "heat"])
+    with pytest.raises(NoSiteMatched, match='prior names "heat"'):
+        priors = {"heat": bl.priors.Normal(0.1), "all": bl.priors.Normal(1.0)}
+        bl.bayesianize(Net(), bl.Variational(), likelihood=bl.likelihoods.Categorical(), prior=priors)
 
 
 def test_the_report_says_what_and_why():

@@ -11,7 +11,7 @@ density: with `renyi=0` the importance-weighted bound, which comes closer to log
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from functools import singledispatch
 from typing import Any
 
@@ -57,6 +57,8 @@ def log_evidence(
             f"log_evidence goes through the data several times, and a {type(loader).__name__} can be read once. "
             "Pass a DataLoader or a list of batches."
         )
+    if isinstance(loader, Sized) and not len(loader):
+        raise BayeslimError("The loader has no batches: there is no data whose evidence could be found.")
     if renyi is not None:
         renyi_bounds.check(renyi)
     improper = sorted({type(p).__name__ for p in bnn.priors.values() if not p.is_proper})

@@ -34,7 +34,7 @@ from bayeslim.types import (
     call,
     device_of,
     fitting,
-    split_batch,
+    inputs_of,
     to_device,
 )
 
@@ -62,8 +62,8 @@ def predict(
 
     Args:
         bnn: a Bayesian network.
-        x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored; it is
-            read once, so that shuffling does no harm. Inputs go to the network's device.
+        x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored if there
+            are any; it is read once, so that shuffling does no harm. Inputs go to the network's device.
         samples: how many networks to average, S: 32 if not given, and 256 by moments, which only draw outputs. Of a
             posterior made of particles every one is used once, or this many, evenly spread over them.
         how: "sample" draws S networks and averages what they say; "local" draws noise for every example at the
@@ -84,8 +84,7 @@ def predict(
     check_inputs(x)
     if samples is None:
         samples = _all_samples(bnn, how)
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1. Got {samples}.")
+    _check(samples, batch_size, generator)
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
         batches = _batches(x, batch_size, device_of(bnn.model))
         known = bnn.method.predictive(bnn, batches, samples, how, generator)
@@ -100,6 +99,17 @@ def predict(
         else:
             outputs = predictive(bnn.posterior_, bnn, batches, samples, how, generator)
         return bnn.likelihood.predict(outputs)
+
+
+def _check(samples: Any, batch_size: Any, generator: Any) -> None:
+    if not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a whole number, at least 1. Got {samples!r}.")
+    if batch_size not in ("auto", None) and not (isinstance(batch_size, int) and batch_size > 0):
+        raise ValueError(f'batch_size must be "auto", None for all, or a positive whole number. Got {batch_size!r}.')
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, such as torch.Generator().manual_seed(0). Got {generator!r}."
+        )
 
 
 @singledispatch
@@ -243,12 +253,14 @@ def _local_pass(bnn: Bayesian, batches: Batches) -> Tensor:
 def _batches(x: Any, size: int | Literal["auto"] | None, device: torch.device) -> Batches:
     """A function that starts a fresh pass over the inputs."""
     if _is_loader(x):
-        kept = [split_batch(batch)[0] for batch in x]
+        kept = [inputs_of(batch) for batch in x]
         if not kept:
             raise ShapeMismatch("The loader gave no batches: there is nothing to predict.")
         return lambda: (to_device(inputs, device) for inputs in kept)
     x = to_device(x, device)
     total = batch_size(x)
+    if not total:
+        raise ShapeMismatch("x holds no examples: there is nothing to predict.")
     if size is None or total <= (LEAST if size == "auto" else size):
         return lambda: iter([x])
     args, kwargs = arguments(x)

@@ -113,6 +113,9 @@ def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
             f'{type(model).__name__} has lazy parameters without a shape ("{lazy[0]}", ...). '
             "Call the model once on a batch, then make it Bayesian."
         )
+    if not callable(selection) and not isinstance(selection, (str, re.Pattern)) and isinstance(selection, Iterable):
+        selection = list(selection)
+        check_names(model, selection, "sites")
     owners = dict(_owners(model))
     aliases: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
@@ -199,6 +202,21 @@ def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bo
         'sites must be "all", "weights", a name, a regular expression, a module class, a predicate, or a list of '
         f"these. Got {selection!r}."
     )
+
+
+def check_names(model: nn.Module, selections: Iterable[Any], argument: str) -> None:
+    """Refuse a name among several that no parameter has: it is a slip, and what it was to choose would be left out."""
+    owned = dict(_owners(model))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for one in selections:
+        if isinstance(one, str) and one not in ("all", "weights"):
+            matches = matcher(one)
+            if not any(matches(name, p, owned[name]) for name, p in parameters.items()):
+                near = closest(one, {*parameters, *(name.rpartition(".")[0] for name in parameters)} - {""})
+                raise NoSiteMatched(
+                    f'{argument} names "{one}", which none of the {len(parameters)} parameters of '
+                    f"{type(model).__name__} has. " + (f"Closest names: {near}." if near else "Print bl.sites(model).")
+                )
 
 
 def _nothing_matched(report: Sites, selection: Selection, excluded: list[Site]) -> str:

@@ -54,6 +54,19 @@ def split_batch(batch: Batch) -> tuple[Inputs, Tensor]:
     )
 
 
+def inputs_of(batch: Any) -> Inputs:
+    """The inputs of a batch, which may have targets or none.
+
+    >>> inputs_of((1, 2)), inputs_of((1,)), inputs_of({"pixels": 1})
+    (1, 1, {'pixels': 1})
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return batch[0]
+    if isinstance(batch, Tensor) or (isinstance(batch, Mapping) and not batch.keys() & set(TARGET_KEYS)):
+        return batch
+    return split_batch(batch)[0]
+
+
 def call(model: nn.Module, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
     """Call `model` on tensor, tuple or dict inputs, with `params` in place of its own where given."""
     args, kwargs = arguments(inputs)

@@ -7,6 +7,7 @@ data, and all ranks end with the networks of all: nothing but these is exchanged
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -82,12 +83,12 @@ class ChainMethod(ParticleMethod):
         object.__setattr__(self, "subset", settled(self.subset))
         self.time.check()
         for setting in ("samples", "chains"):
-            if getattr(self, setting) < 1:
-                raise ValueError(f"{setting} must be at least 1. Got {getattr(self, setting)}.")
-        if self.thinning is not None and self.thinning < 1:
-            raise ValueError(f"thinning is a number of steps, at least 1. Got {self.thinning}.")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive. Got {self.temperature}.")
+            if not isinstance(getattr(self, setting), int) or getattr(self, setting) < 1:
+                raise ValueError(f"{setting} must be a whole number, at least 1. Got {getattr(self, setting)!r}.")
+        if self.thinning is not None and (not isinstance(self.thinning, int) or self.thinning < 1):
+            raise ValueError(f"thinning is a number of steps, at least 1. Got {self.thinning!r}.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be positive and finite. Got {self.temperature}.")
         if self.samples < self.time.windows:
             raise ValueError(f"{self.cycles} cycles need a sample each. Got samples={self.samples}.")
 

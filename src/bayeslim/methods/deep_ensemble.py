@@ -191,7 +191,7 @@ class _Job:
 
     def together(self) -> tuple[Fit, Particles]:
         from bayeslim.bayesian import Bayesian
-        from bayeslim.train import _seeded, fit
+        from bayeslim.train import _num_data, _seeded, fit
 
         bnn = self.bnn
         with _seeded(self.seed, 0):
@@ -202,7 +202,7 @@ class _Job:
             values, rest = starts[0]
             exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in values}
             abreast = Abreast(bnn.model, [own | others for own, others in starts])
-            num_data = bnn.num_data if bnn.num_data_given else None
+            num_data = _num_data(bnn, self.loader)
             all_of_them = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
             all_of_them.train(bnn.training)
             all_of_them.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}

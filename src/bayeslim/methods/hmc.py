@@ -10,6 +10,7 @@ Neal 1995, 2011, arXiv:1206.1901 · Izmailov et al. 2021, arXiv:2104.14421
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -66,12 +67,12 @@ class HMC(ParticleMethod):
     def __post_init__(self) -> None:
         object.__setattr__(self, "subset", settled(self.subset))
         for setting, least in (("samples", 1), ("warmup", 0), ("leapfrog", 1), ("chains", 1)):
-            if getattr(self, setting) < least:
-                raise ValueError(f"{setting} must be at least {least}. Got {getattr(self, setting)}.")
+            if not isinstance(getattr(self, setting), int) or getattr(self, setting) < least:
+                raise ValueError(f"{setting} must be a whole number, at least {least}. Got {getattr(self, setting)!r}.")
         if not 0 < self.target_acceptance < 1:
             raise ValueError(f"target_acceptance must be in (0, 1). Got {self.target_acceptance}.")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive. Got {self.temperature}.")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be positive and finite. Got {self.temperature}.")
 
     def fit(
         self,

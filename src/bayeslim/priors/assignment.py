@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayeslim.errors import NoSiteMatched
 from bayeslim.priors.base import Prior
 from bayeslim.priors.learnable import Learnable
-from bayeslim.select import matcher, owner
+from bayeslim.select import check_names, matcher, owner
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ def _matched(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict
             "prior must be one of bayeslim.priors (such as priors.Normal(1.0)) or a dict from names to priors. "
             f"Got {prior!r}."
         )
+    check_names(model, prior, "prior")
     matchers = [(matcher(selection), p) for selection, p in prior.items()]
     found: dict[str, Prior | Separate] = {}
     for name in names:

@@ -46,8 +46,8 @@ class Schedule:
             raise ValueError(f"schedule must be one of {', '.join(get_args(Kind))}. Got {self.kind!r}.")
         if not 0 <= self.burn_in < 1:
             raise ValueError(f"burn_in is a part of the run, in [0, 1). Got {self.burn_in}.")
-        if self.cycles < 1:
-            raise ValueError(f"cycles must be at least 1. Got {self.cycles}.")
+        if not isinstance(self.cycles, int) or self.cycles < 1:
+            raise ValueError(f"cycles must be a whole number, at least 1. Got {self.cycles!r}.")
 
     @property
     def windows(self) -> int:
