@@ -64,8 +64,8 @@ def test_a_selection_is_a_whole_name_not_a_part():
 def test_a_slip_among_several_names_is_refused():
     with pytest.raises(NoSiteMatched, match=r'sites names "heat", which none of the 11 .* Closest names: "head"'):
         bl.sites(Net(), ["encoder", "heat"])
+    priors = {"heat": bl.priors.Normal(0.1), "all": bl.priors.Normal(1.0)}
     with pytest.raises(NoSiteMatched, match='prior names "heat"'):
-        priors = {"heat": bl.priors.Normal(0.1), "all": bl.priors.Normal(1.0)}
         bl.bayesianize(Net(), bl.Variational(), likelihood=bl.likelihoods.Categorical(), prior=priors)
 
 

@@ -14,6 +14,7 @@ from bayeslim.errors import BayeslimError, NotFitted, ShapeMismatch
 from bayeslim.methods import METHODS
 from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.posteriors import POSTERIORS, Particles
+from bayeslim.posteriors import particles as particles_module
 
 
 @dataclass(frozen=True)
@@ -278,3 +279,20 @@ def test_recurrent_and_tied_weights():
     tokens = torch.randint(7, (5, 6))
     expected = torch.stack([member(tokens) for member in members]).detach()
     torch.testing.assert_close(bl.predict(bnn, tokens).samples, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_moments_are_found_stretch_by_stretch(dtype, monkeypatch):
+    values = torch.randn(6, 5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values[:, 0, 0] = 0.3
+    particles = Particles({"w": values, "scalar": values[:, 1, 1]})
+    whole = [particles.mean, particles.std, particles.variance]
+    nearest = particles.nearest_to_mean()
+    monkeypatch.setattr(particles_module, "STRETCH", 13)
+    for found, wanted in zip([particles.mean, particles.std, particles.variance], whole, strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert particles.nearest_to_mean() == nearest
+    precise = values.to(torch.promote_types(dtype, torch.float32))
+    torch.testing.assert_close(particles.mean["w"], precise.mean(0).to(dtype))
+    torch.testing.assert_close(particles.std["w"][1:], precise.std(0).to(dtype)[1:])
+    assert particles.std["w"][0, 0] == 0

@@ -10,7 +10,7 @@ together in a small neighbourhood.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.types import Params
+
+STRETCH = 2**22
+"""How many values of all particles together are looked at in single precision at a time."""
 
 
 class Particles(Posterior):
@@ -90,8 +93,8 @@ class Particles(Posterior):
         """Which particle lies nearest to the mean."""
         distances = torch.zeros(self.count, dtype=torch.float64)
         for value in self.values.values():
-            flat = value.reshape(self.count, -1).to(_precise(value))
-            distances += (flat - flat.mean(0)).square().sum(1, dtype=torch.float64).cpu()
+            for part in _stretches(value):
+                distances += (part - part.mean(0)).square().sum(1, dtype=torch.float64).cpu()
         return int(distances.argmin())
 
     def particle(self, k: int) -> Params:
@@ -182,14 +185,20 @@ def stacked(networks: list[Params]) -> Params:
 
 def spread_of(values: Tensor) -> Tensor:
     """The standard deviation of values (S, ...), at least in single precision; zero, not nearly so, if all agree."""
-    agree = (values == values[:1]).all(0)
     if len(values) == 1:
         return torch.zeros_like(values[0], dtype=_precise(values))
-    return values.to(_precise(values)).std(0).masked_fill(agree, 0.0)
+    found = [part.std(0).masked_fill((part == part[:1]).all(0), 0.0) for part in _stretches(values)]
+    return torch.cat(found).view(values.shape[1:])
 
 
 def _averaged(value: Tensor) -> Tensor:
-    return value.to(_precise(value)).mean(0).to(value.dtype)
+    return torch.cat([part.mean(0) for part in _stretches(value)]).view(value.shape[1:]).to(value.dtype)
+
+
+def _stretches(value: Tensor) -> Iterator[Tensor]:
+    """All particles a stretch of weights at a time, (S, n), so that there is no precise copy of all of them."""
+    flat = value.reshape(len(value), -1)
+    return (part.to(_precise(value)) for part in flat.split(max(1, STRETCH // len(value)), 1))
 
 
 def _precise(value: Tensor) -> torch.dtype:

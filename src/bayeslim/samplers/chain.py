@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import BayeslimError, CorruptFile
-from bayeslim.posteriors.particles import Particles, stacked, tensors_of
+from bayeslim.posteriors.particles import Particles, tensors_of
 from bayeslim.storage import INDEX, check_fits, read_folder, write_folder
 from bayeslim.types import Params, device_of
 
@@ -72,14 +72,9 @@ class Chain:
         """What was kept until now."""
         if self.folder is not None:
             there = [self.folder / f"{step:09d}" for step in self.steps if step <= bnn.step]
-            found = [_read(folder) for folder in there]
             here = _outline(*self._now(bnn))
-            for values, buffers in found:
-                check_fits(here, _outline(values, buffers), "the network")
-            device = device_of(bnn.model)
-            parts = [stacked([each[part] for each in found]) if found else {} for part in (0, 1)]
-            self._values, self._buffers = ({n: t.to(device) for n, t in part.items()} for part in parts)
-            count = len(found)
+            self._values, self._buffers = _gathered(there, here, "the network", device_of(bnn.model))
+            count = len(there)
         else:
             count = len(self._kept)
         if not count:
@@ -109,13 +104,27 @@ def read(path: str | os.PathLike[str]) -> Particles:
     folders = sorted(index.parent for index in Path(path).glob(f"chain-*/samples/*/{INDEX}"))
     if not folders:
         raise FileNotFoundError(f"{path} holds no networks of a chain: no run with checkpoint={str(path)!r} kept any.")
-    found = [_read(folder) for folder in folders]
-    for values, buffers in found:
-        check_fits(_outline(*found[0]), _outline(values, buffers), "the other networks of the chain")
+    first = _outline(*_read(folders[0]))
     lengths = Counter(folder.parent for folder in folders)
     chains = len(lengths) if len(set(lengths.values())) == 1 else 1  # unequal, after a run that was cut short
-    values, buffers = (stacked([each[part] for each in found]) for part in (0, 1))
+    values, buffers = _gathered(folders, first, "the other networks of the chain", torch.device("cpu"))
     return Particles(values, buffers=buffers, chains=chains)
+
+
+def _gathered(
+    folders: list[Path], outline: dict[str, Tensor], owner: str, device: torch.device
+) -> tuple[Params, Params]:
+    """The networks in some folders, stacked as they are read: there is never more than one beside them."""
+    kept: tuple[Params, Params] = ({}, {})
+    for index, folder in enumerate(folders):
+        network = _read(folder)
+        check_fits(outline, _outline(*network), owner)
+        for stack, now in zip(kept, network, strict=True):
+            for name, tensor in now.items():
+                if name not in stack:
+                    stack[name] = torch.empty(len(folders), *tensor.shape, dtype=tensor.dtype, device=device)
+                stack[name][index].copy_(tensor)
+    return kept
 
 
 def _read(folder: Path) -> tuple[Params, Params]:
