@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -67,8 +69,8 @@ def quantise(
         bnn: a fitted Bayesian network; pruned or compacted before, if it is to be.
         bits: the width of a code, 4 if nothing is given; or a dict from selections of parameters (as in `bl.sites`) to
             widths, such as {"fc1": 2, "all": 4}.
-        budget: the mean width over the weights that are not zero, such as 3.5; or `Budget(bytes=...)`, at most that
-            when entropy-coded. Of one parameter, or unit, a width from 1 to 8.
+        budget: the mean width over the weights that are not zero, such as 3.5; or `Budget(bytes=...)`, which the file
+            of `bayeslim.encode` is to stay within, all of it. Of one parameter, or unit, a width from 1 to 8.
         per: one grid a parameter ("layer"), or one for each of its units, the slices of its first dimension ("unit").
         how: "posterior" rounds within the noise: to the level with the shortest code among those that the posterior
             cannot tell apart, and what is not rounded yet moves to its conditional mean; "nearest" to the nearest.
@@ -139,17 +141,39 @@ def _searching(ladder: Ladder) -> Iterator[Callable[[int], Quantised]]:
 
 
 def _that_fits(ladder: Ladder, most: float) -> Quantised:
-    """The largest that takes at most so many bytes."""
-    last = len(ladder) - 1
+    """The largest whose file takes at most so many bytes.
+
+    Searched by what the codes are about to take, with what a file that was too large turned out to hold beside them.
+    """
+    last, beside = len(ladder) - 1, 0.0
+
+    def estimate(steps: int) -> float:
+        return attempt(last - steps).coded_bytes + beside
+
     with _searching(ladder) as attempt:
-        place = last - fewest(lambda steps: attempt(last - steps).coded_bytes, most, 0, last)
-        found = attempt(place)
-    if found.coded_bytes > most:
+        while True:
+            place = last - fewest(estimate, most, 0, last)
+            found = attempt(place)
+            size = _file_size(found)
+            if size <= most or not place:
+                break
+            beside = size - found.coded_bytes
+        while size <= most and place < last and _file_size(attempt(place + 1)) <= most:
+            place, found = place + 1, attempt(place + 1)
+    if size > most:
         raise ValueError(
-            f"Budget(bytes={most:g}) is impossible: the least is {found.coded_bytes:,.0f}, with {ladder[place][0]}. "
+            f"Budget(bytes={most:g}) is impossible: the least is {size:,}, with {ladder[place][0]}. "
             "Cut weights first (bl.prune), or ask for more."
         )
     return found
+
+
+def _file_size(quantised: Quantised) -> int:
+    """What `encode` makes of it, with units where they are."""
+    from bayeslim.coding import encode
+
+    with TemporaryDirectory() as folder:
+        return encode(quantised, Path(folder) / "network").bytes
 
 
 def _harmless(ladder: Ladder, bnn: Bayesian, source: Source, validate: Iterable[Any], increase: float) -> Quantised:
