@@ -12,8 +12,9 @@ from torch import distributions, nn
 from torch._subclasses import FakeTensorMode
 from torch.distributions import Independent
 
+import bayeslim as bl
 from bayeslim import likelihoods
-from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.errors import BayeslimError, NonFiniteLoss, ShapeMismatch
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 
 NOISE = 0.7
@@ -408,3 +409,32 @@ def test_categorical_prediction_is_that_of_its_definition() -> None:
 def test_categorical_prediction_has_gradients() -> None:
     logits = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda f: (p := Categorical().predict(f)).aleatoric + p.variance.sum(-1), logits)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets", "words"),
+    [
+        (Categorical(), 3, torch.tensor([0, 1, 2, 3]), "targets from 0 to 2, .* Got 0 to 3"),
+        (Bernoulli(), 1, torch.tensor([[0.0], [1.0], [2.0], [0.0]]), "Bernoulli needs targets from 0 to 1. Got 0 to 2"),
+        (Poisson(), 1, torch.tensor([[0.0], [1.0], [-2.0], [0.0]]), "Poisson needs targets of at least 0. Got -2 to 1"),
+    ],
+)
+@pytest.mark.parametrize("method", [bl.Variational(), bl.Laplace(), bl.SGLD(samples=1)])
+def test_targets_that_cannot_be_are_refused(likelihood, outputs, targets, words, method):
+    bnn = bl.bayesianize(nn.Linear(2, outputs), method, likelihood=likelihood)
+    with pytest.raises(ShapeMismatch, match=words):
+        bnn.fit([(torch.randn(4, 2), targets)], progress=False, **({} if method.name == "laplace" else {"epochs": 1}))
+
+
+def test_laplace_looks_at_the_targets():
+    x = torch.randn(4, 2)
+    for y, error, words in (
+        (torch.rand(4), ShapeMismatch, "integer class indices"),
+        (torch.zeros(3).long(), ShapeMismatch, "needs targets of shape"),
+    ):
+        bnn = bl.bayesianize(nn.Linear(2, 3), bl.Laplace(), likelihood=Categorical())
+        with pytest.raises(error, match=words):
+            bnn.fit([(x, y)], progress=False)
+    bnn = bl.bayesianize(nn.Linear(2, 1), bl.Laplace(), likelihood=Gaussian(0.1))
+    with pytest.raises(NonFiniteLoss, match="first batch is nan"):
+        bnn.fit([(x, torch.full((4, 1), torch.nan))], progress=False)

@@ -36,6 +36,9 @@ class Likelihood(nn.Module):
         """The mean over examples of −log p(yₙ | fₙ)."""
         return -self.log_prob(outputs, targets).mean()
 
+    def check_targets(self, targets: Tensor) -> None:
+        """Raise a `ShapeMismatch` for targets that cannot be; looked at in the first batch of a run."""
+
     def predict(self, outputs: Tensor) -> Prediction:
         """Summarise draws of the outputs, (S, B, ...), as a `Prediction`."""
         raise NotImplementedError
@@ -165,7 +168,14 @@ class Categorical(Likelihood):
             share = torch.full((classes,), 1 / examples, dtype=logits.dtype, device=logits.device)
         if targets.ndim > 1:
             logits, targets = logits.flatten(0, -2), targets.flatten()
-        return F.cross_entropy(logits, targets.long(), share, ignore_index=self.ignore_index, reduction=reduction)
+        try:
+            return F.cross_entropy(logits, targets.long(), share, ignore_index=self.ignore_index, reduction=reduction)
+        except IndexError:
+            raise ShapeMismatch(
+                f"Categorical needs targets from 0 to {logits.shape[-1] - 1}, as the network has {logits.shape[-1]} "
+                f"outputs. Got {int(targets.min())} to {int(targets.max())}. Give the network as many outputs as there "
+                "are classes (for one output there is likelihoods.Bernoulli()), or count classes from 0."
+            ) from None
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
@@ -202,6 +212,15 @@ class Categorical(Likelihood):
         return draws.view(probs.shape[:-1])
 
 
+def _check_range(likelihood: Likelihood, targets: Tensor, least: float, most: float) -> None:
+    if targets.numel() and not (least <= float(targets.min()) and float(targets.max()) <= most):
+        name = type(likelihood).__name__
+        raise ShapeMismatch(
+            f"{name} needs targets {f'from {least} to {most}' if most < math.inf else f'of at least {least}'}. "
+            f"Got {float(targets.min()):g} to {float(targets.max()):g}."
+        )
+
+
 class Bernoulli(Likelihood):
     """Independent yes/no targets; outputs are logits, of the targets' shape."""
 
@@ -211,6 +230,10 @@ class Bernoulli(Likelihood):
         """Y log σ(f) + (1−y) log σ(−f), summed over the targets of an example, (B,)."""
         outputs, targets = _aligned(self, _single(outputs), targets)
         return -_per_example(F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none"))
+
+    def check_targets(self, targets: Tensor) -> None:
+        """They are probabilities: 0, 1, or between."""
+        _check_range(self, targets, 0, 1)
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the probabilities over draws, (S, B, ...)."""
@@ -247,6 +270,10 @@ class Poisson(Likelihood):
         outputs, targets = _aligned(self, _single(outputs), targets)
         counts = targets.to(outputs.dtype)
         return _per_example(counts * outputs - outputs.exp() - torch.lgamma(counts + 1))
+
+    def check_targets(self, targets: Tensor) -> None:
+        """Counts are not negative."""
+        _check_range(self, targets, 0, math.inf)
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the rates over draws, (S, B, ...); a count's own variance is its rate."""

@@ -236,6 +236,8 @@ class _Run:
                     f"The loader gave more batches than its length, {self.batches}. The length says when to step and "
                     "how to schedule: mend the loader's or the dataset's __len__."
                 )
+            if not index and not epoch:
+                bnn.likelihood.check_targets(split_batch(batch)[1])
             last = index + 1 == self.batches
             window = min(self.accumulate, self.batches - index // self.accumulate * self.accumulate)
             steps = (index + 1) % self.accumulate == 0 or last

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 
 from bayeslim import gaussian_outputs, linearised, marginal_likelihood, prior_search
-from bayeslim.errors import UnsupportedModel
+from bayeslim.errors import NonFiniteLoss, UnsupportedModel
 from bayeslim.methods.curvature_posterior import Curvature, Structure, current, examples_in, measured
 from bayeslim.methods.found_posterior import FoundPosterior
 from bayeslim.methods.subnetwork import Subnetwork, settled
@@ -28,7 +28,9 @@ from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Gaussian
 from bayeslim.priors import Normal
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.types import Batches, call
+from bayeslim.samplers.run import ordered_by
+from bayeslim.stochastic import evaluating
+from bayeslim.types import Batches, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -168,6 +170,8 @@ class Laplace(FoundPosterior):
             callbacks = [*training.pop("callbacks", ()), *([tune_online] if tune == "online" else [])]
             options = {"validate": validate, "seed": seed, "progress": progress, "callbacks": callbacks, **training}
             result = train.fit(bnn, loader, epochs=epochs, **options)
+        else:
+            _check_first_batch(bnn, loader)
         started = time.monotonic()
         with kept_random_state():
             if seed is not None:
@@ -216,6 +220,22 @@ class Laplace(FoundPosterior):
         data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
         value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, prior_search.prior_mean(bnn))
         return Evidence(float(value), "laplace", is_bound=False, num_data=data.examples)
+
+
+def _check_first_batch(bnn: Bayesian, loader: Any) -> None:
+    """Refuse data that do not fit the network or the likelihood, as training would: curvatures need no targets."""
+    with torch.no_grad(), evaluating(bnn), ordered_by(loader, 0):
+        batch = next(iter(loader), None)
+        if batch is None:
+            return
+        inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
+        bnn.likelihood.check_targets(targets)
+        each = bnn.likelihood.log_prob(call(bnn.model, inputs), targets)
+    if not bool(torch.isfinite(each).all()):
+        raise NonFiniteLoss(
+            f"The log-likelihood of the first batch is {float(each[~torch.isfinite(each)][0])}. Look for NaN or "
+            "infinite values in the inputs, the targets or the network's weights."
+        )
 
 
 def _check_options(tune: str | None, epochs: int | None, validate: Any, training: Mapping[str, Any]) -> None:
