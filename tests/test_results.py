@@ -84,7 +84,8 @@ def test_evidence_shows_its_sense():
 
 
 def test_fit_shows_its_end():
-    assert repr(Fit()) == "Fit: no epochs"
+    assert repr(Fit()) == "Fit: no training"
+    assert repr(Fit(seconds=0.32)) == "Fit: no training, measured in 0.3 s"
     fit = Fit([{"epoch": 1, "nll": 0.5}, {"epoch": 2, "nll": 0.25}], best_epoch=2, stopped="early stopping", seconds=3)
     for part in ("2 epochs", "early stopping", "best epoch 2", "nll 0.25"):
         assert part in repr(fit)

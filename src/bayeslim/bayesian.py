@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
-from bayeslim.checkpoints import note_seed
 from bayeslim.errors import MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.loaders import check_loader
@@ -131,6 +129,7 @@ class Bayesian(nn.Module):
         self.masks: Params = {}
         self.anchor: tuple[Gaussian, float] | None = None
         self.plan_: Any = None
+        self.seed: int | None = None  # of the run of `fit` that is under way
         method.convert(self)
         self._maximise_priors()
 
@@ -283,9 +282,11 @@ class Bayesian(nn.Module):
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
         check_loader(loader)
-        if options.get("checkpoint") is not None and options.get("seed") is not None:
-            note_seed(Path(options["checkpoint"]), options["seed"])
-        return self.method.fit(self, loader, **options)
+        self.seed = options.get("seed")
+        try:
+            return self.method.fit(self, loader, **options)
+        finally:
+            self.seed = None
 
     def mean_network(self) -> nn.Module:
         """A plain copy of the user's model with the posterior's mean as weights; bayeslim is not needed to run it.

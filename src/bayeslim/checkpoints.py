@@ -16,16 +16,12 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import BayeslimError, CorruptFile
-from bayeslim.storage import INDEX, check_fits, encode, read_folder, replace_file, write_folder
+from bayeslim.storage import INDEX, check_fits, encode, read_folder, write_folder
 from bayeslim.types import Params
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
     from bayeslim.train import _Run
-
-
-SEED = "seed.txt"
-"""The file that says which seed a run was given."""
 
 
 class Checkpoint:
@@ -104,6 +100,7 @@ def settings_of(bnn: Bayesian) -> dict[str, Any]:
         "likelihood": encode(bnn.likelihood, ignored),
         "priors": {name: repr(prior) for name, prior in bnn.priors.given.items()},
         "num_data": bnn.num_data,
+        **({} if bnn.seed is None else {"seed": bnn.seed}),
     }
 
 
@@ -115,20 +112,6 @@ def check_same_run(path: Path, saved: Any, settings: dict[str, Any]) -> None:
                 f"{path} holds a checkpoint of another run: its {key} differs. "
                 "Use another folder, or delete this one to start anew."
             )
-
-
-def note_seed(folder: Path, seed: int) -> None:
-    """Write down the seed of a run beside its checkpoints; raise if these are of a run with another one."""
-    file = folder / SEED
-    others = any(path.name != SEED for path in folder.iterdir()) if folder.is_dir() else False
-    if others and file.is_file() and file.read_text().strip() != str(seed):
-        raise BayeslimError(
-            f"{folder} holds a checkpoint of another run: its seed is {file.read_text().strip()}, not {seed}. "
-            "Use another folder, or delete this one to start anew."
-        )
-    if not others and (folder.is_dir() or not folder.exists()):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(file, str(seed).encode())
 
 
 def random_states(loader: Any) -> dict[str, Any]:

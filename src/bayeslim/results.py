@@ -119,7 +119,7 @@ class Fit:
 
     def __repr__(self) -> str:
         if not self.history:
-            return "Fit: no epochs"
+            return f"Fit: no training{f', measured in {self.seconds:.1f} s' if self.seconds else ''}"
         last = ", ".join(f"{k} {v:.4g}" for k, v in self.history[-1].items() if k != "epoch")
         best = f"; best epoch {self.best_epoch}" if self.best_epoch else ""
         return f"Fit: {len(self.history)} epochs in {self.seconds:.1f} s ({self.stopped}){best}; last: {last}"

@@ -55,6 +55,12 @@ def tensors_of(network: nn.Module) -> Params:
     return {name: state[name] for name in once.values()}
 
 
+_OF_COMPACTED = (
+    " A file that was coded from a compacted network needs that one as model=..., with its own sizes: keep it with "
+    "bl.save(slim, folder), and pass bl.load(folder, model=YourModel()) here."
+)
+
+
 def write_architecture(coder: Coder, network: nn.Module) -> None:
     """Say which network a file is of."""
     own = tensors_of(network)
@@ -105,7 +111,7 @@ def read_architecture(coder: Coder, model: nn.Module | None, file_size: int) -> 
     if coder.uniform(0, 1 << 16) != _checksum(tensors_of(network)):
         raise CorruptFile(
             f"The file does not fit {type(network).__name__}: its tensors have other names, shapes or types."
-            f"{' Was it coded from another architecture, or a compacted one?' if kind == GIVEN or model else ''}"
+            f"{_OF_COMPACTED if kind == GIVEN or model else ''}"
         )
     return network
 

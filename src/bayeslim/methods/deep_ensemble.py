@@ -206,7 +206,7 @@ class _Job:
             all_of_them = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
             all_of_them.train(bnn.training)
             all_of_them.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
-            all_of_them.step = bnn.step
+            all_of_them.step, all_of_them.seed = bnn.step, bnn.seed
             loader = AbreastLoader(self.loader, self.count)
             result = fit(all_of_them, loader, **self._options(all_of_them, "together"))
         bnn.to(device_of(abreast))

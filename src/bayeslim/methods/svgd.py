@@ -129,7 +129,7 @@ class SVGD(ParticleMethod):
             together = Bayesian(flock, self, bnn.likelihood, exact, list(exact), num_data)
             together.train(bnn.training)
             together.masks = {flock.path_of(name): mask for name, mask in bnn.masks.items()}
-            together.step = bnn.step
+            together.step, together.seed = bnn.step, bnn.seed
             made = None
             if optimizer is not None:
                 made = self._steered(optimizer([p for p in together.parameters() if p.requires_grad]), together)
