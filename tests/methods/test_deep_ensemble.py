@@ -423,3 +423,17 @@ def test_tied_networks_abreast():
     for k in range(4):
         weight, bias = stack["0.weight"][k], stack["0.bias"][k]
         torch.testing.assert_close(found[k], (x @ weight.T + bias).tanh() @ weight.T + bias)
+
+
+def test_networks_that_cannot_be_trained_abreast_say_so():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(self.inner(x)[0][:, -1])
+
+    bnn = bl.bayesianize(Recurrent(), bl.DeepEnsemble(2, together=True), likelihood=bl.likelihoods.Gaussian(0.1))
+    with pytest.raises(UnsupportedModel, match=r"Recurrent cannot be trained abreast.*together=False"):
+        bnn.fit([(torch.randn(4, 5, 3), torch.randn(4, 1))], epochs=1, progress=False)

@@ -18,6 +18,7 @@ from bayeslim.errors import BayeslimError
 from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
 from bayeslim.export.files import write_file
+from bayeslim.methods.point_network import PointNetwork
 from bayeslim.posteriors import Particles
 from bayeslim.quantise.result import Quantised
 from bayeslim.types import Inputs, to_device
@@ -129,7 +130,8 @@ def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: 
     if sparse and int8:
         raise ValueError("sparse and int8 cannot be combined: onnxruntime reads sparse floats only. Choose one.")
     particles = isinstance(network, Bayesian) and isinstance(network.state.get("posterior"), Particles)
-    if isinstance(network, Bayesian) and samples is None and not particles:
+    drawn = isinstance(network, Bayesian) and not isinstance(network.method, PointNetwork)
+    if drawn and samples is None and not particles:
         raise ValueError(
             "A Bayesian network is exported as an ensemble: pass samples=8 (or how many you want). "
             "For its mean alone, export bnn.mean_network()."

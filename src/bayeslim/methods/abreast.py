@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from bayeslim.blas import IS_ARM
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.posteriors.particles import stacked, tensors_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, Params, batch_size, call
@@ -183,7 +183,15 @@ class Abreast(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The outputs of every network on inputs of its own, (S, B, ...) to (S, B, ...)."""
         inputs: Inputs = kwargs or args
-        outputs: Tensor = vmap(self._one, randomness="different")(tensors_of(self.skeleton), inputs)
+        try:
+            outputs: Tensor = vmap(self._one, randomness="different")(tensors_of(self.skeleton), inputs)
+        except RuntimeError as error:
+            if "atching rule" not in str(error) and "vmap" not in str(error):
+                raise
+            raise UnsupportedModel(
+                f"{type(self.skeleton).__name__} cannot be trained abreast, under one vmap: {error} "
+                "Use DeepEnsemble(together=False)."
+            ) from error
         return outputs
 
     def _one(self, tensors: Params, inputs: Inputs) -> Tensor:
