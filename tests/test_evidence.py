@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim import likelihoods, priors
-from bayeslim.errors import ImproperPrior
+from bayeslim.errors import BayeslimError, ImproperPrior
 from oracles import linear_regression
 
 NOISE, PRIOR_STD = 0.5, 1.2
@@ -182,3 +182,9 @@ def test_refuses_what_it_cannot_do():
         bl.log_evidence(bnn, iter(batches(X, y)))
     with pytest.raises(ValueError, match="samples"):
         bl.log_evidence(bnn, batches(X, y), samples=0)
+
+
+def test_without_data_there_is_no_evidence():
+    bnn = bl.bayesianize(nn.Linear(2, 1), bl.Variational(), likelihood=bl.likelihoods.Gaussian(0.1), num_data=3)
+    with pytest.raises(BayeslimError, match="no batches"):
+        bl.log_evidence(bnn, [])

@@ -57,10 +57,10 @@ def log_evidence(
             f"log_evidence goes through the data several times, and a {type(loader).__name__} can be read once. "
             "Pass a DataLoader or a list of batches."
         )
-    if isinstance(loader, Sized) and not len(loader):
-        raise BayeslimError("The loader has no batches: there is no data whose evidence could be found.")
     if renyi is not None:
         renyi_bounds.check(renyi)
+    if isinstance(loader, Sized) and not len(loader):
+        raise BayeslimError("The loader has no batches: there is no data whose evidence could be found.")
     improper = sorted({type(p).__name__ for p in bnn.priors.values() if not p.is_proper})
     if isinstance(bnn.method, Variational):
         improper += _improper_gates(bnn.method)

@@ -8,8 +8,9 @@ new posteriors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import singledispatch
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -45,6 +46,9 @@ NUMBERS = {"cpu": 2**20, "cuda": 2**23}
 WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**24}
 """How many weights networks may have that are drawn together, and how many numbers a layer may give of those that are
 called abreast. A CPU is quickest with what stays in its caches; a GPU wants as much as keeps it busy."""
+
+NARROW = 64
+"""Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -82,9 +86,10 @@ def predict(
             f"Got {type(bnn).__name__}, whose only prediction is network(x)."
         )
     check_inputs(x)
+    if samples is not None or batch_size != "auto" or generator is not None:
+        _check(samples, batch_size, generator)
     if samples is None:
         samples = _all_samples(bnn, how)
-    _check(samples, batch_size, generator)
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
         batches = _batches(x, batch_size, device_of(bnn.model))
         known = bnn.method.predictive(bnn, batches, samples, how, generator)
@@ -102,9 +107,9 @@ def predict(
 
 
 def _check(samples: Any, batch_size: Any, generator: Any) -> None:
-    if not isinstance(samples, int) or samples < 1:
+    if samples is not None and not (isinstance(samples, Integral) and int(samples) > 0):
         raise ValueError(f"samples must be a whole number, at least 1. Got {samples!r}.")
-    if batch_size not in ("auto", None) and not (isinstance(batch_size, int) and batch_size > 0):
+    if batch_size not in ("auto", None) and not (isinstance(batch_size, Integral) and int(batch_size) > 0):
         raise ValueError(f'batch_size must be "auto", None for all, or a positive whole number. Got {batch_size!r}.')
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
@@ -200,7 +205,7 @@ def _abreast(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Ba
     if step < 2:
         return None
     outputs = []
-    with by_blas():
+    with by_blas() if width > NARROW else nullcontext():
         for start in range(0, len(chosen), step):
             some = _taken(stack, chosen[start : start + step])
             each: list[Tensor] = []
