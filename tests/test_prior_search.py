@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import bayeslim as bl
 import oracles
 from bayeslim import prior_search
-from bayeslim.errors import BayeslimError, NotPositiveDefinite
+from bayeslim.errors import BayeslimError, BayeslimWarning, NotPositiveDefinite
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from bayeslim.posteriors import Dense
 
@@ -58,6 +58,18 @@ def test_cross_validation_of_a_regression_is_exact(structure):
     assert bnn.priors["weight"].std == pytest.approx(best**-0.5)
     assert torch.equal(bnn.model.weight, weights)
     assert torch.equal(bnn.posterior_.mean["weight"], weights)
+
+
+def test_the_end_of_the_grid_is_announced():
+    """A network that fits held-out data exactly wants no spread at all."""
+    x, y = regression(15)
+    bnn = bayesian()
+    mean, _, _ = oracles.linear_regression(x, y[:, 0], NOISE, 1.0)
+    with torch.no_grad():
+        bnn.model.weight.copy_(mean[None])
+    exact = x @ mean[:, None]
+    with pytest.warns(BayeslimWarning, match="the largest, 10000, predicts held-out data best"):
+        bnn.fit(batches(x, y, 5), tune="grid", validate=batches(x, exact, 7), progress=False)
 
 
 def test_the_grid_takes_what_predicts_validation_data_best():

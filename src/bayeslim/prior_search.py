@@ -12,6 +12,7 @@ which for a linear network with a Gaussian likelihood is exact, and for others t
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from bayeslim import marginal_likelihood, stochastic
 from bayeslim.curvature.sweep import sum_over_processes
-from bayeslim.errors import BayeslimError, NotPositiveDefinite
+from bayeslim.errors import BayeslimError, BayeslimWarning, NotPositiveDefinite
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.posteriors import Gaussian
@@ -170,6 +171,14 @@ def _under(posterior: Gaussian, delta: float) -> Gaussian | None:
 
 def _take_best(bnn: Bayesian, posterior: Gaussian, grid: Sequence[float], losses: Tensor) -> float:
     best = grid[int(losses.nan_to_num(torch.inf).argmin())]
+    if best == max(grid) and len(grid) > 1:
+        warnings.warn(
+            f"Of all prior precisions the largest, {best:g}, predicts held-out data best: they want hardly any spread "
+            "of the weights, and predictions are nearly those of the plain network. Use fewer weights "
+            '(Laplace(subset="last-layer")), or choose the prior by tune="evidence".',
+            BayeslimWarning,
+            stacklevel=4,
+        )
     set_prior_(bnn, posterior.with_prior_precision(best), best)
     return best
 
