@@ -123,3 +123,9 @@ def test_without_onnxruntime_there_is_still_eager_and_compile(monkeypatch):
 def test_what_cannot_be_measured(options, error, match):
     with pytest.raises(error, match=match):
         bl.benchmark(mlp(8), mlp(4), **({"example": X} | options))
+
+
+def test_of_a_bayesian_network_the_mean_network_counts():
+    bnn = bl.bayesianize(mlp(8), bl.Variational(), likelihood=bl.likelihoods.Categorical(), num_data=10)
+    found = bl.benchmark(bnn, mlp(8), example=X, batch_sizes=(1,), runtimes=("eager",), rounds=2)
+    assert found.sizes["dense"].parameters == found.sizes["slim"].parameters

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.compact import cost
 from bayeslim.compact.example import batches, run_example, with_batch_size
 from bayeslim.compact.quiet import quiet
@@ -204,8 +205,8 @@ def benchmark(
     Neither network is changed. Threads are as many as `torch.get_num_threads()`, in every runtime.
 
     Args:
-        dense: the original.
-        slim: what came of it, for example from `compact`.
+        dense: the original; of a Bayesian network, its mean network.
+        slim: what came of it, for example from `compact`; likewise.
         example: inputs of both: a tensor, a tuple of arguments or a dict; its rows are repeated to fill a batch.
         batch_sizes: how many examples in a call.
         runtimes: some of "eager", "compile", "onnxruntime" and "onnxruntime-int8"; if not given, all that are here but
@@ -223,7 +224,11 @@ def benchmark(
                 "its .network."
             )
     _check(batch_sizes, runtimes, rounds)
-    networks = {"dense": evaluating_copy(dense).cpu(), "slim": evaluating_copy(slim).cpu()}
+    plain = {
+        name: network.mean_network() if isinstance(network, Bayesian) else network
+        for name, network in (("dense", dense), ("slim", slim))
+    }
+    networks = {name: evaluating_copy(network).cpu() for name, network in plain.items()}
     example = to_device(example, "cpu")
     inputs = {size: with_batch_size(example, size) for size in batch_sizes}
     for network in networks.values():
