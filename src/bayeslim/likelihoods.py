@@ -16,14 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslim.blas import IS_ARM
+from bayeslim.averages import class_averages, entropy_of, moments_over_draws
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.results import Prediction
-
-LOWEST = -1e4
-"""Logits are raised to this far below the largest one: their exponential is zero, and zero times it is zero too."""
-FEW = 2**10
-"""Of how many values calls take longer than what they compute."""
 
 
 class Likelihood(nn.Module):
@@ -73,47 +68,6 @@ def _per_example(values: Tensor) -> Tensor:
 def _single(outputs: Tensor) -> Tensor:
     """In single precision at least: half precision is for networks, not for their log-probabilities and averages."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
-
-
-def _moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance over the first dimension: on a CPU in passes, which it makes many times faster than `var`.
-
-    Of few values one call is quicker on ARM all the same.
-    """
-    if values.is_cuda or (IS_ARM and values.numel() <= FEW):
-        variance, mean = torch.var_mean(values, 0, correction=0)
-        return mean, variance
-    mean = values.mean(0)
-    away = values - mean
-    return mean, away.mul_(away).mean(0)
-
-
-def _entropy(probs: Tensor, dim: int = -1) -> Tensor:
-    entropy: Tensor = torch.special.entr(probs).sum(dim)
-    return entropy
-
-
-def _softmax_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """P = softmax(f) over the first dimension, and H = log Σ exp f − Σ p f, where exponentials are taken once."""
-    below = (logits - logits.amax(0, keepdim=True)).clamp_min(LOWEST)
-    weights = below.exp()
-    total = weights.sum(0)
-    entropy = total.log() - (below * weights).sum(0) / total
-    return weights / total, entropy
-
-
-def _averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of class probabilities, (S, ..., C), over draws: mean, variance, the mean's entropy, and the mean entropy."""
-    if logits.is_cuda:
-        probs = logits.softmax(-1)
-        mean, variance = _moments_over_draws(probs)
-        return mean, variance, _entropy(mean), _entropy(probs).mean(0)
-    # With the classes in front, sums over them run along memory: on a CPU that halves the time.
-    probs, entropies = _softmax_and_entropy(logits.movedim(-1, 0).contiguous())
-    mean = probs.mean(1)
-    variance = (probs - mean.unsqueeze(1)).square_().mean(1)
-    entropy, mean, variance = _entropy(mean, 0), mean.movedim(0, -1), variance.movedim(0, -1)
-    return mean.contiguous(), variance.contiguous(), entropy, entropies.mean(0)
 
 
 class Categorical(Likelihood):
@@ -186,7 +140,7 @@ class Categorical(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
         logits = _single(outputs).movedim(self._stacked_class_dim, -1)
-        mean, spread, entropy, aleatoric = _averages(logits)
+        mean, spread, entropy, aleatoric = class_averages(logits)
         return Prediction(
             kind="classes",
             mean=mean,
@@ -244,9 +198,9 @@ class Bernoulli(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the probabilities over draws, (S, B, ...)."""
         probs = _single(outputs).sigmoid()
-        mean, spread = _moments_over_draws(probs)
+        mean, spread = moments_over_draws(probs)
         both = torch.stack([probs, 1 - probs], -1)
-        entropy, aleatoric = _entropy(both.mean(0)), _entropy(both).mean(0)
+        entropy, aleatoric = entropy_of(both.mean(0)), entropy_of(both).mean(0)
         return Prediction(
             kind="binary",
             mean=mean,
@@ -284,7 +238,7 @@ class Poisson(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the rates over draws, (S, B, ...); a count's own variance is its rate."""
         rates = _single(outputs).exp()
-        mean, spread = _moments_over_draws(rates)
+        mean, spread = moments_over_draws(rates)
         return Prediction(kind="counts", mean=mean, aleatoric=mean, epistemic=spread, samples=outputs)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
@@ -362,7 +316,7 @@ class Gaussian(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Mean over draws, (S, B, ...); the noise is aleatoric, the spread of the means epistemic."""
         means, log_std = self._moments(outputs)
-        mean, spread = _moments_over_draws(means)
+        mean, spread = moments_over_draws(means)
         noise = log_std.exp()
         noise = noise * noise
         aleatoric = noise.mean(0) if self.mode == "heteroscedastic" else noise.expand_as(mean)

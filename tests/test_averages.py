@@ -1,0 +1,29 @@
+"""Averages over draws: what suits a GPU and what suits a CPU are the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bayeslim import averages
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 4), (3, 2, 6, 3), (1, 4, 2)])
+def test_both_ways_to_average_classes_agree(shape):
+    logits = 4 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits.view(-1)[0] = -torch.inf
+    logits[-1, 0, ..., 0] = 2e4  # as sure as can be
+    for one, other in zip(averages._in_few_calls(logits), averages._along_memory(logits), strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.is_contiguous()
+        assert other.is_contiguous()
+
+
+def test_moments_in_one_call_and_in_passes_agree():
+    values = torch.randn(6, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    few = averages.moments_over_draws(values[:, :10])
+    many = averages.moments_over_draws(values)
+    assert values[:, :10].numel() <= averages.FEW < values.numel()
+    for one, all_of_them in zip(few, many, strict=True):
+        torch.testing.assert_close(one, all_of_them[:10])
+    torch.testing.assert_close(many[1], values.var(0, correction=0))
