@@ -134,7 +134,7 @@ class HMC(ParticleMethod):
                         with ordered_by(loader, seed_of_chain(base, index)):
                             bnn.model.load_state_dict(begin)
                             if index and self.subset == "all":
-                                with frozen(moving.rest(bnn)):
+                                with frozen(moving.points(bnn)):
                                     start_afresh_(bnn.model, start)
                                 bnn.keep_zeros()
                             potential = FullBatch(bnn, moving, loader, self.temperature)

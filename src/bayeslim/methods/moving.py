@@ -72,10 +72,6 @@ class Moving:
             if name not in self.names and (not isinstance(tensor, nn.Parameter) or tensor.requires_grad)
         )
 
-    def rest(self, bnn: Bayesian) -> list[nn.Parameter]:
-        """The parameters of the network that are not sampled and could be trained."""
-        return [p for name, p in bnn.model.named_parameters() if p.requires_grad and name not in self.names]
-
     @contextmanager
     def alone(self, bnn: Bayesian) -> Iterator[None]:
         """No gradients are computed for what stays."""
