@@ -65,18 +65,19 @@ def draw(a: Tensor, b: Tensor, u: Tensor) -> Tensor:
     From F(x) = u, dx = (1 − u) φ(a)/φ(x) da + u φ(b)/φ(x) db.
     """
     with torch.no_grad():
-        mass = log_mass(a, b)
-        below = torch.logaddexp(log_ndtr(a), u.log() + mass)
-        above = torch.logaddexp(log_ndtr(-b), torch.log1p(-u) + mass)
-        x = inverse_log_ndtr(torch.minimum(below, above))
-        x = torch.clamp(torch.where(below < above, x, -x), a, b)
+        left, right = _on_the_left(a, b)
+        upper = log_ndtr(right)
+        ratio = (log_ndtr(left) - upper).exp()
+        below = torch.where(a + b > 0, 1 - u, u)
+        x = inverse_log_ndtr(upper + torch.log(ratio + below * (1 - ratio)))
+        x = torch.clamp(torch.where(a + b > 0, -x, x), a, b)
         by_a = (1 - u) * (0.5 * (x - a) * (x + a)).exp()
         by_b = u * (0.5 * (x - b) * (x + b)).exp()
     return x + by_a * (a - a.detach()) + by_b * (b - b.detach())
 
 
 def inverse_log_ndtr(log_probability: Tensor) -> Tensor:
-    """X with log Φ(x) as given, at most log ½.
+    """X with log Φ(x) as given; exact where Φ is not close to one.
 
     In the far tail −2 log Φ(−t) = t² + 2 log t + log 2π + 2 t⁻² − 5 t⁻⁴ + ..., solved for t² by iteration, which gains
     a factor t² each time.

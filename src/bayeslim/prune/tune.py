@@ -8,6 +8,8 @@ and without the KL. Weights that were cut stay zero; spreads and gates stay as t
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bayeslim.bayesian import Bayesian
@@ -36,17 +38,26 @@ def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
     method = tuned.method
     if not isinstance(method, Variational) or not method.mean_field:
         return refreshed(tuned, loader, options, "joint")
-    means = {name for name, _ in tuned.mean_network().named_parameters()}
-    spreads = [p for name, p in tuned.model.named_parameters() if name not in means and p.requires_grad]
-    tuned.method = Variational(
+    with means_alone(tuned):
+        fit(tuned, loader, **options)
+    return tuned
+
+
+@contextmanager
+def means_alone(bnn: Bayesian) -> Iterator[None]:
+    """Training trains the means of independent weights meanwhile, as points, without noise and without the KL."""
+    method = bnn.method
+    assert isinstance(method, Variational)
+    means = {name for name, _ in bnn.mean_network().named_parameters()}
+    spreads = [p for name, p in bnn.model.named_parameters() if name not in means and p.requires_grad]
+    bnn.method = Variational(
         method.family, estimator="mean", temperature=0.0, gates=method.gates, gate_at=method.gate_at
     )
     for parameter in spreads:
         parameter.requires_grad_(False)
     try:
-        fit(tuned, loader, **options)
+        yield
     finally:
-        tuned.method = method
+        bnn.method = method
         for parameter in spreads:
             parameter.requires_grad_(True)
-    return tuned
