@@ -89,3 +89,13 @@ def test_sparse_vd_takes_a_temperature() -> None:
     recipe = recipes.sparse_vd(temperature=0.1)
     assert recipe.method.temperature == 0.1
     assert "temperature=0.1" in repr(recipe)
+
+
+def test_the_kl_of_gaussian_dropout_does_not_know_the_weights() -> None:
+    bnn = bl.bayesianize(model(), likelihood=bl.likelihoods.Categorical(), **recipes.gaussian_dropout())
+    kls = []
+    for factor in (1.0, 0.01):
+        with torch.no_grad():
+            bnn.model.get_parameter("0.weight").mul_(factor)
+        kls.append(bnn.method.kl(bnn).item())
+    assert kls[0] == pytest.approx(kls[1], rel=1e-6)

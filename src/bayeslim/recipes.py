@@ -139,12 +139,14 @@ def weights_and_units(epochs: int = 100) -> Recipe:
 def gaussian_dropout(rate: float = 0.2, epochs: int = 50) -> Recipe:
     """Multiplicative Gaussian noise of a fixed rate on every weight: uncertainty, and no sparsity.
 
+    The prior is log-uniform, under which the KL is a constant; another one would keep weights away from zero.
+
     Args:
         rate: the drop probability p of binary dropout with as much noise, α = p/(1 − p).
         epochs: of training.
     """
     method = Variational(families.DropoutGaussian(rate=rate, learn=False))
-    return Recipe("gaussian_dropout", "noise of a fixed rate", method, priors.Normal(1.0), _training(epochs))
+    return Recipe("gaussian_dropout", "noise of a fixed rate", method, priors.LogUniform(), _training(epochs))
 
 
 def variational_dropout(epochs: int = 50) -> Recipe:

@@ -31,7 +31,7 @@ def kernel_density(values) -> float:
 
 DEFINITIONS = {
     "snr": lambda v: (v.mean().abs() / v.std()).item(),
-    "magnitude": lambda v: v.mean().abs().item(),
+    "magnitude": lambda v: v.abs().mean().item(),
     "curvature": lambda v: (v.mean() ** 2 / v.var() / 2).item(),
     "mass": lambda v: -math.log(near) if (near := sum(abs(x.item()) < 0.01 for x in v) / len(v)) else math.inf,
     "density": kernel_density,
@@ -107,7 +107,7 @@ def test_unit_scores_are_their_definitions():
     mean = rows.mean(0)
     projected = torch.stack([row @ mean / mean.norm() for row in rows])
     expected = {
-        "magnitude": mean.norm().item(),
+        "magnitude": sum(row.norm().item() for row in rows) / 6,
         "snr": mean.norm().item() / math.sqrt(sum(rows[:, i].var().item() for i in range(4))),
         "density": kernel_density(projected),
         "sign_stability": (sum(row / row.norm() for row in rows) / 6).norm().item(),
@@ -134,7 +134,7 @@ def test_a_unit_of_one_weight_scores_as_the_weight(name):
 def test_units_that_are_cut_score_lowest():
     q = particles().condition({"w": torch.tensor([[True] * 3, [False] * 3, [True] * 3, [True] * 3])})
     groups = [{"w": torch.arange(3 * row, 3 * row + 3)} for row in range(4)]
-    for name in ("snr", "density", "mass", "sign_stability"):
+    for name in ("magnitude", "snr", "density", "mass", "sign_stability"):
         units = CRITERIA[name].units
         assert units is not None
         found = units(q, {}, groups)
@@ -151,4 +151,16 @@ def test_scores_that_need_a_joint_density_are_refused():
             units(q, {n: Normal(1.0) for n in q.names}, [group_of_everything()])
     with pytest.raises(TypeError, match='use criterion="snr"'):
         unit_score.unit_sign_stability(Diagonal(q.mean, q.std), {}, [group_of_everything()])
-    assert default_criterion(q, True) == default_criterion(q, False) == "density"
+    assert default_criterion(q, True) == default_criterion(q, False) == "magnitude"
+
+
+@pytest.mark.parametrize("granularity", ["weight", "unit"])
+def test_signs_that_differ_between_networks_do_not_make_a_weight_small(granularity):
+    """The mean of an ensemble is no network, and its size says nothing of what the networks need."""
+    values = torch.tensor([[[3.0, 0.1]], [[-3.0, 0.1]]]).expand(2, 2, 2).clone()
+    values[:, 1] = 0.5
+    q = Particles({"w": values})
+    assert score.magnitude(q, {})["w"].tolist() == [[3.0, pytest.approx(0.1)], [0.5, 0.5]]
+    if granularity == "unit":
+        rows = [{"w": torch.tensor([0, 1])}, {"w": torch.tensor([2, 3])}]
+        assert unit_score.unit_magnitude(q, {}, rows).argmin() == 1

@@ -81,10 +81,14 @@ def _(posterior: Gaussian, units: bool) -> str:
     return "curvature"
 
 
-@default_criterion.register(Mixture)
-@default_criterion.register(Particles)
-def _(posterior: Posterior, units: bool) -> str:
+@default_criterion.register
+def _(posterior: Mixture, units: bool) -> str:
     return "density"
+
+
+@default_criterion.register
+def _(posterior: Particles, units: bool) -> str:
+    return "magnitude"  # draws of one chain are often too alike to tell their spread, which other scores divide by
 
 
 def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posterior, units: bool) -> Criterion:

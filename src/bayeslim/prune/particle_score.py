@@ -2,6 +2,7 @@
 
 With w_s the weight in each network, or all weights of a unit as one vector:
 
+    magnitude        (1/S) Σ_s ‖w_s‖                      how large it is in a network, whatever its sign
     snr              ‖w̄‖ / √tr Cov(w)                     the norm of the mean against that of the spread
     mass             −log (1/S) Σ_s [‖w_s‖ < ε √|S|]      the fraction of networks in which it is near zero
     density          −log (1/S) Σ_s N(0 | t_s, h²)        a kernel density at zero, h = 1.06 σ_t S^(−1/5)
@@ -29,6 +30,11 @@ from bayeslim.posteriors.saliency import Group
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
+def magnitude(values: Tensor) -> Tensor:
+    """The mean of |values| (S, ...)."""
+    return values.double().abs().mean(0)
+
+
 def near_zero(values: Tensor, epsilon: float) -> Tensor:
     """−log of the fraction of values (S, ...) that lie within ε of zero."""
     return -(values.abs() < epsilon).double().mean(0).log()
@@ -47,6 +53,11 @@ def kernel_density(values: Tensor) -> Tensor:
 def sign_stability(values: Tensor) -> Tensor:
     """|mean sign| of values (S, ...)."""
     return values.sign().double().mean(0).abs()
+
+
+def unit_magnitude(posterior: Particles, groups: Sequence[Group]) -> Tensor:
+    """The mean norm of the unit's weights."""
+    return _each(posterior, groups, lambda w: w.norm(dim=1).mean())
 
 
 def unit_snr(posterior: Particles, groups: Sequence[Group]) -> Tensor:

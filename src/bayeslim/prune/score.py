@@ -47,7 +47,9 @@ _NARROW = 1e-4
 
 
 def magnitude(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """|μ|, the baseline that uses no uncertainty."""
+    """|μ|, the baseline that uses no uncertainty; of particles the mean of |w|, since those of several modes cancel."""
+    if isinstance(posterior, Particles):
+        return {name: particle_score.magnitude(values) for name, values in posterior.values.items()}
     return {name: mean.double().abs() for name, mean in posterior.mean.items()}
 
 

@@ -41,7 +41,9 @@ from bayeslim.prune.score import log_prior_at_zero, mass, minus_log_mean
 
 
 def unit_magnitude(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
-    """‖μ_S‖."""
+    """‖μ_S‖; of particles the mean of ‖w_S‖."""
+    if isinstance(posterior, Particles):
+        return particle_score.unit_magnitude(posterior, groups)
     squares = {name: mean.double().square().flatten() for name, mean in posterior.mean.items()}
     return torch.tensor([math.sqrt(sum(float(squares[n][i].sum()) for n, i in group.items())) for group in groups])
 
