@@ -244,11 +244,16 @@ class Gating:
 
     def kl(self) -> Tensor:
         """KL(q(z) ‖ p(z)) of the gates that have weights left."""
-        kls = []
+        gates = []
         for place in self.places:
             own, left = self.own(place), self._left(place)
-            kl = self.gate.kl(own if left is None else self.gate.pick(own, left))
-            kls.append(kl * place.weights if self.gate.per == "weight" else kl)
+            gates.append(own if left is None else self.gate.pick(own, left))
+        if self.gate.per == "weight":
+            kls = [self.gate.kl(own) * place.weights for own, place in zip(gates, self.places, strict=True)]
+        elif self.gate.shared:
+            kls = [self.gate.kl(own) for own in gates]
+        else:  # side by side, in the calls of one layer
+            return self.gate.kl({name: torch.cat([own[name] for own in gates]) for name in gates[0]})
         return torch.stack(kls).sum()
 
     def weight_kl(self, name: str, mean: Tensor, log_std: Tensor | None, prior: Prior) -> Tensor | None:
