@@ -97,6 +97,19 @@ def test_walls_are_not_crossed():
 def test_windows_double_and_end_before_the_warm_up_does():
     windows = _windows(400)
     assert windows[0] == (60, 80)
-    assert windows[-1][1] == 360
+    assert windows[-1][1] == 350
     assert all(before[1] == after[0] for before, after in pairwise(windows))
     assert _windows(5) == []
+
+
+@pytest.mark.parametrize("warmup", [20, 30, 50])
+def test_a_short_warm_up_leaves_time_for_the_step_size(warmup):
+    scales = torch.logspace(-1, 1, 20, dtype=torch.float64)
+
+    def potential(q: torch.Tensor) -> tuple[float, torch.Tensor]:
+        return float((q / scales).square().sum() / 2), q / scales**2
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        start = scales * torch.randn(20, dtype=torch.float64)
+        assert hamiltonian_monte_carlo(potential, start, samples=40, warmup=warmup).acceptance > 0.7

@@ -218,8 +218,11 @@ def _first_step_size(potential: Potential, q: Tensor, energy: float, gradient: T
 
 
 def _windows(warmup: int) -> list[tuple[int, int]]:
-    """Iterations over which variances are measured: each twice as long as the one before, the last to nine tenths."""
-    first, last = int(0.15 * warmup), int(0.9 * warmup)
+    """Iterations over which variances are measured: each twice as long as the one before.
+
+    What is left after the last, fifty iterations or half of a short warm-up, is for the step size to settle.
+    """
+    first, last = int(0.15 * warmup), warmup - max(warmup // 10, min(50, warmup // 2))
     found, start, length = [], first, max(10, warmup // 20)
     while start + length <= last:
         end = start + length if start + 3 * length <= last else last
