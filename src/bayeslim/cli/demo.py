@@ -37,7 +37,7 @@ CUT = ("sparsity", "granularity", "keep_best", "steps")
 """What a recipe says itself."""
 TRAINING = {"epochs": 60, "lr": 5e-3}
 """Of a recipe: the digits are few, and so are its steps."""
-FOR_FEW_DIGITS = {"bottleneck": "bottleneck(strength=0.025)"}
+FOR_FEW_DIGITS = {"bottleneck": "bottleneck(strength=0.025)", "l0": "l0(cost=30)"}
 """What to take for recipes that count on more data."""
 
 
