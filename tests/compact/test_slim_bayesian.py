@@ -373,3 +373,19 @@ def test_what_cannot_stay_bayesian_is_refused():
     damped = by_units(fitted(plain(), bl.Laplace(damping="sqrt"), ROWS), example=ROWS[:3])
     with pytest.raises(NotRestrictable, match=r'damping="sqrt"'):
         bl.compact(damped, ROWS[:3], bayesian=True)
+
+
+@pytest.mark.parametrize("per", ["weight", "unit", "layer"])
+@pytest.mark.parametrize("rate", [{"learn": False}, {}, {"largest": 2.0}])
+def test_rates_of_dropout_are_cut_with_what_shares_them(per, rate):
+    method = bl.Variational(bl.families.DropoutGaussian(per=per, **rate))
+    pruned = fitted(convolutional(), method, prior=bl.priors.LogUniform(), epochs=2, lr=1e-2)
+    budget = bl.Budget(sparsity=0.5, empty_layers="keep best")
+    pruned = bl.prune(pruned, budget, granularity="unit", criterion="magnitude", example=IMAGES[:3])
+    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    assert sum(p.numel() for p in slim.parameters()) < sum(p.numel() for p in pruned.parameters())
+    kept = pruned.posterior_
+    for name, std in slim.posterior_.std.items():
+        left = kept.std[name][kept.mean[name] != 0]
+        assert torch.equal(std[slim.posterior_.mean[name] != 0].sort().values, left.sort().values), name
+    slim.fit(loader(), epochs=1)

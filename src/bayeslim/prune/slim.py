@@ -198,8 +198,9 @@ def _copy_additions(bnn: Bayesian, found: Bayesian, own: set[str], kept: Kept) -
         old = source.detach()
         site = max((s for s in sites if name.startswith(s)), key=len, default="")
         lead = old.ndim - len(sites.get(site, ()))
-        if site and tuple(old.shape[lead:]) == sites[site]:
-            old = behind(old, lead, kept.get(site, {}))
+        if site and all(size in (1, whole) for size, whole in zip(old.shape[lead:], sites[site], strict=True)):
+            places = {dim: p for dim, p in kept.get(site, {}).items() if old.shape[lead + dim] > 1}
+            old = behind(old, lead, places)  # what weights share, such as an α for each unit, is 1 along the others
         if old.shape != new.shape:
             raise NotRestrictable(
                 f'"{name}", which {bnn.method.name} added to the network, has not the shape of a parameter and cannot '
