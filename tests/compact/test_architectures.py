@@ -10,6 +10,7 @@ import torch
 from networks import CASES, build, outputs, prepared
 from torch import nn
 
+import bayeslim as bl
 from bayeslim.compact import compaction
 
 
@@ -83,3 +84,49 @@ def test_the_result_is_made_of_the_users_modules_where_their_forward_allows_it(n
     if result.kind == "modules":
         assert type(result.network) is type(model)
         assert str(result.network) != str(model)
+
+
+class Padded(nn.Module):
+    """Attention that does not look at padding, alone or in a transformer; the mask is given, or made of the tokens."""
+
+    def __init__(self, deep: bool, given: bool):
+        super().__init__()
+        self.given = given
+        self.embed = nn.Embedding(20, 16)
+        layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True)
+        attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.mix = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False) if deep else attention
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, tokens, mask=None):
+        mask, x = mask if self.given else tokens == 0, self.embed(tokens)
+        if isinstance(self.mix, nn.TransformerEncoder):
+            return self.head(self.mix(x, src_key_padding_mask=mask).masked_fill(mask[..., None], 0).mean(1))
+        return self.head((x + self.mix(x, x, x, key_padding_mask=mask, need_weights=False)[0]).mean(1))
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["attention", "transformer"])
+@pytest.mark.parametrize("given", [False, True], ids=["mask of tokens", "mask given"])
+def test_heads_go_from_attention_with_a_padding_mask(deep, given):
+    torch.manual_seed(0)
+    model = Padded(deep, given).eval()
+    tokens = torch.randint(1, 20, (6, 7))
+    tokens[:, 5:] = 0
+    x = (tokens, tokens == 0) if given else tokens
+    bnn = bl.bayesianize(model, bl.Laplace(structure="diag"), likelihood=bl.likelihoods.Categorical())
+    bnn.fit([(x, torch.randint(0, 3, (6,)))])
+    plan = bl.plan(bnn, bl.Budget(sparsity=0.3), granularity="unit", criterion="magnitude", example=x)
+    assert "an input of the network" not in str(plan)
+    mixing = model.mix.layers[0].self_attn if deep else model.mix
+    with torch.no_grad():  # the second of four heads
+        for block in (mixing.in_proj_weight.view(3, 4, 4, 16), mixing.in_proj_bias.view(3, 4, 4)):
+            block[:, 1] = 0
+        mixing.out_proj.weight[:, 4:8] = 0
+    slim = bl.compact(model, x)
+    left = dict(slim.named_parameters())
+    name = next(n for n in left if n.endswith("in_proj_weight"))
+    assert left[name].shape[0] == 36, {n: p.shape for n, p in left.items()}
+    args = x if given else (x,)
+    torch.testing.assert_close(slim(*args), model(*args), rtol=1e-4, atol=1e-5)
+    longer = tuple(torch.cat([a, a]) for a in args)
+    torch.testing.assert_close(slim(*longer), model(*longer), rtol=1e-4, atol=1e-5)

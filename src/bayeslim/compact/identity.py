@@ -112,6 +112,7 @@ class Identities(Walker):
         groups: how many channels one group holds, for nodes whose number of groups follows from their channels.
         kinds: what labels stand for: neurons, channels, heads, recurrent units.
         scalars: the values of the integers in the graph.
+        copied: nodes that repeat what stays along a dimension of their own, as a mask for every head.
         names: each parameter node's tensor, by the first of its names.
     """
 
@@ -126,6 +127,7 @@ class Identities(Walker):
         self.groups: dict[fx.Node, int] = {}
         self.kinds: list[tuple[str, Tensor]] = []
         self.scalars: dict[fx.Node, Any] = {}
+        self.copied: set[fx.Node] = set()
         self._coordinates: dict[fx.Node, tuple[str, list[Tensor]]] = {}
         self.names = {node: trace.names.get(str(node.target), (str(node.target),))[0] for node in self._parameters()}
         self.walk()
@@ -193,7 +195,23 @@ class Identities(Walker):
             name, grid = self._coordinates[known[0]]
             self._coordinates[call.node] = name, [settle(self._run(call, known[0], axis)) for axis in grid]
             return None
+        if (
+            call.name == "expand"
+            and len(known) == 1
+            and (copies := self._copies(call, self.read(known[0]))) is not None
+        ):
+            return copies
         return move(call.node, lambda node: self.read(node) if node in known else self.scalar(node))
+
+    def _copies(self, call: Call, labels: Tensor) -> Tensor | None:
+        """Labels of their own for the copies of what stays whole, along one dimension that is not the batch."""
+        shape = call.result.shape
+        grown = [d for d, size in enumerate(_aligned(labels, len(shape)).shape) if size < shape[d]]
+        if len(grown) != 1 or grown[0] == 0 or not self.labels.all_frozen(labels):
+            return None
+        self.copied.add(call.node)
+        copies = self.labels.mint(shape[grown[0]])
+        return copies.view([-1 if d == grown[0] else 1 for d in range(len(shape))]).expand(shape)
 
     def _run(self, call: Call, source: fx.Node, labels: Tensor) -> Any:
         return move(call.node, lambda node: labels if node is source else self.scalar(node))

@@ -124,6 +124,11 @@ class Labels:
         for label in torch.unique(slim(labels)).tolist():
             self.reasons.setdefault(label, reason)
 
+    def all_frozen(self, labels: Tensor) -> bool:
+        """Whether the classes of all these labels stay."""
+        frozen = self.frozen()
+        return all(root in frozen for root in torch.unique(slim(self.find(labels))).tolist())
+
     def frozen(self) -> dict[int, str]:
         """The reason to stay of each frozen class, by representative."""
         marked = list(self.reasons)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import rows_of, run_example, takes, tensors_in, with_batch_size
@@ -67,7 +67,7 @@ class Reference:
         for double in (True, False):
             try:
                 expected = self._answer(double)
-                candidate = quiet_copy(network).double() if double else network
+                candidate = _in_double(network) if double else network
                 actual = [tensors_in(run_example(candidate, _cast(inputs, double))) for inputs in self._inputs]
             except ShapeMismatch:
                 continue
@@ -77,7 +77,7 @@ class Reference:
 
     def _answer(self, double: bool) -> list[list[Tensor]]:
         if double not in self._answers:
-            network = quiet_copy(self._network).double() if double else self._network
+            network = _in_double(self._network) if double else self._network
             self._answers[double] = [tensors_in(run_example(network, _cast(inputs, double))) for inputs in self._inputs]
         return self._answers[double]
 
@@ -114,6 +114,23 @@ def _like(example: Inputs) -> list[Inputs]:
 
     larger = with_batch_size(example, rows_of(example) + 1)
     return [*(pytree.tree_map(randomise, example) for _ in range(2)), larger]
+
+
+def _in_double(network: nn.Module) -> nn.Module:
+    """A copy in double precision, with what a graph makes on its way: a mask in single precision would be misread."""
+    found = quiet_copy(network).double()
+    for module in found.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                node.args = fx.node.map_aggregate(node.args, _doubled)
+                node.kwargs = fx.node.map_aggregate(node.kwargs, _doubled)
+            module.recompile()
+    return found
+
+
+def _doubled(argument: Any) -> Any:
+    is_float = isinstance(argument, torch.dtype) and argument.is_floating_point
+    return torch.float64 if is_float else argument
 
 
 def _cast(inputs: Inputs, double: bool) -> Inputs:

@@ -106,6 +106,8 @@ class Shrinking:
             result = move(node, self._lookup, (args, kwargs)) if target is node.target else target(*mapped)
         except (ValueError, RuntimeError, IndexError):
             return False
+        if node in self.identity.copied:
+            return bool(result.shape == self.of(labels).shape)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return len(results) == len(parts) and all(
             torch.equal(a, self.of(b)) for a, b in zip(results, parts, strict=True)
