@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -226,3 +227,17 @@ def test_wrong_values_are_refused():
         metrics.auroc(ones, ones[:0])
     with pytest.raises(ValueError, match="at least 1 bin"):
         metrics.Classification(bins=0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        (metrics.error, (np.full((3, 2), 0.5), torch.zeros(3).long())),
+        (metrics.nll, (torch.full((3, 2), 0.5), [0, 1, 0])),
+        (metrics.rmse, (np.zeros(3), torch.zeros(3))),
+        (metrics.gaussian_nll, (torch.zeros(3), torch.ones(3), np.zeros(3))),
+    ],
+)
+def test_arrays_are_no_tensors(metric, values):
+    with pytest.raises(TypeError, match=r"of tensors. Got (ndarray|list). Use torch.as_tensor"):
+        metric(*values)

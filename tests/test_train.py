@@ -315,6 +315,8 @@ def test_the_size_of_the_data_is_that_of_what_is_gone_over(batches, count, metho
         (DataLoader(TensorDataset(X[:4], Y[:4]), batch_size=8, drop_last=True), {}, BayeslimError, "no batches"),
         (loader(), {"epochs": 0}, ValueError, "at least 1. Got 0 and 1"),
         (loader(), {"accumulate": 0}, ValueError, "at least 1. Got 1 and 0"),
+        (loader(), {"epochs": "3"}, ValueError, "whole numbers, at least 1. Got '3' and 1"),
+        (loader(), {"device": "gpu"}, ValueError, 'such as "cpu" or "cuda:0". Got \'gpu\''),
         (loader(), {"patience": 2}, ValueError, "patience needs validate"),
         (loader(), {"lr_schedule": "lineal"}, ValueError, "one of constant, linear.*'lineal'"),
         (loader(), {"lrr": 1}, TypeError, "lrr"),

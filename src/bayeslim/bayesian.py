@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -358,8 +359,8 @@ def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
         raise TypeError(f"likelihood must be an instance: write {likelihood.__name__}(), not {likelihood.__name__}.")
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be one of bayeslim.likelihoods, such as Categorical(). Got {likelihood!r}.")
-    if num_data is not None and num_data < 1:
-        raise ValueError(f"num_data is the number of training examples and must be positive. Got {num_data}.")
+    if num_data is not None and (not isinstance(num_data, Integral) or num_data < 1):
+        raise ValueError(f"num_data is the number of training examples, a whole number above 0. Got {num_data!r}.")
     if isinstance(model, Bayesian):
         raise TypeError("The model is Bayesian already. Pass the plain network (bnn.mean_network()).")
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -258,6 +259,7 @@ def _some(count: float) -> None:
 
 def _classes(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Checked and flattened: (N, C) and (N,)."""
+    _tensors(probs, targets)
     if probs.shape[:-1] != targets.shape or probs.ndim < 2:
         raise ShapeMismatch(
             f"Class probabilities (..., C) need targets (...). Got {tuple(probs.shape)} and {tuple(targets.shape)}. "
@@ -323,7 +325,14 @@ def _curve(edges: Tensor, sums: Tensor) -> Calibration:
     return Calibration(edges.double().cpu(), count.long(), sums[1] / filled, sums[2] / filled)
 
 
+def _tensors(*values: Any) -> None:
+    for value in values:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"Metrics are of tensors. Got {type(value).__name__}. Use torch.as_tensor(...).")
+
+
 def _squares(mean: Tensor, targets: Tensor) -> Tensor:
+    _tensors(mean, targets)
     if mean.shape != targets.shape:
         raise ShapeMismatch(
             f"Predicted means and targets need one shape. Got {tuple(mean.shape)} and {tuple(targets.shape)}."

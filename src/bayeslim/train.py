@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from bayeslim.metrics import Classification, Regression
 from bayeslim.noise import kept_random_state
 from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
-from bayeslim.types import device_of, split_batch, to_device
+from bayeslim.types import chosen_device, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -126,8 +127,9 @@ def fit(
         seed: makes the run repeat, bit for bit on a CPU, and leaves the global random state as it was.
         progress: show a progress bar.
     """
-    if epochs < 1 or accumulate < 1:
-        raise ValueError(f"epochs and accumulate must be at least 1. Got {epochs} and {accumulate}.")
+    counts: tuple[Any, ...] = (epochs, accumulate)
+    if any(not isinstance(count, Integral) or int(count) < 1 for count in counts):
+        raise ValueError(f"epochs and accumulate must be whole numbers, at least 1. Got {epochs!r} and {accumulate!r}.")
     if patience is not None and validate is None:
         raise ValueError("patience needs validate=..., a loader to measure on.")
     factor = lr_schedule if callable(lr_schedule) else LR_SCHEDULES.get(lr_schedule)
@@ -136,7 +138,7 @@ def fit(
     batches = _length(loader)
     num_data = _num_data(bnn, loader)
     if device is not None:
-        bnn.to("cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device)
+        bnn.to(chosen_device(device))
     rank, world = _rank_and_world()
     bnn.num_data = num_data
     bnn.steps_per_epoch = math.ceil(batches / accumulate)

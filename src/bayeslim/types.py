@@ -149,6 +149,17 @@ def batch_size(inputs: Inputs) -> int:
     raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}.{hint}")
 
 
+def chosen_device(device: torch.device | str) -> torch.device:
+    """The device that is meant by its name; "auto" is a GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        known = '"auto", or a device of torch, such as "cpu" or "cuda:0"'
+        raise ValueError(f"device must be {known}. Got {device!r}.") from error
+
+
 def device_of(model: nn.Module) -> torch.device:
     """The device a model lives on: that of its first parameter or buffer, else the CPU."""
     waiting: list[nn.Module | None] = [model]
