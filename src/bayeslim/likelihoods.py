@@ -75,6 +75,7 @@ class Categorical(Likelihood):
 
     Args:
         class_dim: the dimension of the outputs that holds the classes: −1 for (B, ..., C), 1 for images (B, C, H, W).
+            Predicted probabilities have them last, (B, H, W, C), either way.
         ignore_index: targets with this value (padding) contribute nothing.
     """
 
