@@ -218,11 +218,13 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
 
     least = left(ranking.limit)
     if least > target:
-        extreme = "most" if budget.goal == "sparsity" else "least"
-        best = f"the {extreme} that can be reached is {_shown(budget, least, items, bnn)}"
+        reached = _shown(budget, least, items, bnn)
         if ranking.blocked:
-            raise EmptyLayer(_emptied(budget, ranking, best[0].upper() + best[1:]))
-        raise ValueError(f"{budget} cannot be met: {best}. Protect less, or ask for less.")
+            raise EmptyLayer(_emptied(budget, ranking, f"In the order of their scores, weights can go to {reached}"))
+        extreme = "most" if budget.goal == "sparsity" else "least"
+        raise ValueError(
+            f"{budget} cannot be met: the {extreme} that can be reached is {reached}. Protect less, or ask for less."
+        )
     return fewest(left, target, ranking.gone, ranking.limit)
 
 
