@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="+", choices=list(bl.recipes.RECIPES), default=list(bl.recipes.RECIPES))
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--epochs", type=int, help="of every recipe, for a quick look")
     parser.add_argument("--no-magnitude", action="store_true", help="leave out magnitude, for a quick look")
     parser.add_argument("--device", default="cpu")

@@ -87,11 +87,15 @@ def test_the_result_is_made_of_the_users_modules_where_their_forward_allows_it(n
 
 
 class Padded(nn.Module):
-    """Attention that does not look at padding, alone or in a transformer; the mask is given, or made of the tokens."""
+    """Attention that does not look at padding, alone or in a transformer; the mask is given, or made of the tokens.
 
-    def __init__(self, deep: bool, given: bool):
+    If it is causal, it does not look ahead either: two masks are added up.
+    """
+
+    def __init__(self, deep: bool, given: bool, causal: bool):
         super().__init__()
         self.given = given
+        self.register_buffer("ahead", torch.ones(7, 7).triu(1).bool() if causal else None)
         self.embed = nn.Embedding(20, 16)
         layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True)
         attention = nn.MultiheadAttention(16, 4, batch_first=True)
@@ -101,15 +105,19 @@ class Padded(nn.Module):
     def forward(self, tokens, mask=None):
         mask, x = mask if self.given else tokens == 0, self.embed(tokens)
         if isinstance(self.mix, nn.TransformerEncoder):
-            return self.head(self.mix(x, src_key_padding_mask=mask).masked_fill(mask[..., None], 0).mean(1))
-        return self.head((x + self.mix(x, x, x, key_padding_mask=mask, need_weights=False)[0]).mean(1))
+            return self.head(
+                self.mix(x, self.ahead, mask, self.ahead is not None).masked_fill(mask[..., None], 0).mean(1)
+            )
+        mixed, _ = self.mix(x, x, x, key_padding_mask=mask, need_weights=False, attn_mask=self.ahead)
+        return self.head((x + mixed).mean(1))
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["attention", "transformer"])
 @pytest.mark.parametrize("given", [False, True], ids=["mask of tokens", "mask given"])
-def test_heads_go_from_attention_with_a_padding_mask(deep, given):
+@pytest.mark.parametrize("causal", [False, True], ids=["looks ahead", "causal"])
+def test_heads_go_from_attention_with_a_padding_mask(deep, given, causal):
     torch.manual_seed(0)
-    model = Padded(deep, given).eval()
+    model = Padded(deep, given, causal).eval()
     tokens = torch.randint(1, 20, (6, 7))
     tokens[:, 5:] = 0
     x = (tokens, tokens == 0) if given else tokens

@@ -18,7 +18,8 @@ from torch import Tensor, fx
 from bayeslim.compact.contraction import contract, place
 from bayeslim.compact.identity import Contraction, Identities, Product, rule
 from bayeslim.compact.labels import varying
-from bayeslim.compact.ops import Call
+from bayeslim.compact.ops import MOVEMENT, Call
+from bayeslim.compact.trace import op_name
 
 
 @rule("matmul", "mm", "bmm")
@@ -110,6 +111,31 @@ def _attention(walk: Identities, call: Call) -> Any:
         _over_channels(walk, call, (call.nodes["query"], call.nodes["key"]), (-1, -1), q.select(-2, 0), k.select(-2, 0))
     v = walk.labels.unite_along(v, [rank - 2])
     return v.narrow(-2, 0, 1).expand(call.result.shape)
+
+
+@rule("expand")
+def _expanded(walk: Identities, call: Call) -> Any:
+    """A mask that is the same for all heads is copied for each, and the copies go with their heads."""
+    source, shape = call.nodes["self"], call.result.shape
+    if source not in walk.of or not _is_mask(call.node):
+        return walk.moved(call)
+    labels = walk.read(source)
+    grown = [dim for dim, size in enumerate(labels[(None,) * (len(shape) - labels.ndim)].shape) if size < shape[dim]]
+    if len(grown) != 1 or grown[0] == 0 or not walk.labels.all_frozen(labels):
+        return walk.moved(call)
+    walk.copied.add(call.node)
+    return place(walk.labels.mint(shape[grown[0]]), grown[0], shape)
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Whether attention takes it as a mask, moved or added to another."""
+    for user in node.users:
+        name = op_name(user)
+        if name == "scaled_dot_product_attention" and node in (*user.args[3:4], user.kwargs.get("attn_mask")):
+            return True
+        if (name in MOVEMENT or name in ("clone", "add")) and _is_mask(user):
+            return True
+    return False
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")

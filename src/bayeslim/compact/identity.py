@@ -169,7 +169,7 @@ class Identities(Walker):
         if call.name in RULES:
             return RULES[call.name](self, call)
         if call.name in MOVEMENT:
-            return self._moved(call)
+            return self.moved(call)
         if call.name in INDEXING:
             source = call.nodes["self"]
             self.scalars.update({node: self.env[node] for node in call.operands if node is not source})
@@ -189,29 +189,14 @@ class Identities(Walker):
             return _like(call.result, lambda part: after_mixing(found, dims, part.shape))
         return self.unknown(call, f"{call.name} is not understood")
 
-    def _moved(self, call: Call) -> Any:
+    def moved(self, call: Call) -> Any:
+        """The labels of a movement: it is run on those of what it moves."""
         known = [node for node in call.operands if self.known(node)]
         if len(known) == 1 and known[0] in self._coordinates and isinstance(call.result, Tensor):
             name, grid = self._coordinates[known[0]]
             self._coordinates[call.node] = name, [settle(self._run(call, known[0], axis)) for axis in grid]
             return None
-        if (
-            call.name == "expand"
-            and len(known) == 1
-            and (copies := self._copies(call, self.read(known[0]))) is not None
-        ):
-            return copies
         return move(call.node, lambda node: self.read(node) if node in known else self.scalar(node))
-
-    def _copies(self, call: Call, labels: Tensor) -> Tensor | None:
-        """Labels of their own for the copies of what stays whole, along one dimension that is not the batch."""
-        shape = call.result.shape
-        grown = [d for d, size in enumerate(_aligned(labels, len(shape)).shape) if size < shape[d]]
-        if len(grown) != 1 or grown[0] == 0 or not self.labels.all_frozen(labels):
-            return None
-        self.copied.add(call.node)
-        copies = self.labels.mint(shape[grown[0]])
-        return copies.view([-1 if d == grown[0] else 1 for d in range(len(shape))]).expand(shape)
 
     def _run(self, call: Call, source: fx.Node, labels: Tensor) -> Any:
         return move(call.node, lambda node: labels if node is source else self.scalar(node))

@@ -55,7 +55,7 @@ class Reference:
         example = to_device(example, device_of(network))
         first, second = (tensors_in(run_example(network, example)) for _ in range(2))
         _check(network, first, second)
-        self._inputs = [example, *(inputs for inputs in _like(example) if takes(network, inputs))]
+        self._inputs = [example, *(inputs for inputs in _like(example) if _has_an_answer(network, inputs))]
         self._answers: dict[bool, list[list[Tensor]]] = {}
 
     def allow_folded(self, dtype: torch.dtype) -> None:
@@ -80,6 +80,11 @@ class Reference:
             network = _in_double(self._network) if double else self._network
             self._answers[double] = [tensors_in(run_example(network, _cast(inputs, double))) for inputs in self._inputs]
         return self._answers[double]
+
+
+def _has_an_answer(network: nn.Module, inputs: Inputs) -> bool:
+    """Whether a network runs on inputs, and what it gives is finite: not so if, say, all of a sequence is masked."""
+    return takes(network, inputs) and all(bool(x.isfinite().all()) for x in tensors_in(run_example(network, inputs)))
 
 
 def _check(network: nn.Module, first: list[Tensor], second: list[Tensor]) -> None:
