@@ -12,9 +12,20 @@ import torch
 from scipy import stats
 
 from bayeslim import noise
-from bayeslim.noise import ALONE, CHUNK, SMALL, standard_normal, standard_normal_like, standard_normals_like
+from bayeslim.noise import (
+    ALONE,
+    BEYOND,
+    CHUNK,
+    EDGE,
+    MANY,
+    PARTS,
+    SMALL,
+    standard_normal,
+    standard_normal_like,
+    standard_normals_like,
+)
 
-SIZES = [1, SMALL - 1, SMALL, ALONE, ALONE + 1, 5 * CHUNK + 7]
+SIZES = [1, SMALL - 1, SMALL, MANY - 1, MANY, ALONE, ALONE + 1, 5 * CHUNK + 7]
 """Torch's own generator, both sides of the switches, and several chunks with a ragged end."""
 
 
@@ -40,37 +51,44 @@ def test_is_standard_normal(size, dtype):
         assert (draws**power).mean() == pytest.approx(moment, abs=5 * (variance / size) ** 0.5)
 
 
-@pytest.mark.parametrize("size", [SMALL, 200_003])
-def test_rough_noise_is_nearly_standard_normal(size):
-    draws = standard_normal_like(torch.empty(size), generator=seeded(0), rough=True)
-    assert stats.kstest(draws.double().numpy(), "norm").pvalue > 1e-3
-    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
-        assert (draws.double() ** power).mean() == pytest.approx(moment, abs=5 * (variance / size) ** 0.5)
-    neighbours = torch.corrcoef(torch.stack([draws[:-1], draws[1:]]).double())[0, 1]
-    assert neighbours.abs() < 5 / size**0.5  # four values come from one random word
+def test_values_of_one_random_word_are_independent():
+    draws = standard_normal((200_003,), generator=seeded(0)).double()
+    neighbours = torch.corrcoef(torch.stack([draws[:-1], draws[1:]]))[0, 1]
+    assert neighbours.abs() < 5 / len(draws) ** 0.5  # four values come from one random word
 
 
-def test_the_values_that_rough_noise_chooses_from():
-    values = torch.from_numpy(noise._means_of_parts()).double()
-    assert len(values) == 2**16
-    assert (values.diff() > 0).all()
-    torch.testing.assert_close(values, -values.flip(0))
-    assert values.square().mean() == pytest.approx(1, abs=1e-7)
-    assert (values**4).mean() == pytest.approx(2.9998, abs=1e-4)
-    # each lies between the quantiles that it stands for
-    edges = torch.special.ndtri(torch.linspace(0, 1, 2**16 + 1, dtype=torch.float64))
-    inside = slice(100, -100)  # in the tails parts are wider than the values' rounding
-    assert ((values > edges[:-1] - 1e-6) & (values < edges[1:] + 1e-6))[inside].all()
-    assert values.max() == pytest.approx(
-        stats.norm.expect(lambda z: z, lb=stats.norm.isf(2**-16), conditional=True), rel=1e-5
-    )
+@pytest.mark.parametrize("beyond", [2.0, 2.999, 3.0, 3.2, 3.5, 4.0, 4.5])
+def test_tails_have_their_probability_on_both_sides(beyond):
+    """By ten million values, of sizes on both sides of a chunk, and at every place of them alike."""
+    generator, size, calls = seeded(1), CHUNK + 5, 300
+    draws = torch.stack([standard_normal((size,), generator=generator) for _ in range(calls)])
+    expected = stats.norm.sf(beyond) * draws.numel()
+    for side in (draws > beyond, draws < -beyond):
+        assert int(side.sum()) == pytest.approx(expected, abs=5 * expected**0.5)
+        where = side.sum(0)[: CHUNK // 8 * 8].view(8, -1).sum(1).double()
+        assert ((where - where.mean()).abs() < 5 * where.mean().sqrt() + 1).all()
+    both = torch.corrcoef(torch.stack([(draws > beyond).double().flatten(), (draws < -beyond).double().flatten()]))
+    assert both[0, 1].abs() < 5 / draws.numel() ** 0.5 + expected / draws.numel()
 
 
-def test_double_precision_is_never_rough():
-    like = torch.empty(2 * ALONE, dtype=torch.float64)
-    assert torch.equal(
-        standard_normal_like(like, generator=seeded(0), rough=True), standard_normal_like(like, generator=seeded(0))
-    )
+def test_the_values_that_are_chosen_from():
+    parts = torch.from_numpy(noise._means_of_parts()).double()
+    tails = torch.from_numpy(noise._means_of_tails()).double()
+    assert len(parts) == len(tails) == PARTS
+    assert (parts.diff() > 0).all()
+    torch.testing.assert_close(parts, -parts.flip(0))
+    assert torch.equal(tails.sort().values, (-tails).sort().values)
+    assert parts.abs().max() < EDGE < tails.abs().min()
+    # each lies between the quantiles that it stands for, up to the rounding of single precision
+    for values, low, high in ((parts, BEYOND / 2, 1 - BEYOND / 2), (tails[: PARTS // 2], 0.0, BEYOND / 2)):
+        edges = stats.norm.ppf(torch.linspace(low, high, len(values) + 1, dtype=torch.float64))
+        assert (values.numpy() > edges[:-1] - 1e-6).all()
+        assert (values.numpy() < edges[1:] + 1e-6).all()
+    for power, moment, error in ((1, 0, 1e-9), (2, 1, 6e-9), (3, 0, 1e-9), (4, 3, 7e-7), (6, 15, 5e-5)):
+        found = (1 - BEYOND) * (parts**power).mean() + BEYOND * (tails**power).mean()
+        assert found == pytest.approx(moment, abs=error)
+    outermost = stats.norm.isf(BEYOND / PARTS)
+    assert tails.max() == pytest.approx(stats.norm.expect(lambda z: z, lb=outermost, conditional=True), rel=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)

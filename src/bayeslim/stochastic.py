@@ -133,7 +133,7 @@ class _LocalLinear(torch.autograd.Function):
             output = F.linear(x, weight, bias)
             # 2 √v, for d√v = dv / (2 √v); the product itself adds and multiplies.
             twice = torch.addmm(_four_tiny(x), squares, variance.mT, alpha=4).sqrt_()
-        noise = standard_normal_like(output, rough=True)
+        noise = standard_normal_like(output)
         output.addcmul_(twice, noise, value=0.5)
         ctx.save_for_backward(x, squares, weight, variance, noise.div_(twice))
         return output
@@ -169,7 +169,7 @@ class _Local(_Noisy):
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
         std = variance.add_(TINY).sqrt_()
-        return mean.add_(std.to(mean.dtype) * standard_normal_like(mean, rough=True))
+        return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
 
 class _Flipout(_Noisy):

@@ -85,6 +85,30 @@ def test_export_by_shape_or_data(tmp_path, fitted, capsys):
     assert (tmp_path / "four.pt2").exists()
 
 
+def test_a_pruned_network_is_exported_without_its_units(tmp_path, fitted, capsys):
+    words = ("--sparsity", 0.5, "--data", "digits", "--granularity", "unit", "--steps", 1)
+    assert call("prune", fitted, "--out", tmp_path / "pruned", *words) == 0
+    for source, name in ((fitted, "whole"), (tmp_path / "pruned", "slim")):
+        assert call("export", source, "--to", tmp_path / f"{name}.pt2", "--data", "digits") == 0
+    whole, slim = (torch.export.load(tmp_path / f"{name}.pt2") for name in ("whole", "slim"))
+    sizes = [sum(tensor.numel() for tensor in program.state_dict.values()) for program in (whole, slim)]
+    assert sizes[1] < 0.65 * sizes[0]
+    x = bl.data.load("digits").test_x
+    torch.testing.assert_close(slim.module()(x), bl.load(tmp_path / "pruned").mean_network()(x), atol=1e-4, rtol=1e-4)
+
+
+def test_a_network_that_cannot_be_traced_is_exported_whole(tmp_path, fitted, monkeypatch):
+    assert call("prune", fitted, "--out", tmp_path / "pruned", "--sparsity", 0.5) == 0
+
+    def refuse(*args, **kwargs):
+        raise bl.errors.UnsupportedModel("It cannot be traced.")
+
+    monkeypatch.setattr("bayeslim.cli.parts.compact", refuse)
+    with pytest.warns(bl.errors.BayeslimWarning, match="in the file all the same: It cannot be traced"):
+        assert call("export", tmp_path / "pruned", "--to", tmp_path / "whole.pt2", "--shape", "1x8x8") == 0
+    assert (tmp_path / "whole.pt2").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

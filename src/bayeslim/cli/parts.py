@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.cli.calls import BadSetting
 from bayeslim.cli.config import FILE, Settings, budget
 from bayeslim.cli.networks import saved_network
 from bayeslim.cli.sources import Loaders, data_by_name
+from bayeslim.compact.restricted import NotRestrictable
+from bayeslim.errors import BayeslimWarning, UnsupportedModel
 from bayeslim.export import Exported
 from bayeslim.export import export as export_network
-from bayeslim.prune import Plan
+from bayeslim.prune import Plan, compact
 from bayeslim.prune import plan as make_plan
 from bayeslim.prune import prune as prune_network
 from bayeslim.report import report
@@ -79,9 +83,19 @@ def export_folder(
         loaders = _loaders(data, {})
         assert loaders is not None
         example = loaders.example
-    if isinstance(found, Bayesian) and samples is None:
-        found = found.mean_network()
+    if isinstance(found, Bayesian):
+        found = _what_is_left(found, example, draws=samples is not None)
     return export_network(found, to, example=example, samples=samples, sparse=sparse, int8=int8)
+
+
+def _what_is_left(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
+    """The mean network, or one to draw from, without the units that were cut; whole, where these cannot go."""
+    if bnn.masks:
+        try:
+            return compact(bnn, example, bayesian=draws)
+        except (UnsupportedModel, NotRestrictable) as reason:
+            warnings.warn(f"Units that were cut are in the file all the same: {reason}", BayeslimWarning, stacklevel=2)
+    return bnn if draws else bnn.mean_network()
 
 
 def report_run(run: Path, to: Path | None, title: str | None) -> Path:
