@@ -272,9 +272,9 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
     whole = module._abreast(bnn.model, particles.values, range(8), lambda: iter([x]))
     at_once = []
 
-    def recorded(model, stack, inputs):
+    def recorded(model, stack, inputs, chain):
         at_once.append(len(stack["0.weight"]))
-        return outputs_abreast(model, stack, inputs)
+        return outputs_abreast(model, stack, inputs, chain)
 
     monkeypatch.setattr(module, "outputs_abreast", recorded)
     monkeypatch.setattr(module, "ACTIVATIONS", {"cpu": 3 * 64 * 5})

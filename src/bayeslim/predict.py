@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from functools import singledispatch
 from numbers import Integral
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from bayeslim.blas import by_blas, products_of
 from bayeslim.errors import ShapeMismatch
 from bayeslim.loaders import check_inputs
 from bayeslim.methods.abreast import dense_width, outputs_abreast
+from bayeslim.methods.chain import Chain, chain_of
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
@@ -49,6 +51,9 @@ called abreast. A CPU is quickest with what stays in its caches; a GPU wants as 
 
 NARROW = 64
 """Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
+
+_chains: WeakKeyDictionary[Particles, Chain] = WeakKeyDictionary()
+"""Particles ready to be called."""
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
 
@@ -167,10 +172,20 @@ def _(
     if how == "mean":
         return _passes(bnn.model, [bnn.method.one_network(bnn)], batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-    outputs = _abreast(bnn.model, posterior.values | posterior.buffers, chosen, batches)
+    outputs = _abreast(bnn.model, posterior.values | posterior.buffers, chosen, batches, posterior)
     if outputs is not None:
         return outputs
     return _passes(bnn.model, (posterior.particle(k) | posterior.buffers_of(k) for k in chosen), batches)
+
+
+def _kept_chain(particles: Particles, model: nn.Module, stack: Params) -> Chain | None:
+    """All particles as one chain, which is kept for the next prediction if it lasts."""
+    chain = _chains.get(particles)
+    if chain is None or not chain.is_of(model, stack):
+        chain = chain_of(model, stack)
+        if chain is not None and chain.lasts:
+            _chains[particles] = chain
+    return chain
 
 
 def _of_stack(model: nn.Module, stack: Params, batches: Batches) -> Tensor:
@@ -191,10 +206,13 @@ def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> T
     return torch.stack(outputs)
 
 
-def _abreast(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches) -> Tensor | None:
+def _abreast(
+    model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches, particles: Particles | None = None
+) -> Tensor | None:
     """The outputs of networks out of a stack, (S, N, ...), as many at once as stay within bounds of memory.
 
-    None for networks that are not to be called so, for one alone, and where bounds leave room for no more.
+    None for networks that are not to be called so, for one alone, and where bounds leave room for no more. The stack
+    may be that of all particles.
     """
     width = dense_width(model)  # of all layers, as those that are not random give an output for each of them, too
     if not width or len(chosen) < 2:
@@ -208,9 +226,13 @@ def _abreast(model: nn.Module, stack: Params, chosen: Sequence[int], batches: Ba
     with by_blas() if width > NARROW else nullcontext():
         for start in range(0, len(chosen), step):
             some = _taken(stack, chosen[start : start + step])
+            if particles is not None and some is stack:
+                chain = _kept_chain(particles, model, stack)
+            else:
+                chain = chain_of(model, some)
             each: list[Tensor] = []
             for x in batches():
-                if (values := outputs_abreast(model, some, x)) is None:
+                if (values := outputs_abreast(model, some, x, chain)) is None:
                     return None
                 each.append(values)
             outputs.append(each[0] if len(each) == 1 else torch.cat(each, 1))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import importlib
+import weakref
 
 import pytest
 import torch
@@ -413,6 +416,67 @@ def test_networks_kept_in_another_precision_are_called_abreast_in_their_own(dtyp
     for k in range(5):
         alone = functional_call(model, {name: value[k].float() for name, value in stack.items()}, (x,))
         torch.testing.assert_close(found[k], alone)
+
+
+@pytest.fixture
+def kept():
+    """Particles whose chain is kept, with a function that says what each network says alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 1))
+    bnn = bl.bayesianize(model, bl.DeepEnsemble(4), likelihood=bl.likelihoods.Gaussian())
+    stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
+    bnn.state["posterior"] = bl.posteriors.Particles(stack)
+    x = torch.randn(7, 2, 3)
+
+    def check(x=x, members=4, samples=None):
+        posterior = bnn.posterior_
+        own = next(bnn.model.parameters())
+        for k, outputs in zip(posterior.spread(members), bl.predict(bnn, x.to(own), samples).samples, strict=True):
+            alone = {name: value[k].to(own) for name, value in posterior.values.items()}
+            torch.testing.assert_close(outputs, functional_call(bnn.model, alone, (x.to(own),)))
+
+    check()
+    return bnn, check
+
+
+def test_a_kept_chain_sees_what_changes_in_place(kept):
+    bnn, check = kept
+    bnn.posterior_.values["1.weight"].mul_(2)
+    bnn.posterior_.values["5.bias"].add_(1)
+    check()
+    check(torch.randn(300, 2, 3))
+    check(members=2, samples=2)
+    check()
+
+
+def test_a_kept_chain_is_made_anew_for_other_tensors_layers_and_precisions(kept):
+    bnn, check = kept
+    bnn.posterior_.values["3.weight"] = torch.randn(4, 5, 8)
+    check()
+    bnn.model[2] = nn.Sigmoid()
+    check()
+    bnn.double()
+    check()
+    bnn.state["posterior"] = bl.posteriors.Particles({n: v.bfloat16() for n, v in bnn.posterior_.values.items()})
+    check()
+    bnn.posterior_.values["1.weight"].mul_(2)  # what had to be converted is not kept
+    check()
+    bnn.model[1].register_forward_hook(lambda module, args, output: output + 1)
+    check()
+    copied = copy.deepcopy(bnn)
+    copied.posterior_.values["1.weight"].zero_()
+    check()
+
+
+def test_a_chain_keeps_no_particles_alive(kept):
+    bnn, _ = kept
+    chains = importlib.import_module("bayeslim.predict")._chains
+    posterior, weight = weakref.ref(bnn.posterior_), weakref.ref(bnn.posterior_.values["1.weight"])
+    assert posterior() in chains
+    bnn.state["posterior"] = bl.posteriors.Particles({"1.weight": torch.randn(2, 8, 6)})
+    gc.collect()
+    assert posterior() is None
+    assert weight() is None
 
 
 def test_tied_networks_abreast():

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from bayeslim.blas import IS_ARM
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.methods.chain import ELEMENTWISE, FEW, Chain, chain_of
 from bayeslim.posteriors.particles import stacked, tensors_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, Params, batch_size, call
@@ -24,18 +24,11 @@ from bayeslim.types import Inputs, Params, batch_size, call
 SKELETON = "skeleton."
 """What comes before a parameter's own name in the stack."""
 
-_ELEMENTWISE = frozenset({
-    nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
-})  # fmt: skip
-_TOGETHER = _ELEMENTWISE | {
+_TOGETHER = ELEMENTWISE | {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
     nn.BatchNorm1d, nn.Softmax, nn.LogSoftmax,
 }  # fmt: skip
-_CHAINED = _ELEMENTWISE | {nn.Linear, nn.Flatten}
 _MOST_WEIGHTS = {"cpu": 100_000, "cuda": 1_000_000}
-_FEW = 2**8
-"""Of how many inputs calls take longer than what they compute."""
 
 
 def is_faster(model: nn.Module) -> bool:
@@ -66,7 +59,7 @@ def dense_width(model: nn.Module) -> int:
     return widest
 
 
-def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor | None:
+def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs, chain: Chain | None = None) -> Tensor | None:
     """The outputs of S networks on the same inputs, (S, B, ...), in evaluation mode; None where that would be slower.
 
     A chain of linear layers takes less time for any number of inputs than network after network, as the first product
@@ -76,85 +69,18 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs) -> Tensor |
         model: their architecture, which has a `dense_width`.
         stack: the parameters and buffers of all of them, (S, *shape) by name, in any precision and on any device.
         inputs: (B, ...).
+        chain: of these, if there is one that is known.
     """
-    if type(model) is nn.Sequential and isinstance(inputs, Tensor):
-        outputs = _layer_by_layer(model, stack, inputs)
+    chain = chain or chain_of(model, stack)
+    if chain is not None and isinstance(inputs, Tensor):
+        outputs = chain(inputs)
         if outputs is not None:
             return outputs
-    if batch_size(inputs) > _FEW:
+    if batch_size(inputs) > FEW:
         return None
     own = tensors_of(model)
     fitting = {name: value.to(own[name]) for name, value in stack.items()}
     return vmap(lambda tensors: call(model, inputs, tensors))(fitting)
-
-
-def _layer_by_layer(model: nn.Sequential, stack: Params, x: Tensor) -> Tensor | None:
-    """The same without `vmap`, which takes longer than small networks themselves; None where a layer is not known.
-
-    As soon as networks have values of their own, these are (S, features, B): products take and give them as they are.
-    """
-    layers: Any = model._modules
-    kinds = [kind if (kind := type(layer)) in _CHAINED else plain_type(layer) for layer in layers.values()]
-    if not _CHAINED.issuperset(kinds):
-        return None
-    apart, unread = False, len(stack)
-    for kind, (name, layer) in zip(kinds, layers.items(), strict=True):
-        if kind is nn.Linear:
-            own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
-            weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
-            unread -= (weight is not None) + (bias is not None)
-            if weight is None or (bias is None and own["bias"] is not None):
-                if _has_ties(model):
-                    return None  # tied weights are in the stack under one of their names
-                if weight is None and bias is None and not apart:
-                    x = layer(x)
-                    continue
-                members = len(next(iter(stack.values())))
-                weight = _of_all(weight, own["weight"], members)
-                bias = None if own["bias"] is None else _of_all(bias, own["bias"], members)
-            if x.ndim != 2 + apart:
-                return None
-            bias = None if bias is None else _fitting(bias, own["bias"])
-            x, apart = _linear_abreast(x, _fitting(weight, own["weight"]), bias), True
-        elif kind is nn.ReLU and apart:
-            x = x.relu_()
-        elif kind is nn.Flatten:
-            if layer.start_dim != 1:
-                return None
-            x = x if x.ndim == 2 + apart else layer(x)
-        else:
-            x = layer(x)
-    return x.mT.contiguous() if apart and not unread else None
-
-
-def _of_all(values: Tensor | None, own: Tensor, members: int) -> Tensor:
-    """A parameter of every network, (S, *shape): the model's own, if they have none."""
-    return own.expand(members, *own.shape) if values is None else values
-
-
-def _fitting(values: Tensor, own: Tensor) -> Tensor:
-    """In the precision and on the device of the model's own; `to` would take longer to see that both agree."""
-    return values if values.dtype == own.dtype and values.device == own.device else values.to(own)
-
-
-def _has_ties(model: nn.Module) -> bool:
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return len(set(model.parameters())) < len(names)
-
-
-def _linear_abreast(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of x for all, (B, I), or of one x for each, (S, I, B), by weights (S, O, I) and biases (S, O): (S, O, B)."""
-    if x.ndim == 3:
-        return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, x)
-    members, outputs, inputs = weight.shape
-    joint, x = weight.reshape(-1, inputs), x.mT  # one product of matrices
-    if bias is None:
-        values = joint @ x
-    elif IS_ARM or x.shape[1] > _FEW:
-        values = torch.addmm(bias.reshape(-1, 1), joint, x)
-    else:  # on other CPUs `addmm` takes longer with several threads
-        values = (joint @ x).add_(bias.reshape(-1, 1))
-    return values.view(members, outputs, -1)
 
 
 class Abreast(nn.Module):
