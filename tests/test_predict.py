@@ -281,7 +281,7 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
     found = module._abreast(bnn.model, particles.values, range(8), lambda: iter([x]))
     torch.testing.assert_close(found, whole)
     assert at_once == [3, 3, 2]
-    monkeypatch.setattr(module, "ACTIVATIONS", {"cpu": 2 * 64 * 5 - 1})
+    monkeypatch.setattr(module, "BUSY", {"cpu": 64 * 5 - 1})
     assert module._abreast(bnn.model, particles.values, range(8), lambda: iter([x])) is None
     torch.testing.assert_close(module._of_stack(bnn.model, particles.values, lambda: iter([x])), whole)
 

@@ -45,9 +45,12 @@ LEAST, MOST = 2**10, 2**14
 NUMBERS = {"cpu": 2**20, "cuda": 2**23}
 """As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
 
-WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**24}
+WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**26}
 """How many weights networks may have that are drawn together, and how many numbers a layer may give of those that are
 called abreast. A CPU is quickest with what stays in its caches; a GPU wants as much as keeps it busy."""
+
+BUSY = {"cpu": 2**21, "cuda": 5_500_000}
+"""Networks of which a layer gives more numbers are as quick one after the other."""
 
 NARROW = 64
 """Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
@@ -211,17 +214,17 @@ def _abreast(
 ) -> Tensor | None:
     """The outputs of networks out of a stack, (S, N, ...), as many at once as stay within bounds of memory.
 
-    None for networks that are not to be called so, for one alone, and where bounds leave room for no more. The stack
-    may be that of all particles.
+    None for networks that are not to be called so, for one alone, and those that are as quick alone. The stack may
+    be that of all particles.
     """
     width = dense_width(model)  # of all layers, as those that are not random give an output for each of them, too
     if not width or len(chosen) < 2:
         return None
     most = batch_size(next(batches()))  # a loader's first batch is as large as any
-    at_once = ACTIVATIONS.get(_any(stack).device.type, ACTIVATIONS["cpu"])
-    step = at_once // (width * most)
-    if step < 2:
+    device = "cuda" if _any(stack).is_cuda else "cpu"
+    if width * most > BUSY[device]:
         return None
+    step = ACTIVATIONS[device] // (width * most)
     outputs = []
     with by_blas() if width > NARROW else nullcontext():
         for start in range(0, len(chosen), step):
