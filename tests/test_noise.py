@@ -150,6 +150,15 @@ def test_like_keeps_the_device():
     assert standard_normal_like(torch.empty(100, 100, device="meta")).device.type == "meta"
 
 
+def test_another_default_device_is_of_no_account():
+    expected = standard_normal((MANY,), generator=seeded(0))
+    noise._means_of_parts.cache_clear()
+    noise._means_of_tails.cache_clear()
+    with torch.device("meta"):
+        assert torch.equal(standard_normal((MANY,), generator=seeded(0)), expected)
+        assert standard_normal((SMALL - 1,)).device.type == "cpu"
+
+
 def test_like_does_not_track_gradients():
     assert not standard_normal_like(torch.ones(100, 100, requires_grad=True)).requires_grad
 

@@ -125,8 +125,8 @@ def _begun(
     ours = device.type == "cpu" and dtype in (torch.float32, torch.float64) and shape.numel() >= SMALL
     if not ours or torch.compiler.is_compiling():
         return torch.randn(shape, dtype=dtype, device=device, generator=generator), []
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-    values = torch.empty(shape, dtype=dtype)
+    seed = int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator))
+    values = torch.empty(shape, dtype=dtype, device=device)
     return values, [_Draw(values.numpy().reshape(-1), seed)]
 
 
@@ -212,7 +212,7 @@ def _means_of_tails() -> np.ndarray[Any, Any]:
 
 def _means(low: float, high: float, parts: int) -> Tensor:
     """Of N(0, 1) between two quantiles, in parts of equal probability p: the mean from a to b is (φ(a) − φ(b)) / p."""
-    edges = torch.special.ndtri(torch.linspace(low, high, parts + 1, dtype=torch.float64))
+    edges = torch.special.ndtri(torch.linspace(low, high, parts + 1, dtype=torch.float64, device="cpu"))
     return -torch.exp(-0.5 * edges.square()).diff() / math.sqrt(2 * math.pi) * parts / (high - low)
 
 
