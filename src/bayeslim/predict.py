@@ -23,7 +23,7 @@ from bayeslim.blas import by_blas, products_of
 from bayeslim.errors import ShapeMismatch
 from bayeslim.loaders import check_inputs
 from bayeslim.methods.abreast import dense_width, outputs_abreast
-from bayeslim.methods.chain import Chain, chain_of
+from bayeslim.methods.chain import Chain, chain_of, fused_pass
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.posteriors.particles import tensors_of
@@ -200,11 +200,12 @@ def _of_stack(model: nn.Module, stack: Params, batches: Batches) -> Tensor:
 def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
     """The outputs of networks with these weights, one after the other, (S, N, ...)."""
     outputs = []
+    fused = fused_pass(model) if device_of(model).type == "cuda" and dense_width(model) else None
     with lent(model) as own, products_of(model):
         for network in networks:
             for name, value in network.items():
                 own[name].data = value.to(own[name])
-            each = [call(model, x) for x in batches()]
+            each = [fused(x) if fused and isinstance(x, Tensor) else call(model, x) for x in batches()]
             outputs.append(each[0] if len(each) == 1 else torch.cat(each))
     return torch.stack(outputs)
 
