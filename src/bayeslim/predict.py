@@ -200,7 +200,8 @@ def _of_stack(model: nn.Module, stack: Params, batches: Batches) -> Tensor:
 def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
     """The outputs of networks with these weights, one after the other, (S, N, ...)."""
     outputs = []
-    fused = fused_pass(model) if device_of(model).type == "cuda" and dense_width(model) else None
+    on_gpu = device_of(model).type == "cuda" and not torch.is_autocast_enabled("cuda")
+    fused = fused_pass(model) if on_gpu and dense_width(model) else None
     with lent(model) as own, products_of(model):
         for network in networks:
             for name, value in network.items():
