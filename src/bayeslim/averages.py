@@ -14,6 +14,8 @@ LOWEST = -1e4
 """Logits are raised to this far below the largest one: their exponential is zero, and zero times it is zero too."""
 FEW = 2**10
 """Of how many values calls take longer than what they compute."""
+SOME = 2**13
+"""Of how many values of classes bringing them to the front takes longer than it saves."""
 
 
 def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +48,7 @@ def _softmax_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def class_averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of class probabilities, (S, ..., C), over draws: mean, variance, the mean's entropy, and the mean entropy."""
-    return _in_few_calls(logits) if logits.is_cuda else _along_memory(logits)
+    return _in_few_calls(logits) if logits.is_cuda or logits.numel() <= SOME else _along_memory(logits)
 
 
 def _in_few_calls(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

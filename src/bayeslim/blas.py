@@ -1,8 +1,8 @@
 """Matrix products on ARM CPUs.
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
-several times as long as the product itself, and a tenth longer of many. BLAS gets along without. Convolutions and
-recurrent layers are better off with oneDNN.
+several times as long as the product itself, and a tenth longer of many. BLAS gets along without. Convolutions are
+better off with oneDNN but for a few images, and recurrent layers always.
 """
 
 from __future__ import annotations
@@ -11,18 +11,28 @@ import platform
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from bayeslim.types import modules_of
 
 IS_ARM = platform.machine() == "aarch64"
+NARROW = 64
+"""Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
+FEW, SMALL = 4, 2**16
+"""Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
 
 
 def products_of(model: nn.Module) -> AbstractContextManager[None]:
     """Passes of a network inside go by BLAS, if all that it multiplies are matrices in full precision."""
     helps = IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model)
     return by_blas() if helps else nullcontext()
+
+
+def convolution_of(x: Tensor, weight: Tensor, groups: int) -> AbstractContextManager[None]:
+    """A convolution inside goes by BLAS where that is quicker: up to four times, of one image and few channels."""
+    few = groups == 1 and x.ndim == 4 and x.shape[0] <= (FEW if weight.numel() <= SMALL else 1)
+    return by_blas() if IS_ARM and few and x.is_cpu and x.dtype == torch.float32 else nullcontext()
 
 
 class by_blas:  # noqa: N801 - read as a verb; a generator would take three times as long

@@ -8,7 +8,7 @@ new posteriors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import singledispatch
 from numbers import Integral
 from typing import Any, Literal
@@ -19,14 +19,16 @@ from torch import Tensor, nn
 
 from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
-from bayeslim.blas import by_blas, products_of
+from bayeslim.blas import NARROW, by_blas
 from bayeslim.errors import ShapeMismatch
+from bayeslim.fused import is_plain
 from bayeslim.loaders import check_inputs
 from bayeslim.methods.abreast import dense_width, outputs_abreast
-from bayeslim.methods.chain import Chain, chain_of, fused_pass
+from bayeslim.methods.chain import Chain, chain_of
+from bayeslim.methods.mapped import is_worth_trying, outputs_mapped
 from bayeslim.noise import drawing_from
+from bayeslim.passes import converted, networks_of, passes
 from bayeslim.posteriors import Particles, Posterior
-from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Prediction
 from bayeslim.types import (
     Batches,
@@ -38,6 +40,7 @@ from bayeslim.types import (
     device_of,
     fitting,
     inputs_of,
+    modules_of,
     to_device,
 )
 
@@ -52,8 +55,9 @@ called abreast. A CPU is quickest with what stays in its caches; a GPU wants as 
 BUSY = {"cpu": 2**21, "cuda": 5_500_000}
 """Networks of which a layer gives more numbers are as quick one after the other."""
 
-NARROW = 64
-"""Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
+FEW, MAPS = {"cpu": 2**12, "cuda": 2**20}, {"cpu": 2**17, "cuda": 2**23}
+"""Inputs of how many numbers networks with convolutions are called abreast for, and how many of all networks together
+there may be."""
 
 _chains: WeakKeyDictionary[Particles, Chain] = WeakKeyDictionary()
 """Particles ready to be called."""
@@ -140,7 +144,7 @@ def predictive(
         return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
     stacks = stacks_of(posterior, bnn.model, samples, generator)
     if not dense_width(bnn.model):
-        return _passes(bnn.model, (network for stack in stacks for network in unstacked(stack)), batches)
+        return passes(bnn.model, converted(network for stack in stacks for network in unstacked(stack)), batches)
     return torch.cat([_of_stack(bnn.model, stack, batches) for stack in stacks])
 
 
@@ -173,16 +177,24 @@ def _(
 ) -> Tensor:
     """What every particle says, with its own buffers; "mean" is the network as it stands for them."""
     if how == "mean":
-        return _passes(bnn.model, [bnn.method.one_network(bnn)], batches)
+        return passes(bnn.model, converted([bnn.method.one_network(bnn)]), batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
     outputs = _abreast(bnn.model, posterior.values | posterior.buffers, chosen, batches, posterior)
     if outputs is not None:
         return outputs
-    return _passes(bnn.model, (posterior.particle(k) | posterior.buffers_of(k) for k in chosen), batches)
+
+    def one_by_one() -> Tensor:
+        return passes(bnn.model, networks_of(posterior, chosen, bnn.model), batches)
+
+    if is_worth_trying(bnn.model, posterior, chosen, batches):
+        return outputs_mapped(bnn.model, posterior, batches, one_by_one)
+    return one_by_one()
 
 
-def _kept_chain(particles: Particles, model: nn.Module, stack: Params) -> Chain | None:
-    """All particles as one chain, which is kept for the next prediction if it lasts."""
+def _kept_chain(particles: Particles | None, model: nn.Module, stack: Params) -> Chain | None:
+    """Networks as one chain; that of all particles is kept for the next prediction if it lasts."""
+    if particles is None:
+        return chain_of(model, stack)
     chain = _chains.get(particles)
     if chain is None or not chain.is_of(model, stack):
         chain = chain_of(model, stack)
@@ -194,47 +206,28 @@ def _kept_chain(particles: Particles, model: nn.Module, stack: Params) -> Chain 
 def _of_stack(model: nn.Module, stack: Params, batches: Batches) -> Tensor:
     """The outputs of all networks of a stack, (S, N, ...): abreast where that takes less time, else one by one."""
     outputs = _abreast(model, stack, range(len(_any(stack))), batches)
-    return _passes(model, unstacked(stack), batches) if outputs is None else outputs
-
-
-def _passes(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
-    """The outputs of networks with these weights, one after the other, (S, N, ...)."""
-    outputs = []
-    on_gpu = device_of(model).type == "cuda" and not torch.is_autocast_enabled("cuda")
-    fused = fused_pass(model) if on_gpu and dense_width(model) else None
-    with lent(model) as own, products_of(model):
-        for network in networks:
-            for name, value in network.items():
-                own[name].data = value.to(own[name])
-            each = [fused(x) if fused and isinstance(x, Tensor) else call(model, x) for x in batches()]
-            outputs.append(each[0] if len(each) == 1 else torch.cat(each))
-    return torch.stack(outputs)
+    return passes(model, converted(unstacked(stack)), batches) if outputs is None else outputs
 
 
 def _abreast(
     model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches, particles: Particles | None = None
 ) -> Tensor | None:
-    """The outputs of networks out of a stack, (S, N, ...), as many at once as stay within bounds of memory.
+    """The outputs of networks out of a stack, (S, N, ...), several at once.
 
     None for networks that are not to be called so, for one alone, and those that are as quick alone. The stack may
     be that of all particles.
     """
+    if len(chosen) < 2:
+        return None
     width = dense_width(model)  # of all layers, as those that are not random give an output for each of them, too
-    if not width or len(chosen) < 2:
+    step = _at_once(model, width, next(batches()), "cuda" if _any(stack).is_cuda else "cpu")
+    if not step:
         return None
-    most = batch_size(next(batches()))  # a loader's first batch is as large as any
-    device = "cuda" if _any(stack).is_cuda else "cpu"
-    if width * most > BUSY[device]:
-        return None
-    step = ACTIVATIONS[device] // (width * most)
     outputs = []
-    with by_blas() if width > NARROW else nullcontext():
+    with nullcontext() if 0 < width <= NARROW else by_blas():
         for start in range(0, len(chosen), step):
             some = _taken(stack, chosen[start : start + step])
-            if particles is not None and some is stack:
-                chain = _kept_chain(particles, model, stack)
-            else:
-                chain = chain_of(model, some)
+            chain = _kept_chain(particles if some is stack else None, model, some)
             each: list[Tensor] = []
             for x in batches():
                 if (values := outputs_abreast(model, some, x, chain)) is None:
@@ -244,6 +237,20 @@ def _abreast(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
+def _at_once(model: nn.Module, width: int, x: Inputs, device: str) -> int:
+    """How many networks are called at once on batches such as `x`, within bounds of memory; 0 for one by one.
+
+    A loader's first batch is as large as any. Networks with convolutions go abreast where inputs are so few that calls
+    take longer than what they compute, if they are chains without hooks.
+    """
+    if width:
+        numbers = width * batch_size(x)
+        return ACTIVATIONS[device] // numbers if numbers <= BUSY[device] else 0
+    if type(model) is not nn.Sequential or not isinstance(x, Tensor) or x.numel() > FEW[device]:
+        return 0
+    return MAPS[device] // x.numel() if all(map(is_plain, modules_of(model))) else 0
+
+
 def _taken(stack: Params, chosen: Sequence[int]) -> Params:
     """Some networks of a stack; all of them, and those that follow each other, without a copy."""
     first, last = chosen[0], chosen[-1]
@@ -251,23 +258,6 @@ def _taken(stack: Params, chosen: Sequence[int]) -> Params:
         return {name: value[list(chosen)] for name, value in stack.items()}
     whole = _any(stack).shape[0] == len(chosen)
     return stack if whole else {name: value[first : last + 1] for name, value in stack.items()}
-
-
-@contextmanager
-def lent(model: nn.Module) -> Iterator[Params]:
-    """The parameters and buffers of `model`, whose `data` may be exchanged; its own are put back afterwards.
-
-    For plain passes at their plain price: of a small network a functional call takes longer than the network itself.
-    Parameters stay the objects that they are, so that tied weights and recurrent layers need no care, and what autograd
-    has saved of them stays valid.
-    """
-    own = tensors_of(model)
-    before = {name: tensor.data for name, tensor in own.items()}
-    try:
-        yield own
-    finally:
-        for name, value in before.items():
-            own[name].data = value
 
 
 def _all_samples(bnn: Bayesian, how: str) -> int:

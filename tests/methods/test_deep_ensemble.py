@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayeslim as bl
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.methods.abreast import Abreast, AbreastLoader, dense_width, outputs_abreast
-from bayeslim.methods.chain import fused_pass
 from bayeslim.methods.fresh import start_afresh_
 from bayeslim.methods.particle_method import snapshot
 from bayeslim.train import fit
@@ -478,26 +477,6 @@ def test_a_chain_keeps_no_particles_alive(kept):
     gc.collect()
     assert posterior() is None
     assert weight() is None
-
-
-@pytest.mark.parametrize(
-    ("layers", "shape"),
-    [
-        ((nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 1)), (7, 2, 3)),
-        ((nn.Linear(3, 8, bias=False), nn.ReLU(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU()), (7, 3)),
-        ((nn.Linear(3, 8), nn.ReLU(), nn.ReLU(), nn.Dropout(), nn.Linear(8, 5)), (7, 2, 3)),
-        ((nn.ReLU(), nn.Linear(3, 3), nn.ReLU()), (7, 3)),
-    ],
-)
-def test_a_pass_with_its_relus_in_the_products_says_what_the_network_says(layers, shape):
-    model, x = nn.Sequential(*layers).eval(), torch.randn(shape)
-    with torch.no_grad():
-        torch.testing.assert_close(fused_pass(model)(x), model(x))
-
-
-def test_networks_that_are_no_chains_have_no_fused_pass():
-    assert fused_pass(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))) is None
-    assert fused_pass(nn.Linear(3, 4)) is None
 
 
 def test_tied_networks_abreast():

@@ -63,10 +63,10 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs, chain: Chai
     """The outputs of S networks on the same inputs, (S, B, ...), in evaluation mode; None where that would be slower.
 
     A chain of linear layers takes less time for any number of inputs than network after network, as the first product
-    is one for all; other networks do for few.
+    is one for all; others do for few.
 
     Args:
-        model: their architecture, which has a `dense_width`.
+        model: their architecture, which has a `dense_width` or is a chain.
         stack: the parameters and buffers of all of them, (S, *shape) by name, in any precision and on any device.
         inputs: (B, ...).
         chain: of these, if there is one that is known.
@@ -76,7 +76,7 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs, chain: Chai
         outputs = chain(inputs)
         if outputs is not None:
             return outputs
-    if batch_size(inputs) > FEW:
+    if batch_size(inputs) > FEW or not dense_width(model):
         return None
     own = tensors_of(model)
     fitting = {name: value.to(own[name]) for name, value in stack.items()}

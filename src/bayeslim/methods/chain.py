@@ -1,8 +1,9 @@
-"""Chains of linear layers and functions of single values: S such networks called on the same inputs.
+"""Chains of layers: S networks called on the same inputs at once.
 
 `vmap` takes longer than small networks themselves, and so does finding out what is in a network, so that a chain can be
-kept. The first product is one for all networks. From there on they have values of their own, (S, features, B), which
-products take and give as they are.
+kept. The first product or convolution is one for all networks. From there on they have values of their own: maps,
+(B, S · channels, height, width), which convolutions take in S groups, or rows, (S, features, B), which products take
+and give as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from operator import is_
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslim.blas import IS_ARM
@@ -24,10 +26,14 @@ ELEMENTWISE = frozenset({
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
 })  # fmt: skip
-_CHAINED = ELEMENTWISE | {nn.Linear, nn.Flatten}
+_POOLS = frozenset({nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d})
+_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d})
+_CHAINED = ELEMENTWISE | _POOLS | _NORMS | {nn.Linear, nn.Conv2d, nn.Flatten, nn.Dropout2d}
 
 FEW = 2**8
 """Of how many inputs calls take longer than what they compute."""
+
+Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,24 +42,24 @@ class Chain:
 
     Attributes:
         layers: of the model.
-        stack: the parameters of all networks.
+        stack: the parameters and buffers of all networks.
         before: functions of what is the same for all networks.
-        weight: of the first layer that is not, (S, O, I).
+        dimensions: of what the first layer takes that is not.
+        weight: of that layer, (S, *shape).
         own: the model's own parameters there.
-        product: the same weights as one matrix, (S·O, I).
-        bias: (S·O, 1).
-        after: functions of what is not.
+        after: that layer, and functions of what is not the same.
+        in_rows: whether the last of them gives rows, and not maps.
         lasts: whether all of it are views of the stack, so that whoever has that may keep it.
     """
 
     layers: tuple[nn.Module | None, ...]
     stack: list[Tensor]
-    before: list[Callable[[Tensor], Tensor]]
+    before: list[Function]
+    dimensions: int
     weight: Tensor
     own: Mapping[str, Any]
-    product: Tensor
-    bias: Tensor | None
-    after: list[Callable[[Tensor], Tensor]]
+    after: list[Function]
+    in_rows: bool
     lasts: bool
 
     def is_of(self, model: nn.Module, stack: Params) -> bool:
@@ -66,23 +72,14 @@ class Chain:
         )
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """The outputs, (S, B, ...); None for inputs of other dimensions than (B, features)."""
+        """The outputs, (S, B, ...); None for inputs of other dimensions than those of a batch."""
         for function in self.before:
             x = function(x)
-        if x.ndim != 2:
+        if x.ndim != self.dimensions:
             return None
-        x = x.mT
-        if self.bias is None:
-            x = self.product @ x
-        elif IS_ARM or x.shape[1] > FEW:
-            x = torch.addmm(self.bias, self.product, x)
-        else:  # on other CPUs `addmm` takes longer with several threads
-            x = (self.product @ x).add_(self.bias)
-        members, outputs, _ = self.weight.shape
-        x = x.view(members, outputs, -1)
         for function in self.after:
             x = function(x)
-        return x.mT.contiguous()
+        return x.mT.contiguous() if self.in_rows else x.unflatten(1, (len(self.weight), -1)).movedim(1, 0).contiguous()
 
 
 def chain_of(model: nn.Module, stack: Params) -> Chain | None:
@@ -93,83 +90,166 @@ def chain_of(model: nn.Module, stack: Params) -> Chain | None:
     kinds = [kind if (kind := type(layer)) in _CHAINED else plain_type(layer) for layer in layers.values()]
     if not _CHAINED.issuperset(kinds):
         return None
-    first: tuple[Tensor, Tensor | None, Mapping[str, Any]] | None = None
-    before: list[Callable[[Tensor], Tensor]] = []
-    after: list[Callable[[Tensor], Tensor]] = []
-    used: list[Tensor] = []
-    unread = len(stack)
+    links = _Links(model, stack)
     for kind, (name, layer) in zip(kinds, layers.items(), strict=True):
-        if kind is nn.Linear:
-            own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
-            weight, bias = stack.get(f"{name}.weight"), stack.get(f"{name}.bias")
-            unread -= (weight is not None) + (bias is not None)
-            if weight is None or (bias is None and own["bias"] is not None):
-                if _has_ties(model):
-                    return None  # tied weights are in the stack under one of their names
-                if weight is None and bias is None and first is None:
-                    before.append(layer)
-                    continue
-            members = len(next(iter(stack.values())))
-            weight = _of_all(weight, own["weight"], members)
-            bias = None if own["bias"] is None else _of_all(bias, own["bias"], members)
-            used += [weight] if bias is None else [weight, bias]
-            if first is None:
-                first = weight, bias, own
-            elif bias is None:
-                after.append(partial(torch.bmm, weight))
-            else:
-                after.append(partial(torch.baddbmm, bias.unsqueeze(-1), weight))
-        elif kind is nn.Flatten:
-            if layer.start_dim != 1:
-                return None
-            if first is None:
-                before.append(partial(_flat, layer))
-        elif first is None:
-            before.append(layer)
-        else:
-            after.append(Tensor.relu_ if kind is nn.ReLU else layer)
-    if first is None or unread:
-        return None
-    weight, bias, own = first
-    lasts = {id(tensor) for tensor in used} <= {id(tensor) for tensor in stack.values()}
-    lasts = lasts and weight.is_contiguous() and (bias is None or bias.is_contiguous())
-    column = None if bias is None else bias.reshape(-1, 1)
-    every = tuple(layers.values())
-    return Chain(every, list(stack.values()), before, weight, own, weight.flatten(0, 1), column, after, lasts)
+        if not links.takes(kind, name, layer):
+            return None
+    return links.chain()
 
 
-def fused_pass(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """`model` as a function of one tensor, with ReLUs as part of the products before them; None where it is no chain.
+class _Links:
+    """A chain in the making.
 
-    On a GPU that is kept busy, networks go one after the other, and each so takes a twentieth less than its own call.
+    Args:
+        model: the architecture.
+        stack: the parameters and buffers of all networks.
     """
-    if type(model) is not nn.Sequential or not all(plain_type(layer) in _CHAINED for layer in model):
-        return None
-    layers: list[Any] = list(model)
 
-    def fused(x: Tensor) -> Tensor:
-        done = False
-        for layer, after in zip(layers, [*layers[1:], None], strict=True):
-            if done:
-                done = False
-            elif type(after) is nn.ReLU and plain_type(layer) is nn.Linear and layer.bias is not None and x.ndim == 2:
-                x, done = torch._addmm_activation(layer.bias, x, layer.weight.mT), True
-            else:
-                x = layer(x)
-        return x
+    def __init__(self, model: nn.Module, stack: Params):
+        self.model, self.stack = model, stack
+        self.members = len(next(iter(stack.values())))
+        self.before: list[Function] = []
+        self.after: list[Function] = []
+        self.first: tuple[Tensor, Mapping[str, Any]] | None = None
+        self.in_rows = False
+        self.unread = len(stack)
+        self.lasts = True
 
-    return fused
+    def takes(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
+        """Add a layer; False if it cannot be added."""
+        if kind in (nn.Linear, nn.Conv2d):
+            return self._product(kind, name, layer)
+        if kind in _NORMS:
+            return self._norm(kind, name, layer)
+        if kind is nn.Flatten:
+            return self._flatten(layer)
+        if self.first is None:
+            self.before.append(layer)
+        elif kind in _POOLS and (self.in_rows or getattr(layer, "return_indices", False)):
+            return False
+        elif kind is nn.ReLU:
+            self.after.append(Tensor.relu_)
+        elif kind not in (nn.Identity, nn.Dropout, nn.Dropout2d):
+            self.after.append(layer)
+        return True
+
+    def chain(self) -> Chain | None:
+        """All layers that were added, if they read all of the stack."""
+        if self.first is None or self.unread:
+            return None
+        every, (weight, own) = tuple(self.model._modules.values()), self.first
+        dimensions = weight.ndim - 1
+        return Chain(
+            every, list(self.stack.values()), self.before, dimensions, weight, own, self.after, self.in_rows, self.lasts
+        )
+
+    def _product(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
+        own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
+        given = [leaf for leaf in ("weight", "bias") if f"{name}.{leaf}" in self.stack]
+        if len(given) < 1 + (own["bias"] is not None):
+            if _has_ties(self.model):
+                return False  # tied weights are in the stack under one of their names
+            if not given and self.first is None:
+                self.before.append(layer)
+                return True
+        weight, bias = self._of_all(name, "weight", own), self._of_all(name, "bias", own)
+        assert weight is not None
+        if kind is nn.Conv2d:
+            if layer.padding_mode != "zeros" or self.in_rows or (self.first is None and layer.groups > 1):
+                return False
+            groups = 1 if self.first is None else self.members * layer.groups
+            every = self._joined(weight), None if bias is None else self._joined(bias)
+            self.after.append(_convolution(layer, *every, groups))
+        elif self.first is None:
+            self.in_rows = True
+            column = None if bias is None else self._joined(bias).unsqueeze(-1)
+            self.after.append(partial(_first_product, self._joined(weight), column, self.members))
+        elif not self.in_rows:
+            return False
+        elif bias is None:
+            self.after.append(partial(torch.bmm, weight))
+        else:
+            self.after.append(partial(torch.baddbmm, bias.unsqueeze(-1), weight))
+        self.first = self.first or (weight, own)
+        return True
+
+    def _norm(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
+        slots = layer._parameters | layer._buffers
+        self.unread -= f"{name}.num_batches_tracked" in self.stack
+        mean, variance = self._of_all(name, "running_mean", slots), self._of_all(name, "running_var", slots)
+        weight, bias = self._of_all(name, "weight", slots), self._of_all(name, "bias", slots)
+        if self.first is None or self.in_rows != (kind is nn.BatchNorm1d) or _has_ties(self.model):
+            return False
+        if layer.training or mean is None or variance is None:
+            return False
+        weight, bias = (None if tensor is None else self._joined(tensor) for tensor in (weight, bias))
+        norm = partial(F.batch_norm, running_mean=self._joined(mean), running_var=self._joined(variance),
+                       weight=weight, bias=bias, eps=layer.eps)  # fmt: skip
+        self.after.append(partial(_normed_rows, norm) if self.in_rows else norm)
+        return True
+
+    def _flatten(self, layer: nn.Flatten) -> bool:
+        if layer.start_dim != 1 or layer.end_dim != -1:
+            return False
+        if self.first is None:
+            self.before.append(partial(_flat, layer))
+        elif not self.in_rows:
+            self.after.append(partial(_rows_of, self.members))
+            self.in_rows = True
+        return True
+
+    def _of_all(self, name: str, leaf: str, slots: Mapping[str, Any]) -> Tensor | None:
+        """A tensor of every network, (S, *shape), that fits the model's own; its own, where networks have none."""
+        own: Tensor | None = slots[leaf]
+        values = self.stack.get(f"{name}.{leaf}")
+        if own is None:
+            return None
+        if values is None:
+            self.lasts = False
+            return own.expand(self.members, *own.shape)
+        self.unread -= 1
+        if not _fits(values, own):
+            self.lasts = False
+            values = values.to(own)
+        return values
+
+    def _joined(self, values: Tensor) -> Tensor:
+        """All networks' units in a row, (S · units, ...)."""
+        self.lasts = self.lasts and values.is_contiguous()
+        return values.flatten(0, 1)
+
+
+def _first_product(weight: Tensor, bias: Tensor | None, members: int, x: Tensor) -> Tensor:
+    """Of all networks on the same inputs."""
+    x = x.mT
+    if bias is None:
+        x = weight @ x
+    elif IS_ARM or x.shape[1] > FEW:
+        x = torch.addmm(bias, weight, x)
+    else:  # on other CPUs `addmm` takes longer with several threads
+        x = (weight @ x).add_(bias)
+    return x.view(members, -1, x.shape[1])
+
+
+def _convolution(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, groups: int) -> Function:
+    def convolved(x: Tensor) -> Tensor:
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
+
+    return convolved
+
+
+def _normed_rows(norm: Function, x: Tensor) -> Tensor:
+    """Batch norms of all networks, to which features are channels of one example."""
+    return norm(x.reshape(1, -1, x.shape[-1])).view(x.shape)
+
+
+def _rows_of(members: int, x: Tensor) -> Tensor:
+    """Maps of all networks, (B, S · C, H, W), as rows, (S, C · H · W, B)."""
+    return x.reshape(x.shape[0], members, -1).permute(1, 2, 0)
 
 
 def _flat(layer: nn.Flatten, x: Tensor) -> Tensor:
     return x if x.ndim == 2 else layer(x)
-
-
-def _of_all(values: Tensor | None, own: Tensor, members: int) -> Tensor:
-    """A parameter of every network, (S, *shape), that fits the model's own; its own, where networks have none."""
-    if values is None:
-        return own.expand(members, *own.shape)
-    return values if _fits(values, own) else values.to(own)
 
 
 def _fits(values: Tensor, own: Tensor) -> bool:

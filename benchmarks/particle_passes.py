@@ -1,0 +1,148 @@
+"""What a prediction from S particles costs, in passes of the plain network, for networks of several kinds.
+
+    python benchmarks/particle_passes.py                                  on two CPU threads, about ten minutes
+    python benchmarks/particle_passes.py --device cuda                    on a GPU, about two
+    python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
+
+The prediction is `bl.predict(bnn, x)` with its mean, variance and entropies; the pass is the plain network in
+evaluation mode, without gradients, on the same inputs. Both take turns, and the median of eleven rounds is kept.
+Weights are random, as the cost does not depend on what was learned. Every network's outputs are compared with those of
+a copy of the plain network that it is written into: the largest difference, relative to the largest output, is kept
+beside the cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from environment import RESULTS, environment, save
+from torch import Tensor, nn
+
+import bayeslim as bl
+
+ROUNDS = 11
+LEAST_SECONDS = 0.1
+"""How long a turn takes at least."""
+
+
+def batch_normalised() -> nn.Module:
+    """Two convolutions with batch norms."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (bl.zoo.mlp, (1, 28, 28)),
+    "lenet5": (bl.zoo.lenet5, (1, 28, 28)),
+    "batch_normalised": (batch_normalised, (3, 32, 32)),
+    "vgg": (bl.zoo.vgg, (3, 32, 32)),
+    "resnet18": (lambda: bl.zoo.resnet18(width=16), (3, 32, 32)),
+    "transformer": (bl.zoo.transformer, (1, 28, 28)),
+    "lstm": (bl.zoo.lstm, (1, 28, 28)),
+}
+
+
+def ensemble(network: nn.Module, members: int) -> bl.Bayesian:
+    """Particles around a network, as if it had been trained several times."""
+    bnn = bl.bayesianize(network, bl.DeepEnsemble(members), likelihood=bl.likelihoods.Categorical())
+    values = {n: torch.stack([p + 0.01 * torch.randn_like(p) for _ in range(members)]) for n, p in parts(network)[0]}
+    buffers = {n: torch.stack([b.clone() for _ in range(members)]) for n, b in parts(network)[1]}
+    bnn.state["posterior"] = bl.posteriors.Particles(values, buffers=buffers)
+    return bnn
+
+
+def parts(network: nn.Module) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+    """Parameters, without gradients, and buffers."""
+    return [(n, p.detach()) for n, p in network.named_parameters()], list(network.named_buffers())
+
+
+def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]:
+    """Passes, and how far outputs are from those of each network alone."""
+    torch.manual_seed(0)
+    build, shape = NETWORKS[name]
+    plain = build().to(device).eval()
+    bnn, x = ensemble(copy.deepcopy(plain), members), torch.rand(inputs, *shape, device=device)
+
+    @torch.no_grad()
+    def one() -> None:
+        plain(x)
+
+    def several() -> None:
+        prediction = bl.predict(bnn, x)
+        _ = prediction.mean, prediction.variance  # which is made when it is read
+
+    def seconds(action: Callable[[], None], times: int) -> float:
+        started = time.perf_counter()
+        for _ in range(times):
+            action()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / times
+
+    seconds(several, 2)
+    seconds(one, 2)
+    turns = max(1, round(LEAST_SECONDS / seconds(one, 3)))
+    ratios, times = [], []
+    for _ in range(ROUNDS):
+        times.append(seconds(one, turns))
+        ratios.append(seconds(several, max(1, turns // members)) / times[-1])
+    return {
+        "network": name,
+        "inputs": inputs,
+        "members": members,
+        "passes": round(statistics.median(ratios), 2),
+        "milliseconds_of_a_pass": float(f"{1e3 * statistics.median(times):.3g}"),
+        "difference": float(f"{difference(plain, bnn, x):.1e}"),
+    }
+
+
+@torch.no_grad()
+def difference(plain: nn.Module, bnn: bl.Bayesian, x: Tensor) -> float:
+    """The largest, relative to the largest output."""
+    samples, particles = bl.predict(bnn, x).samples, bnn.posterior_
+    assert isinstance(particles, bl.posteriors.Particles)
+    alone = copy.deepcopy(plain)
+    largest = 0.0
+    for k, found in enumerate(samples):
+        alone.load_state_dict(particles.network(k, alone))
+        expected = torch.cat([alone(part) for part in x.split(1_000)])
+        largest = max(largest, float((found - expected).abs().max() / expected.abs().max()))
+    return largest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--inputs", nargs="+", type=int, default=[1, 16, 100, 1_000])
+    parser.add_argument("--members", nargs="+", type=int, default=[5])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    file = options.results / "particle_passes.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    results.pop("environment", None)
+    rows = []
+    for members in options.members:
+        for name in options.networks:
+            for inputs in options.inputs:
+                rows.append(measure(name, inputs, members, options.device))
+                print(rows[-1], flush=True)
+    results[options.device] = {"environment": environment(), "rows": rows}  # of the other device stay as they were
+    save("particle_passes", results, folder=options.results)
+
+
+if __name__ == "__main__":
+    main()

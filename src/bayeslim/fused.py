@@ -1,0 +1,243 @@
+"""Layers that follow each other, called as one: the same values in fewer passes over memory.
+
+For predictions, where nothing is differentiated. In every `nn.Sequential` of a network,
+- a batch norm in evaluation mode is part of the convolution or product before it: γ (W x + b − m) / √(v + ε) + β is
+  W' x + b' with W' = W s, b' = β + (b − m) s and s = γ / √(v + ε);
+- a rectifier is part of what is before it on a GPU, and writes over what it reads elsewhere;
+- pooling comes before a rectifier, as max max(x, 0) = max(max x, 0), and leaves fewer values to it;
+and wherever it stands on a CPU, pooling takes maxima of shifted views, a tenth of the time of torch's own, which also
+finds out where they were. ARM CPUs convolve few images by BLAS, up to four times as fast. Layers with hooks, and all
+that is not known here, are called as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial, reduce
+from operator import is_
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as every_module
+
+from bayeslim.blas import IS_ARM, NARROW, by_blas, convolution_of
+from bayeslim.stochastic import plain_type
+from bayeslim.types import device_of, modules_of
+
+Step = Callable[[Any], Any]
+
+MANY = {"cpu": 2**14, "cuda": 2**21}
+"""Of how many values scaling the weights takes less time than scaling what they give."""
+
+_NORMS = {nn.Conv2d: nn.BatchNorm2d, nn.Linear: nn.BatchNorm1d}
+_SAME = (nn.Identity, nn.Dropout, nn.Dropout2d)
+"""What does nothing in evaluation mode."""
+
+
+@contextmanager
+def fused(model: nn.Module) -> Iterator[None]:
+    """Inside, layers of `model` that follow each other are called as one, where it is known to be the same.
+
+    Nothing is changed under autocast, a compiler, or hooks of all modules.
+    """
+    taken: list[nn.Module] = []
+    try:
+        for module, forward in _quicker(model):
+            taken.append(module)
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for module in taken:
+            del vars(module)["forward"]
+
+
+def _quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
+    """Modules that can be called in another way, the outermost of those within each other, with that way."""
+    device = device_of(model).type
+    modules = modules_of(model)
+    able = [module for module in modules if (_is_row(module) or type(module) is nn.MaxPool2d) and is_plain(module)]
+    if not able or not _is_allowed(modules, device):
+        return
+    within: set[nn.Module] = set()
+    for module in able:
+        if module in within:
+            continue
+        if _is_row(module):
+            layers = list(_layers(module, within))
+            steps = steps_of(layers, device)
+            if len(steps) < len(layers) or not all(map(is_, steps, layers)):
+                yield module, partial(_run, steps)
+        elif device == "cpu" and _is_simple_pool(module):
+            yield module, partial(_pooled, module)
+
+
+def _is_allowed(modules: Sequence[nn.Module], device: str) -> bool:
+    """Whether nothing else has a say in how modules are called."""
+    return (
+        device in MANY
+        and not torch.is_autocast_enabled(device)
+        and not torch.compiler.is_compiling()
+        and not every_module._global_forward_hooks
+        and not every_module._global_forward_pre_hooks
+        and not any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
+    )
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is called as its class says, and nobody looks on."""
+    own = vars(module)
+    return not (own.get("_forward_hooks") or own.get("_forward_pre_hooks") or "forward" in own)
+
+
+def _is_row(module: nn.Module) -> bool:
+    return type(module).forward is nn.Sequential.forward
+
+
+def _layers(row: nn.Module, within: set[nn.Module]) -> Iterator[nn.Module]:
+    """The layers of a row, and of rows in it, one after the other."""
+    for layer in row.children():
+        within.add(layer)
+        if _is_row(layer) and is_plain(layer):
+            yield from _layers(layer, within)
+        else:
+            yield layer
+
+
+def _run(steps: Sequence[Step], x: Any) -> Any:
+    for step in steps:
+        x = step(x)
+    return x
+
+
+def steps_of(layers: Sequence[nn.Module], device: str) -> list[Step]:
+    """What to do in place of calling layers in evaluation mode, one after the other."""
+    kinds: list[Any] = [plain_type(layer) if is_plain(layer) else None for layer in layers]
+    steps: list[Step] = []
+    fresh = False  # whether the values are of this row's own making, and of no use to others
+    i = 0
+    while i < len(layers):
+        layer, kind = layers[i], kinds[i]
+        i += 1
+        if kind in _SAME and not layer.training:
+            continue
+        if kind in _NORMS:
+            norm: Any = None
+            if i < len(layers) and kinds[i] is _NORMS[kind] and _is_fixed(layers[i]):
+                norm = layers[i]
+                i += 1
+            rectified = device == "cuda" and i < len(layers) and kinds[i] is nn.ReLU
+            i += rectified
+            changes = norm or rectified or IS_ARM
+            steps.append(_product(layer, norm, rectified, device) if changes else layer)
+            fresh = True
+        elif kind is nn.ReLU:
+            if device == "cpu" and i < len(layers) and kinds[i] is nn.MaxPool2d and _is_simple_pool(layers[i]):
+                steps.append(partial(_pooled, layers[i]))
+                i, fresh = i + 1, True
+            steps.append(torch.relu_ if fresh else torch.relu)
+            fresh = True
+        elif kind is nn.MaxPool2d and device == "cpu" and _is_simple_pool(layer):
+            steps.append(partial(_pooled, layer))
+            fresh = True
+        else:
+            steps.append(layer)
+            fresh = fresh and kind is nn.Flatten
+    return steps
+
+
+def _product(layer: Any, norm: Any, rectified: bool, device: str) -> Step:
+    """A linear layer or convolution with the batch norm and the rectifier after it."""
+    apply = _linear if plain_type(layer) is nn.Linear else _convolution
+
+    def step(x: Tensor) -> Tensor:
+        weight, bias = layer.weight, layer.bias
+        if norm is None:
+            return apply(layer, x, weight, bias, rectified)
+        if (
+            x.numel() > max(MANY[device], 4 * weight.numel())
+            and x.ndim == weight.ndim  # else the features of a linear layer are not those of the norm
+            and _is_full(x, weight, norm.running_var)
+        ):
+            return apply(layer, x, *_scaled(weight, bias, norm), rectified)
+        x = apply(layer, x, weight, bias, False)
+        x = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
+        return x.relu_() if rectified else x
+
+    return step
+
+
+def _linear(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool) -> Tensor:
+    if rectified and x.is_cuda and x.ndim == 2 and bias is not None:
+        return torch._addmm_activation(bias, x, weight.mT)
+    with by_blas() if weight.shape[0] > NARROW and _is_full(x, weight) else nullcontext():
+        x = F.linear(x, weight, bias)
+    return x.relu_() if rectified else x
+
+
+def _convolution(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool) -> Tensor:
+    if rectified and _by_cudnn(layer, x, weight):
+        return torch.cudnn_convolution_relu(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+    with convolution_of(x, weight, layer.groups):
+        x = layer._conv_forward(x, weight, bias)
+    return x.relu_() if rectified else x
+
+
+def _is_fixed(norm: Any) -> bool:
+    """Whether a batch norm is the same function for every batch."""
+    return not norm.training and norm.running_mean is not None and norm.running_var is not None
+
+
+def _is_full(*tensors: Tensor) -> bool:
+    """Whether all are of one precision, and not of half of it, in which scaled weights would be rounded once more."""
+    dtype = tensors[0].dtype
+    return dtype in (torch.float32, torch.float64) and all(tensor.dtype == dtype for tensor in tensors)
+
+
+def _scaled(weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    scale = (norm.running_var + norm.eps).rsqrt_()
+    if norm.weight is not None:
+        scale *= norm.weight
+    shift = -norm.running_mean if bias is None else bias - norm.running_mean
+    shift *= scale
+    if norm.bias is not None:
+        shift += norm.bias
+    return weight * scale.view(-1, *[1] * (weight.ndim - 1)), shift
+
+
+def _by_cudnn(layer: Any, x: Tensor, weight: Tensor) -> bool:
+    """Whether cuDNN can rectify what it convolves, in less time: of odd numbers of channels it takes longer."""
+    return (
+        x.is_cuda
+        and layer.out_channels % 4 == 0
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and x.ndim == 4
+        and x.dtype == weight.dtype == torch.float32
+        and torch.backends.cudnn.is_acceptable(x)
+        and torch.version.hip is None
+    )
+
+
+def _is_simple_pool(layer: Any) -> bool:
+    """Whether a layer is `nn.MaxPool2d` of windows that stay within the image."""
+    if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
+        return False
+    return _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1) and _pair(layer.kernel_size) != (1, 1)
+
+
+def _pooled(layer: Any, x: Tensor) -> Tensor:
+    """Maxima over windows: of rows, which lie along memory, then of columns."""
+    kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
+    height, width = x.shape[-2:]
+    if height < kernel[0] or width < kernel[1] or x.numel() < MANY["cpu"] or not x.is_contiguous():
+        return F.max_pool2d(x, kernel, stride)  # which says what is wrong, and is quick of channels last
+    rows, columns = ((size - k) // s * s + 1 for size, k, s in zip((height, width), kernel, stride, strict=True))
+    x = reduce(torch.maximum, [x[..., i : i + rows : stride[0], :] for i in range(kernel[0])])
+    return reduce(torch.maximum, [x[..., i : i + columns : stride[1]] for i in range(kernel[1])])
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)

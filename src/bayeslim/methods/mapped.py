@@ -1,0 +1,121 @@
+"""Networks of any kind under one `vmap`, where that is seen to do the same.
+
+Of few inputs a GPU waits for calls, and S networks under one `vmap` make it wait once. But a module's own forward may
+do anything, such as keeping what it computed, which is of no use outside of `vmap`. So networks are first called both
+ways, and never again abreast if that failed, said something else, or left anything behind in a module.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import is_
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.conv import _ConvNd
+
+from bayeslim.fused import is_plain
+from bayeslim.passes import written
+from bayeslim.posteriors import Particles
+from bayeslim.posteriors.particles import tensors_of
+from bayeslim.types import Batches, Params, call, modules_of
+
+FEW = {"cpu": (0, 0), "cuda": (2**16, 2**18)}
+"""Of how many numbers inputs may be, for networks with convolutions and without."""
+TOGETHER = 2**23
+"""Of how many numbers inputs of all networks may be, as all of their activations are in memory at once."""
+MEMBERS = 5
+"""Fewer networks are quicker one after the other."""
+TOLERANCE = 1e-2
+"""How far outputs may be apart, relative to the largest: convolutions on a GPU round to ten bits or so."""
+
+_agrees: WeakKeyDictionary[Particles, bool] = WeakKeyDictionary()
+"""Whether networks were seen to say and do the same both ways."""
+
+
+def is_worth_trying(model: nn.Module, particles: Particles, chosen: Sequence[int], batches: Batches) -> bool:
+    """Whether networks are likely to take less time abreast, and nobody looks on."""
+    if not MEMBERS <= len(chosen) == particles.count or not _agrees.get(particles, True):
+        return False
+    x = next(batches())
+    if not isinstance(x, Tensor) or x.device.type not in FEW or x.numel() > max(FEW[x.device.type]):
+        return False
+    modules = modules_of(model)
+    with_convolutions, others = FEW[x.device.type]
+    few = with_convolutions if any(isinstance(module, _ConvNd) for module in modules) else others
+    return x.numel() <= min(few, TOGETHER // particles.count) and all(map(is_plain, modules))
+
+
+def outputs_mapped(
+    model: nn.Module, particles: Particles, batches: Batches, one_by_one: Callable[[], Tensor]
+) -> Tensor:
+    """The outputs of all particles, (S, N, ...): under `vmap` if that does the same, else one by one."""
+    before = _Belongings(model)
+    outputs = _tried(model, particles, batches)
+    if outputs is None or not before.are_left():
+        before.put_back()
+        _agrees[particles] = False
+        return one_by_one()  # and modules keep what this leaves with them
+    if particles not in _agrees:
+        alone = one_by_one()
+        _agrees[particles] = _is_same(outputs, alone)
+        return outputs if _agrees[particles] else alone
+    return outputs
+
+
+def _tried(model: nn.Module, particles: Particles, batches: Batches) -> Tensor | None:
+    """None for networks of other precisions than the model, and those that write to buffers or cannot be mapped."""
+    own, stack = tensors_of(model), particles.values | particles.buffers
+    if any(value.dtype != own[name].dtype or value.device != own[name].device for name, value in stack.items()):
+        return None
+    if written(model, {name: own[name] for name in particles.buffers}):
+        return None
+    try:
+        return torch.cat([vmap(partial(_called, model, x))(stack) for x in batches()], 1)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError):
+        return None  # what is wrong with inputs is said again, one by one
+
+
+def _called(model: nn.Module, x: Tensor, tensors: Params) -> Tensor:
+    return call(model, x, tensors)
+
+
+def _is_same(outputs: Tensor, alone: Tensor) -> bool:
+    same_kind = outputs.shape == alone.shape and outputs.dtype == alone.dtype
+    return same_kind and bool((outputs - alone).abs().max() <= TOLERANCE * alone.abs().max())
+
+
+class _Belongings:
+    """What modules hold; torch's own leave nothing behind."""
+
+    def __init__(self, model: nn.Module):
+        held: list[Any] = []
+        for module in modules_of(model):
+            if not type(module).__module__.startswith("torch.nn.modules."):
+                own = vars(module)
+                held += [own, *(value for value in own.values() if isinstance(value, (dict, list, set)))]
+        self.held = [(things, copy.copy(things)) for things in held]
+
+    def are_left(self) -> bool:
+        """Whether they hold the very same."""
+        return all(
+            len(things) == len(before) and all(map(is_, _values(things), _values(before)))
+            for things, before in self.held
+        )
+
+    def put_back(self) -> None:
+        """Let them hold that again."""
+        for things, before in self.held:
+            things.clear()
+            (things.extend if isinstance(things, list) else things.update)(before)
+
+
+def _values(things: Any) -> Iterable[Any]:
+    if isinstance(things, set):
+        return sorted(things, key=id)  # a copy may have another order
+    return things.values() if isinstance(things, dict) else things
