@@ -55,10 +55,13 @@ def lent(model: nn.Module) -> Iterator[tuple[Params, Callable[[Params], None]]]:
     """The parameters and buffers of `model`, and a function that puts others there; its own are put back afterwards.
 
     A tensor that only its modules know is exchanged there. Others are left the objects that they are, and given other
-    data: a recurrent layer has a list of its weights, an optimizer too, and whoever has one may read it in a pass.
+    data: an optimizer has a list of them, and whoever has one may read it in a pass. So are those of recurrent layers,
+    which take others together anew in every pass.
     """
     own, places = _places_of(model)
-    before = {name: own[name].data for name, count in _references(own, places).items() if count > _ALONE}
+    recurrent = {id(p) for module in modules_of(model) if isinstance(module, nn.RNNBase) for p in module.parameters()}
+    others = {name for name, count in _references(own, places).items() if count > _ALONE or id(own[name]) in recurrent}
+    before = {name: own[name].data for name in others}
 
     def put(network: Params) -> None:
         for slots, leaf, name in places:

@@ -147,7 +147,7 @@ class _Links:
         own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
         given = [leaf for leaf in ("weight", "bias") if f"{name}.{leaf}" in self.stack]
         if len(given) < 1 + (own["bias"] is not None):
-            if _has_ties(self.model):
+            if has_ties(self.model):
                 return False  # tied weights are in the stack under one of their names
             if not given and self.first is None:
                 self.before.append(layer)
@@ -178,7 +178,7 @@ class _Links:
         self.unread -= f"{name}.num_batches_tracked" in self.stack
         mean, variance = self._of_all(name, "running_mean", slots), self._of_all(name, "running_var", slots)
         weight, bias = self._of_all(name, "weight", slots), self._of_all(name, "bias", slots)
-        if self.first is None or self.in_rows != (kind is nn.BatchNorm1d) or _has_ties(self.model):
+        if self.first is None or self.in_rows != (kind is nn.BatchNorm1d) or has_ties(self.model):
             return False
         if layer.training or mean is None or variance is None:
             return False
@@ -257,6 +257,7 @@ def _fits(values: Tensor, own: Tensor) -> bool:
     return values.dtype == own.dtype and values.device == own.device
 
 
-def _has_ties(model: nn.Module) -> bool:
+def has_ties(model: nn.Module) -> bool:
+    """Whether a parameter stands in several places."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return len(set(model.parameters())) < len(names)

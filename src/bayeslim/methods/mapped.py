@@ -16,14 +16,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from bayeslim.fused import is_plain
+from bayeslim.methods.chain import has_ties
 from bayeslim.passes import written
 from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
-from bayeslim.types import Batches, Params, call, modules_of
+from bayeslim.types import Batches, Params, as_tensor, modules_of
 
 FEW = {"cpu": (0, 0), "cuda": (2**16, 2**18)}
 """Of how many numbers inputs may be, for networks with convolutions and without."""
@@ -55,34 +56,42 @@ def outputs_mapped(
     model: nn.Module, particles: Particles, batches: Batches, one_by_one: Callable[[], Tensor]
 ) -> Tensor:
     """The outputs of all particles, (S, N, ...): under `vmap` if that does the same, else one by one."""
+    is_new = particles not in _agrees
     before = _Belongings(model)
-    outputs = _tried(model, particles, batches)
+    outputs = _tried(model, particles, batches) if not is_new or _can_be_mapped(model, particles) else None
     if outputs is None or not before.are_left():
         before.put_back()
         _agrees[particles] = False
         return one_by_one()  # and modules keep what this leaves with them
-    if particles not in _agrees:
+    if is_new:
         alone = one_by_one()
         _agrees[particles] = _is_same(outputs, alone)
         return outputs if _agrees[particles] else alone
     return outputs
 
 
-def _tried(model: nn.Module, particles: Particles, batches: Batches) -> Tensor | None:
-    """None for networks of other precisions than the model, and those that write to buffers or cannot be mapped."""
-    own, stack = tensors_of(model), particles.values | particles.buffers
-    if any(value.dtype != own[name].dtype or value.device != own[name].device for name, value in stack.items()):
-        return None
+def _can_be_mapped(model: nn.Module, particles: Particles) -> bool:
+    """Not networks of other precisions than the model, nor those that write to buffers, tie weights or recur."""
+    if any(isinstance(module, nn.RNNBase) for module in modules_of(model)) or has_ties(model):
+        return False
+    own = tensors_of(model)
     if written(model, {name: own[name] for name in particles.buffers}):
-        return None
+        return False
+    stack = particles.values | particles.buffers
+    return all(value.dtype == own[name].dtype and value.device == own[name].device for name, value in stack.items())
+
+
+def _tried(model: nn.Module, particles: Particles, batches: Batches) -> Tensor | None:
+    stack = particles.values | particles.buffers
     try:
-        return torch.cat([vmap(partial(_called, model, x))(stack) for x in batches()], 1)
+        each = [vmap(partial(_called, model, x))(stack) for x in batches()]
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError):
         return None  # what is wrong with inputs is said again, one by one
+    return each[0] if len(each) == 1 else torch.cat(each, 1)
 
 
 def _called(model: nn.Module, x: Tensor, tensors: Params) -> Tensor:
-    return call(model, x, tensors)
+    return as_tensor(functional_call(model, tensors, (x,), tie_weights=False), model)
 
 
 def _is_same(outputs: Tensor, alone: Tensor) -> bool:
