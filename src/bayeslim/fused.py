@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
+from torch.nn.modules.batchnorm import _NormBase
 
 from bayeslim.blas import IS_ARM, NARROW, by_blas, convolution_of
 from bayeslim.stochastic import plain_type
@@ -31,6 +32,8 @@ Step = Callable[[Any], Any]
 
 MANY = {"cpu": 2**14, "cuda": 2**21}
 """Of how many values scaling the weights takes less time than scaling what they give."""
+SOME = {"cpu": 2**12, "cuda": 2**20}
+"""Of how many values finding out what to do takes less time than it saves: on a GPU, where there are norms."""
 
 _NORMS = {nn.Conv2d: nn.BatchNorm2d, nn.Linear: nn.BatchNorm1d}
 _SAME = (nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -69,7 +72,8 @@ def _quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
             layers = list(_layers(module, within))
             steps = steps_of(layers, device)
             if len(steps) < len(layers) or not all(map(is_, steps, layers)):
-                yield module, partial(_run, steps)
+                has_norms = any(isinstance(layer, _NormBase) for layer in layers)
+                yield module, partial(_run, steps, layers, SOME[device] if has_norms or device == "cpu" else 0)
         elif device == "cpu" and _is_simple_pool(module):
             yield module, partial(_pooled, module)
 
@@ -106,8 +110,8 @@ def _layers(row: nn.Module, within: set[nn.Module]) -> Iterator[nn.Module]:
             yield layer
 
 
-def _run(steps: Sequence[Step], x: Any) -> Any:
-    for step in steps:
+def _run(steps: Sequence[Step], layers: Sequence[nn.Module], some: int, x: Any) -> Any:
+    for step in steps if isinstance(x, Tensor) and x.numel() > some else layers:
         x = step(x)
     return x
 
