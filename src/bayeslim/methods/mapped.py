@@ -26,8 +26,8 @@ from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.types import Batches, Params, as_tensor, modules_of
 
-FEW = {"cpu": (0, 0), "cuda": (2**16, 2**18)}
-"""Of how many numbers inputs may be, for networks with convolutions and without."""
+FEW = {"cpu": (0, 0), "cuda": (2**26, 2**19)}
+"""Of how many numbers inputs may be: times channels of the widest convolution, and for networks without any."""
 TOGETHER = 2**23
 """Of how many numbers inputs of all networks may be, as all of their activations are in memory at once."""
 MEMBERS = 5
@@ -47,9 +47,10 @@ def is_worth_trying(model: nn.Module, particles: Particles, chosen: Sequence[int
     if not isinstance(x, Tensor) or x.device.type not in FEW or x.numel() > max(FEW[x.device.type]):
         return False
     modules = modules_of(model)
-    with_convolutions, others = FEW[x.device.type]
-    few = with_convolutions if any(isinstance(module, _ConvNd) for module in modules) else others
-    return x.numel() <= min(few, TOGETHER // particles.count) and all(map(is_plain, modules))
+    channels = max((module.out_channels for module in modules if isinstance(module, _ConvNd)), default=0)
+    of_maps, few = FEW[x.device.type]
+    most = min(of_maps // channels if channels else few, TOGETHER // particles.count)
+    return x.numel() <= most and all(map(is_plain, modules))
 
 
 def outputs_mapped(
