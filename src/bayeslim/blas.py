@@ -2,7 +2,7 @@
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
 several times as long as the product itself, and a tenth longer of many. BLAS gets along without. Convolutions are
-better off with oneDNN but for a few images, and recurrent layers always.
+better off with oneDNN but for a few images, and recurrent layers and GELUs always.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class by_blas:  # noqa: N801 - read as a verb; a generator would take three time
 
 def _has_matrices_only(model: nn.Module) -> bool:
     modules = modules_of(model)
-    if any(isinstance(m, (_ConvNd, nn.RNNBase, nn.RNNCellBase)) for m in modules):
+    if any(isinstance(m, (_ConvNd, nn.RNNBase, nn.RNNCellBase, nn.GELU)) for m in modules):
         return False
     parameters = (p for m in modules for p in m._parameters.values() if p is not None)
     return all(p.dtype in (torch.float32, torch.float64) for p in parameters)

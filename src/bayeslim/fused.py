@@ -4,10 +4,11 @@ For predictions, where nothing is differentiated. In every `nn.Sequential` of a 
 - a batch norm in evaluation mode is part of the convolution or product before it: γ (W x + b − m) / √(v + ε) + β is
   W' x + b' with W' = W s, b' = β + (b − m) s and s = γ / √(v + ε);
 - a rectifier is part of what is before it on a GPU, and writes over what it reads elsewhere;
-- pooling comes before a rectifier, as max max(x, 0) = max(max x, 0), and leaves fewer values to it;
-and wherever it stands on a CPU, pooling takes maxima of shifted views, a tenth of the time of torch's own, which also
-finds out where they were. ARM CPUs convolve few images by BLAS, up to four times as fast. Layers with hooks, and all
-that is not known here, are called as they are.
+- pooling comes before a rectifier, as max max(x, 0) = max(max x, 0), and leaves fewer values to it.
+
+On ARM CPUs they multiply, and convolve few images, by BLAS. Wherever they stand, convolutions and batch norms go
+without what modules do around them, and on a CPU pooling takes maxima of shifted views, a tenth of the time of torch's
+own, which also finds out where they were. Layers with hooks, and all that is not known here, are called as they are.
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ from bayeslim.types import device_of, modules_of
 
 Step = Callable[[Any], Any]
 
-MANY = {"cpu": 2**14, "cuda": 2**21}
+MANY = {"cpu": 2**18, "cuda": 2**22}
 """Of how many values scaling the weights takes less time than scaling what they give."""
+POOLED = 2**14
+"""Of how many values maxima of views take less time than torch's own."""
 SOME = {"cpu": 2**12, "cuda": 2**20}
 """Of how many values finding out what to do takes less time than it saves: on a GPU, where there are norms."""
 
 _NORMS = {nn.Conv2d: nn.BatchNorm2d, nn.Linear: nn.BatchNorm1d}
+_DIMENSIONS: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)
+}  # fmt: skip
 _SAME = (nn.Identity, nn.Dropout, nn.Dropout2d)
 """What does nothing in evaluation mode."""
 
@@ -61,12 +67,11 @@ def _quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
     """Modules that can be called in another way, the outermost of those within each other, with that way."""
     device = device_of(model).type
     modules = modules_of(model)
-    able = [module for module in modules if (_is_row(module) or type(module) is nn.MaxPool2d) and is_plain(module)]
-    if not able or not _is_allowed(modules, device):
+    if not _is_allowed(modules, device):
         return
     within: set[nn.Module] = set()
-    for module in able:
-        if module in within:
+    for module in modules:
+        if module in within or not is_plain(module):
             continue
         if _is_row(module):
             layers = list(_layers(module, within))
@@ -74,8 +79,18 @@ def _quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
             if len(steps) < len(layers) or not all(map(is_, steps, layers)):
                 has_norms = any(isinstance(layer, _NormBase) for layer in layers)
                 yield module, partial(_run, steps, layers, SOME[device] if has_norms or device == "cpu" else 0)
-        elif device == "cpu" and _is_simple_pool(module):
-            yield module, partial(_pooled, module)
+        elif (step := _step_of(module, device)) is not None:
+            yield module, step
+
+
+def _step_of(layer: Any, device: str) -> Step | None:
+    """What to do in place of calling one layer; None for what is called as it is."""
+    kind = plain_type(layer)
+    if kind in _DIMENSIONS:
+        return partial(_normed, layer) if _is_fixed(layer) else None
+    if kind is nn.Conv2d:
+        return partial(_convolved, layer) if layer.padding_mode == "zeros" else None
+    return partial(_pooled, layer) if device == "cpu" and _is_simple_pool(layer) else None
 
 
 def _is_allowed(modules: Sequence[nn.Module], device: str) -> bool:
@@ -143,12 +158,9 @@ def steps_of(layers: Sequence[nn.Module], device: str) -> list[Step]:
                 i, fresh = i + 1, True
             steps.append(torch.relu_ if fresh else torch.relu)
             fresh = True
-        elif kind is nn.MaxPool2d and device == "cpu" and _is_simple_pool(layer):
-            steps.append(partial(_pooled, layer))
-            fresh = True
         else:
-            steps.append(layer)
-            fresh = fresh and kind is nn.Flatten
+            steps.append((None if kind is None else _step_of(layer, device)) or layer)
+            fresh = steps[-1] is not layer or (fresh and kind is nn.Flatten)
     return steps
 
 
@@ -161,16 +173,33 @@ def _product(layer: Any, norm: Any, rectified: bool, device: str) -> Step:
         if norm is None:
             return apply(layer, x, weight, bias, rectified)
         if (
-            x.numel() > max(MANY[device], 4 * weight.numel())
+            _numbers_given(layer, x, weight) > max(MANY[device], 4 * weight.numel())
             and x.ndim == weight.ndim  # else the features of a linear layer are not those of the norm
             and _is_full(x, weight, norm.running_var)
         ):
             return apply(layer, x, *_scaled(weight, bias, norm), rectified)
         x = apply(layer, x, weight, bias, False)
-        x = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
+        x = _normed(norm, x)
         return x.relu_() if rectified else x
 
     return step
+
+
+def _normed(norm: Any, x: Tensor) -> Tensor:
+    """A batch norm in evaluation mode; a call of the module takes as long again."""
+    if x.ndim not in _DIMENSIONS[type(norm)]:
+        return type(norm).forward(norm, x)  # type: ignore[no-any-return]  # which says what is wrong
+    own, kept = norm._parameters, norm._buffers
+    return torch.batch_norm(
+        x, own["weight"], own["bias"], kept["running_mean"], kept["running_var"], False, 0.0, norm.eps,
+        torch.backends.cudnn.enabled,
+    )  # fmt: skip
+
+
+def _numbers_given(layer: Any, x: Tensor, weight: Tensor) -> int:
+    """About how many values a layer gives."""
+    steps = layer.stride[0] * layer.stride[1] if weight.ndim == 4 else 1
+    return x.numel() // x.shape[1 if weight.ndim == 4 else -1] * weight.shape[0] // steps
 
 
 def _linear(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool) -> Tensor:
@@ -187,6 +216,12 @@ def _convolution(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rec
     with convolution_of(x, weight, layer.groups):
         x = layer._conv_forward(x, weight, bias)
     return x.relu_() if rectified else x
+
+
+def _convolved(layer: Any, x: Tensor) -> Tensor:
+    """A convolution, without what a module does before it."""
+    own = layer._parameters
+    return torch.conv2d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 def _is_fixed(norm: Any) -> bool:
@@ -236,7 +271,7 @@ def _pooled(layer: Any, x: Tensor) -> Tensor:
     """Maxima over windows: of rows, which lie along memory, then of columns."""
     kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
     height, width = x.shape[-2:]
-    if height < kernel[0] or width < kernel[1] or x.numel() < MANY["cpu"] or not x.is_contiguous():
+    if height < kernel[0] or width < kernel[1] or x.numel() < POOLED or not x.is_contiguous():
         return F.max_pool2d(x, kernel, stride)  # which says what is wrong, and is quick of channels last
     rows, columns = ((size - k) // s * s + 1 for size, k, s in zip((height, width), kernel, stride, strict=True))
     x = reduce(torch.maximum, [x[..., i : i + rows : stride[0], :] for i in range(kernel[0])])

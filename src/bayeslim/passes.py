@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -22,8 +22,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from bayeslim.blas import products_of
 from bayeslim.fused import fused
 from bayeslim.posteriors import Particles
-from bayeslim.types import Batches, Params, call, modules_of
+from bayeslim.types import Batches, Params, batch_size, call, modules_of
 
+FEW = 2**7
+"""For how many inputs all products of a network go by BLAS: of more, functions beside them may lose what these gain."""
 KEPT = 2**14
 """How many tensors of particles are kept at most."""
 
@@ -37,7 +39,8 @@ def passes(model: nn.Module, networks: Callable[[Params], Iterable[Params]], bat
         batches: the inputs.
     """
     outputs = []
-    with lent(model) as (own, put), products_of(model), fused(model):
+    few = batch_size(next(batches())) <= FEW
+    with lent(model) as (own, put), products_of(model) if few else nullcontext(), fused(model):
         for network in networks(own):
             put(network)
             each = [call(model, x) for x in batches()]
@@ -63,12 +66,16 @@ def lent(model: nn.Module) -> Iterator[tuple[Params, Callable[[Params], None]]]:
     others = {name for name, count in _references(own, places).items() if count > _ALONE or id(own[name]) in recurrent}
     before = {name: own[name].data for name in others}
 
+    moved: list[tuple[dict[str, Any], str, str]] = []
+
     def put(network: Params) -> None:
-        for slots, leaf, name in places:
-            if name in network and name not in before:
-                slots[leaf] = network[name]
-        for name in before.keys() & network.keys():
-            own[name].data = network[name]
+        if not moved:  # all networks have tensors of the same names
+            moved.extend(place for place in places if place[2] in network and place[2] not in before)
+        for slots, leaf, name in moved:
+            slots[leaf] = network[name]
+        for name in before:
+            if name in network:
+                own[name].data = network[name]
 
     try:
         yield own, put
