@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from bayeslim.blas import products_of
+from bayeslim.blas import IS_ARM, products_of
 from bayeslim.fused import fused
 from bayeslim.posteriors import Particles
 from bayeslim.types import Batches, Params, batch_size, call, modules_of
 
 FEW = 2**7
-"""For how many inputs all products of a network go by BLAS: of more, functions beside them may lose what these gain."""
+"""For how many inputs all products of a network go by BLAS on ARM: of more, functions beside them may lose what these
+gain."""
 KEPT = 2**14
 """How many tensors of particles are kept at most."""
 
@@ -39,7 +40,7 @@ def passes(model: nn.Module, networks: Callable[[Params], Iterable[Params]], bat
         batches: the inputs.
     """
     outputs = []
-    few = batch_size(next(batches())) <= FEW
+    few = IS_ARM and batch_size(next(batches())) <= FEW
     with lent(model) as (own, put), products_of(model) if few else nullcontext(), fused(model):
         for network in networks(own):
             put(network)
