@@ -116,8 +116,10 @@ def _is_row(module: nn.Module) -> bool:
 
 
 def _layers(row: nn.Module, within: set[nn.Module]) -> Iterator[nn.Module]:
-    """The layers of a row, and of rows in it, one after the other."""
-    for layer in row.children():
+    """The layers of a row, and of rows in it, one after the other; one may stand there several times."""
+    for layer in row._modules.values():
+        if layer is None:
+            continue
         within.add(layer)
         if _is_row(layer) and is_plain(layer):
             yield from _layers(layer, within)

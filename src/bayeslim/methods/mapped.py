@@ -8,6 +8,7 @@ ways, and never again abreast if that failed, said something else, or left anyth
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import is_
@@ -34,6 +35,8 @@ MEMBERS = 5
 """Fewer networks are quicker one after the other."""
 TOLERANCE = 1e-2
 """How far outputs may be apart, relative to the largest: convolutions on a GPU round to ten bits or so."""
+
+_CONTAINERS = (dict, OrderedDict, list, set)
 
 _agrees: WeakKeyDictionary[Particles, bool] = WeakKeyDictionary()
 """Whether networks were seen to say and do the same both ways."""
@@ -108,7 +111,7 @@ class _Belongings:
         for module in modules_of(model):
             if not type(module).__module__.startswith("torch.nn.modules."):
                 own = vars(module)
-                held += [own, *(value for value in own.values() if isinstance(value, (dict, list, set)))]
+                held += [own, *(value for value in own.values() if type(value) in _CONTAINERS)]
         self.held = [(things, copy.copy(things)) for things in held]
 
     def are_left(self) -> bool:
