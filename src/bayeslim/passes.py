@@ -110,7 +110,7 @@ def _references(own: Params, places: list[tuple[dict[str, Any], str, str]]) -> d
     return found
 
 
-_ALONE = _references(*_places_of(nn.Linear(1, 1, bias=False)))["weight"]
+_ALONE = _references(*_places_of(nn.LayerNorm(1, bias=False)))["weight"]
 """So many are those of `lent` itself."""
 
 
