@@ -292,3 +292,21 @@ def test_convolutions_go_one_by_one_for_many_inputs_with_hooks_and_for_one_image
     bl.predict(bnn, x)
     assert len(calls) == 3
     assert seen == [3] * 4
+
+
+@pytest.mark.parametrize("examples", [3, 300])
+def test_a_layer_whose_weight_is_no_parameter_is_called_as_it_is(examples):
+    """Such as one that was fixed: a buffer, or an attribute, in the place of a parameter."""
+    model = copy.deepcopy(CONVOLUTIONS[2])
+    for layer, leaf in ((model[1], "weight"), (model[2], "bias"), (model[10], "weight")):
+        value = getattr(layer, leaf).detach()
+        delattr(layer, leaf)
+        layer.register_buffer(leaf, value)
+    custom = nn.Sequential()
+    custom.add_module("row", model)
+    for network in (model, custom):
+        bnn = bl.bayesianize(network.eval(), bl.DeepEnsemble(4), likelihood=bl.likelihoods.Gaussian())
+        bnn.state["posterior"] = particles_of(bnn.model)
+        x = torch.randn(examples, 2, 8, 8)
+        for k, found in enumerate(bl.predict(bnn, x).samples):
+            close(found, alone(bnn.model, bnn.posterior_, k, x))

@@ -89,7 +89,8 @@ def _step_of(layer: Any, device: str) -> Step | None:
     if kind in _DIMENSIONS:
         return partial(_normed, layer) if _is_fixed(layer) else None
     if kind is nn.Conv2d:
-        return partial(_convolved, layer) if layer.padding_mode == "zeros" else None
+        known = layer.padding_mode == "zeros" and {"weight", "bias"} <= layer._parameters.keys()
+        return partial(_convolved, layer) if known else None
     return partial(_pooled, layer) if device == "cpu" and _is_simple_pool(layer) else None
 
 
@@ -227,8 +228,9 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 
 
 def _is_fixed(norm: Any) -> bool:
-    """Whether a batch norm is the same function for every batch."""
-    return not norm.training and norm.running_mean is not None and norm.running_var is not None
+    """Whether a batch norm is the same function for every batch, of the tensors that it was made with."""
+    known = {"weight", "bias"} <= norm._parameters.keys() and {"running_mean", "running_var"} <= norm._buffers.keys()
+    return known and not norm.training and norm.running_mean is not None and norm.running_var is not None
 
 
 def _is_full(*tensors: Tensor) -> bool:

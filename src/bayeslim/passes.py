@@ -66,7 +66,6 @@ def lent(model: nn.Module) -> Iterator[tuple[Params, Callable[[Params], None]]]:
     recurrent = {id(p) for module in modules_of(model) if isinstance(module, nn.RNNBase) for p in module.parameters()}
     others = {name for name, count in _references(own, places).items() if count > _ALONE or id(own[name]) in recurrent}
     before = {name: own[name].data for name in others}
-
     moved: list[tuple[dict[str, Any], str, str]] = []
 
     def put(network: Params) -> None:

@@ -145,6 +145,8 @@ class _Links:
 
     def _product(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
         own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
+        if not {"weight", "bias"} <= own.keys():
+            return False  # what stands in for a parameter is none
         given = [leaf for leaf in ("weight", "bias") if f"{name}.{leaf}" in self.stack]
         if len(given) < 1 + (own["bias"] is not None):
             if has_ties(self.model):
@@ -175,6 +177,8 @@ class _Links:
 
     def _norm(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
         slots = layer._parameters | layer._buffers
+        if not {"weight", "bias", "running_mean", "running_var"} <= slots.keys():
+            return False
         self.unread -= f"{name}.num_batches_tracked" in self.stack
         mean, variance = self._of_all(name, "running_mean", slots), self._of_all(name, "running_var", slots)
         weight, bias = self._of_all(name, "weight", slots), self._of_all(name, "bias", slots)
