@@ -269,7 +269,7 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
     model, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 64), nn.Linear(64, 1)), torch.randn(5, 3)
     bnn = bl.bayesianize(model, bl.DeepEnsemble(2), likelihood=bl.likelihoods.Gaussian(0.1))
     particles = Particles({"0.weight": torch.randn(8, 2, 3)})
-    whole = module._abreast(bnn.model, particles.values, range(8), lambda: iter([x]))
+    whole = module._abreast(bnn.model, bnn.model, particles.values, range(8), lambda: iter([x]))
     at_once = []
 
     def recorded(model, stack, inputs, chain):
@@ -278,11 +278,11 @@ def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
 
     monkeypatch.setattr(module, "outputs_abreast", recorded)
     monkeypatch.setattr(module, "ACTIVATIONS", {"cpu": 3 * 64 * 5})
-    found = module._abreast(bnn.model, particles.values, range(8), lambda: iter([x]))
+    found = module._abreast(bnn.model, bnn.model, particles.values, range(8), lambda: iter([x]))
     torch.testing.assert_close(found, whole)
     assert at_once == [3, 3, 2]
     monkeypatch.setattr(module, "BUSY", {"cpu": 64 * 5 - 1})
-    assert module._abreast(bnn.model, particles.values, range(8), lambda: iter([x])) is None
+    assert module._abreast(bnn.model, bnn.model, particles.values, range(8), lambda: iter([x])) is None
     torch.testing.assert_close(module._of_stack(bnn.model, particles.values, lambda: iter([x])), whole)
 
 

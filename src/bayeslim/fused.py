@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial, reduce
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,7 @@ def fused(model: nn.Module) -> Iterator[None]:
     """
     taken: list[nn.Module] = []
     try:
-        for module, forward in _quicker(model):
+        for module, forward in quicker(model):
             taken.append(module)
             vars(module)["forward"] = forward
         yield
@@ -63,14 +63,14 @@ def fused(model: nn.Module) -> Iterator[None]:
             del vars(module)["forward"]
 
 
-def _quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
+def quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
     """Modules that can be called in another way, the outermost of those within each other, with that way."""
     device = device_of(model).type
     modules = modules_of(model)
-    if not _is_allowed(modules, device):
+    if not is_quiet(device) or any(map(is_compiled, modules)):
         return
     within: set[nn.Module] = set()
-    for module in modules:
+    for module in sorted(modules, key=_is_row, reverse=True):
         if module in within or not is_plain(module):
             continue
         if _is_row(module):
@@ -78,7 +78,8 @@ def _quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
             steps = steps_of(layers, device)
             if len(steps) < len(layers) or not all(map(is_, steps, layers)):
                 has_norms = any(isinstance(layer, _NormBase) for layer in layers)
-                yield module, partial(_run, steps, layers, SOME[device] if has_norms or device == "cpu" else 0)
+                alone = [(_step_of(layer, device) if is_plain(layer) else None) or layer for layer in layers]
+                yield module, partial(_run, steps, alone, SOME[device] if has_norms or device == "cpu" else 0)
         elif (step := _step_of(module, device)) is not None:
             yield module, step
 
@@ -87,23 +88,27 @@ def _step_of(layer: Any, device: str) -> Step | None:
     """What to do in place of calling one layer; None for what is called as it is."""
     kind = plain_type(layer)
     if kind in _DIMENSIONS:
-        return partial(_normed, layer) if _is_fixed(layer) else None
+        return partial(_normed, layer) if is_fixed(layer) else None
     if kind is nn.Conv2d:
         known = layer.padding_mode == "zeros" and {"weight", "bias"} <= layer._parameters.keys()
         return partial(_convolved, layer) if known else None
     return partial(_pooled, layer) if device == "cpu" and _is_simple_pool(layer) else None
 
 
-def _is_allowed(modules: Sequence[nn.Module], device: str) -> bool:
-    """Whether nothing else has a say in how modules are called."""
+def is_quiet(device: str) -> bool:
+    """Whether nothing has a say in how modules of all kinds are called."""
     return (
         device in MANY
         and not torch.is_autocast_enabled(device)
         and not torch.compiler.is_compiling()
         and not every_module._global_forward_hooks
         and not every_module._global_forward_pre_hooks
-        and not any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
     )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling a module is calling something that was compiled."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -128,8 +133,8 @@ def _layers(row: nn.Module, within: set[nn.Module]) -> Iterator[nn.Module]:
             yield layer
 
 
-def _run(steps: Sequence[Step], layers: Sequence[nn.Module], some: int, x: Any) -> Any:
-    for step in steps if isinstance(x, Tensor) and x.numel() > some else layers:
+def _run(steps: Sequence[Step], alone: Sequence[Step], some: int, x: Any) -> Any:
+    for step in steps if isinstance(x, Tensor) and x.numel() > some else alone:
         x = step(x)
     return x
 
@@ -147,7 +152,7 @@ def steps_of(layers: Sequence[nn.Module], device: str) -> list[Step]:
             continue
         if kind in _NORMS:
             norm: Any = None
-            if i < len(layers) and kinds[i] is _NORMS[kind] and _is_fixed(layers[i]):
+            if i < len(layers) and kinds[i] is _NORMS[kind] and is_fixed(layers[i]):
                 norm = layers[i]
                 i += 1
             rectified = device == "cuda" and i < len(layers) and kinds[i] is nn.ReLU
@@ -155,7 +160,7 @@ def steps_of(layers: Sequence[nn.Module], device: str) -> list[Step]:
             changes = norm or rectified or IS_ARM
             steps.append(_product(layer, norm, rectified, device) if changes else layer)
             fresh = True
-        elif kind is nn.ReLU:
+        elif kind is nn.ReLU and (fresh or not cast(nn.ReLU, layer).inplace):  # else others read what it writes to
             if device == "cpu" and i < len(layers) and kinds[i] is nn.MaxPool2d and _is_simple_pool(layers[i]):
                 steps.append(partial(_pooled, layers[i]))
                 i, fresh = i + 1, True
@@ -178,7 +183,7 @@ def _product(layer: Any, norm: Any, rectified: bool, device: str) -> Step:
         if (
             _numbers_given(layer, x, weight) > max(MANY[device], 4 * weight.numel())
             and x.ndim == weight.ndim  # else the features of a linear layer are not those of the norm
-            and _is_full(x, weight, norm.running_var)
+            and is_full(x, weight, norm.running_var)
         ):
             return apply(layer, x, *_scaled(weight, bias, norm), rectified)
         x = apply(layer, x, weight, bias, False)
@@ -208,7 +213,7 @@ def _numbers_given(layer: Any, x: Tensor, weight: Tensor) -> int:
 def _linear(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool) -> Tensor:
     if rectified and x.is_cuda and x.ndim == 2 and bias is not None:
         return torch._addmm_activation(bias, x, weight.mT)
-    with by_blas() if weight.shape[0] > NARROW and _is_full(x, weight) else nullcontext():
+    with by_blas() if weight.shape[0] > NARROW and is_full(x, weight) else nullcontext():
         x = F.linear(x, weight, bias)
     return x.relu_() if rectified else x
 
@@ -227,13 +232,13 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     return torch.conv2d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
-def _is_fixed(norm: Any) -> bool:
+def is_fixed(norm: Any) -> bool:
     """Whether a batch norm is the same function for every batch, of the tensors that it was made with."""
     known = {"weight", "bias"} <= norm._parameters.keys() and {"running_mean", "running_var"} <= norm._buffers.keys()
     return known and not norm.training and norm.running_mean is not None and norm.running_var is not None
 
 
-def _is_full(*tensors: Tensor) -> bool:
+def is_full(*tensors: Tensor) -> bool:
     """Whether all are of one precision, and not of half of it, in which scaled weights would be rounded once more."""
     dtype = tensors[0].dtype
     return dtype in (torch.float32, torch.float64) and all(tensor.dtype == dtype for tensor in tensors)

@@ -39,12 +39,23 @@ def passes(model: nn.Module, networks: Callable[[Params], Iterable[Params]], bat
         networks: given the model's own tensors, those of each network, of the same precisions and on the same devices.
         batches: the inputs.
     """
+    with lent(model) as (own, put), fused(model):
+
+        def called() -> Iterator[nn.Module]:
+            for network in networks(own):
+                put(network)
+                yield model
+
+        return passes_of(called(), model, batches)
+
+
+def passes_of(networks: Iterable[nn.Module], model: nn.Module, batches: Batches) -> Tensor:
+    """The outputs of networks that are modules of the architecture of `model`, one after the other, (S, N, ...)."""
     outputs = []
     few = IS_ARM and batch_size(next(batches())) <= FEW
-    with lent(model) as (own, put), products_of(model) if few else nullcontext(), fused(model):
-        for network in networks(own):
-            put(network)
-            each = [call(model, x) for x in batches()]
+    with products_of(model) if few else nullcontext():
+        for network in networks:
+            each = [call(network, x) for x in batches()]
             outputs.append(each[0] if len(each) == 1 else torch.cat(each))
     return torch.stack(outputs)
 

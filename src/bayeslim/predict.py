@@ -27,9 +27,10 @@ from bayeslim.methods.abreast import dense_width, outputs_abreast
 from bayeslim.methods.chain import Chain, chain_of
 from bayeslim.methods.mapped import is_worth_trying, outputs_mapped
 from bayeslim.noise import drawing_from
-from bayeslim.passes import converted, networks_of, passes
+from bayeslim.passes import converted, networks_of, passes, passes_of
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.results import Prediction
+from bayeslim.twins import twins_of
 from bayeslim.types import (
     Batches,
     Inputs,
@@ -43,6 +44,7 @@ from bayeslim.types import (
     modules_of,
     to_device,
 )
+from bayeslim.unrolled import unrolled
 
 LEAST, MOST = 2**10, 2**14
 NUMBERS = {"cpu": 2**20, "cuda": 2**23}
@@ -144,7 +146,8 @@ def predictive(
         return torch.cat([call(bnn.model, inputs, params) for inputs in batches()]).unsqueeze(0)
     stacks = stacks_of(posterior, bnn.model, samples, generator)
     if not dense_width(bnn.model):
-        return passes(bnn.model, converted(network for stack in stacks for network in unstacked(stack)), batches)
+        row = unrolled(bnn.model, next(batches()))
+        return passes(row, converted(network for stack in stacks for network in unstacked(stack)), batches)
     return torch.cat([_of_stack(bnn.model, stack, batches) for stack in stacks])
 
 
@@ -179,12 +182,16 @@ def _(
     if how == "mean":
         return passes(bnn.model, converted([bnn.method.one_network(bnn)]), batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-    outputs = _abreast(bnn.model, posterior.values | posterior.buffers, chosen, batches, posterior)
+    row = unrolled(bnn.model, next(batches()))
+    outputs = _abreast(bnn.model, row, posterior.values | posterior.buffers, chosen, batches, posterior)
     if outputs is not None:
         return outputs
 
     def one_by_one() -> Tensor:
-        return passes(bnn.model, networks_of(posterior, chosen, bnn.model), batches)
+        twins = twins_of(posterior, chosen, row)
+        if twins is not None:
+            return passes_of(twins, row, batches)
+        return passes(row, networks_of(posterior, chosen, row), batches)
 
     if is_worth_trying(bnn.model, posterior, chosen, batches):
         return outputs_mapped(bnn.model, posterior, batches, one_by_one)
@@ -205,29 +212,35 @@ def _kept_chain(particles: Particles | None, model: nn.Module, stack: Params) ->
 
 def _of_stack(model: nn.Module, stack: Params, batches: Batches) -> Tensor:
     """The outputs of all networks of a stack, (S, N, ...): abreast where that takes less time, else one by one."""
-    outputs = _abreast(model, stack, range(len(_any(stack))), batches)
-    return passes(model, converted(unstacked(stack)), batches) if outputs is None else outputs
+    row = unrolled(model, next(batches()))
+    outputs = _abreast(model, row, stack, range(len(_any(stack))), batches)
+    return passes(row, converted(unstacked(stack)), batches) if outputs is None else outputs
 
 
 def _abreast(
-    model: nn.Module, stack: Params, chosen: Sequence[int], batches: Batches, particles: Particles | None = None
+    model: nn.Module,
+    row: nn.Module,
+    stack: Params,
+    chosen: Sequence[int],
+    batches: Batches,
+    particles: Particles | None = None,
 ) -> Tensor | None:
     """The outputs of networks out of a stack, (S, N, ...), several at once.
 
-    None for networks that are not to be called so, for one alone, and those that are as quick alone. The stack may
-    be that of all particles.
+    None for networks that are not to be called so, for one alone, and those that are as quick alone. The row is the
+    model unrolled; the stack may be that of all particles.
     """
     if len(chosen) < 2:
         return None
-    width = dense_width(model)  # of all layers, as those that are not random give an output for each of them, too
-    step = _at_once(model, width, next(batches()), "cuda" if _any(stack).is_cuda else "cpu")
+    width = dense_width(row)  # of all layers, as those that are not random give an output for each of them, too
+    step = _at_once(row, width, next(batches()), "cuda" if _any(stack).is_cuda else "cpu")
     if not step:
         return None
     outputs = []
     with nullcontext() if 0 < width <= NARROW else by_blas():
         for start in range(0, len(chosen), step):
             some = _taken(stack, chosen[start : start + step])
-            chain = _kept_chain(particles if some is stack else None, model, some)
+            chain = _kept_chain(particles if some is stack else None, row, some)
             each: list[Tensor] = []
             for x in batches():
                 if (values := outputs_abreast(model, some, x, chain)) is None:

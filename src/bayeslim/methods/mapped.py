@@ -7,12 +7,8 @@ ways, and never again abreast if that failed, said something else, or left anyth
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from operator import is_
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.conv import _ConvNd
 
+from bayeslim.belongings import Belongings
 from bayeslim.fused import is_plain
 from bayeslim.methods.chain import has_ties
 from bayeslim.passes import written
@@ -35,8 +32,6 @@ MEMBERS = 5
 """Fewer networks are quicker one after the other."""
 TOLERANCE = 1e-2
 """How far outputs may be apart, relative to the largest: convolutions on a GPU round to ten bits or so."""
-
-_CONTAINERS = (dict, OrderedDict, list, set)
 
 _agrees: WeakKeyDictionary[Particles, bool] = WeakKeyDictionary()
 """Whether networks were seen to say and do the same both ways."""
@@ -61,7 +56,7 @@ def outputs_mapped(
 ) -> Tensor:
     """The outputs of all particles, (S, N, ...): under `vmap` if that does the same, else one by one."""
     is_new = particles not in _agrees
-    before = _Belongings(model)
+    before = Belongings(module for module in modules_of(model) if not _is_torchs(module))
     outputs = _tried(model, particles, batches) if not is_new or _can_be_mapped(model, particles) else None
     if outputs is None or not before.are_left():
         before.put_back()
@@ -72,6 +67,11 @@ def outputs_mapped(
         _agrees[particles] = _is_same(outputs, alone)
         return outputs if _agrees[particles] else alone
     return outputs
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether it is one of torch's own, which leave nothing behind."""
+    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _can_be_mapped(model: nn.Module, particles: Particles) -> bool:
@@ -101,34 +101,3 @@ def _called(model: nn.Module, x: Tensor, tensors: Params) -> Tensor:
 def _is_same(outputs: Tensor, alone: Tensor) -> bool:
     same_kind = outputs.shape == alone.shape and outputs.dtype == alone.dtype
     return same_kind and bool((outputs - alone).abs().max() <= TOLERANCE * alone.abs().max())
-
-
-class _Belongings:
-    """What modules hold; torch's own leave nothing behind."""
-
-    def __init__(self, model: nn.Module):
-        held: list[Any] = []
-        for module in modules_of(model):
-            if not type(module).__module__.startswith("torch.nn.modules."):
-                own = vars(module)
-                held += [own, *(value for value in own.values() if type(value) in _CONTAINERS)]
-        self.held = [(things, copy.copy(things)) for things in held]
-
-    def are_left(self) -> bool:
-        """Whether they hold the very same."""
-        return all(
-            len(things) == len(before) and all(map(is_, _values(things), _values(before)))
-            for things, before in self.held
-        )
-
-    def put_back(self) -> None:
-        """Let them hold that again."""
-        for things, before in self.held:
-            things.clear()
-            (things.extend if isinstance(things, list) else things.update)(before)
-
-
-def _values(things: Any) -> Iterable[Any]:
-    if isinstance(things, set):
-        return sorted(things, key=id)  # a copy may have another order
-    return things.values() if isinstance(things, dict) else things

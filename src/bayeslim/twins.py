@@ -1,0 +1,149 @@
+"""Networks of particles, each as a module of its own, made ready once and kept with the particles.
+
+A twin of an unrolled network (`unrolled`) has the tensors of one particle, as views. What can be made ready is: batch
+norms are scaled into the convolutions before them, and layers are called as `fused` calls them. Exchanging the model's
+tensors in every prediction, and finding out what to call, takes longer than a small network does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter, is_
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from bayeslim.belongings import Belongings
+from bayeslim.fused import is_fixed, is_full, is_plain, is_quiet, quicker
+from bayeslim.passes import KEPT, written
+from bayeslim.posteriors import Particles
+from bayeslim.types import Params, modules_of
+from bayeslim.unrolled import is_unrolled
+
+SCALED = 2**24
+"""How many weights of all particles may be copied to scale batch norms into them."""
+
+
+@dataclass(eq=False, slots=True)
+class _Twins:
+    """Those of particles.
+
+    Attributes:
+        model: what they are twins of.
+        belongings: what its modules held then.
+        slots: where these keep tensors.
+        fits: precisions and devices of those.
+        stack: all particles' tensors.
+        versions: of these.
+        modules: the twins, by number.
+    """
+
+    model: nn.Module
+    belongings: Belongings
+    slots: list[dict[str, Any]]
+    fits: list[Any]
+    stack: list[Tensor]
+    versions: list[int]
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+
+    def are_of(self, model: nn.Module, tensors: list[Tensor]) -> bool:
+        """Whether they would be made the same now."""
+        return (
+            self.model is model
+            and len(self.stack) == len(tensors)
+            and all(map(is_, self.stack, tensors))
+            and self.versions == _versions_of(tensors)
+            and self.fits == _fits_of(self.slots)
+            and self.belongings.are_left()
+        )
+
+
+_kept: WeakKeyDictionary[Particles, _Twins] = WeakKeyDictionary()
+
+
+def twins_of(particles: Particles, chosen: Sequence[int], model: nn.Module) -> list[nn.Module] | None:
+    """Modules that are networks of the particles; None where they cannot be kept, or anything else has a say in calls.
+
+    Args:
+        particles: the networks.
+        chosen: their numbers.
+        model: their architecture, unrolled, in evaluation mode.
+    """
+    stack = particles.values | particles.buffers
+    tensors = list(stack.values())
+    if not is_quiet(tensors[0].device.type):
+        return None
+    kept = _kept.get(particles)
+    if kept is None or not kept.are_of(model, tensors):
+        if not _can_be_kept(model, stack):
+            return None
+        modules = modules_of(model)
+        slots = [slots for module in modules for slots in (module._parameters, module._buffers) if slots]
+        belongings = Belongings(modules, seen=True)
+        kept = _Twins(model, belongings, slots, _fits_of(slots), tensors, _versions_of(tensors))
+        _kept[particles] = kept
+    for k in chosen:
+        if k not in kept.modules:
+            kept.modules[k] = _twin(model, {name: values[k].data for name, values in stack.items()}, particles.count)
+    return [kept.modules[k] for k in chosen]
+
+
+_kind = attrgetter("dtype", "device")
+
+
+def _fits_of(slots: list[dict[str, Any]]) -> list[Any]:
+    return [_kind(tensor) for some in slots for tensor in some.values() if tensor is not None]
+
+
+def _versions_of(tensors: list[Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
+
+
+def _can_be_kept(model: nn.Module, stack: Params) -> bool:
+    """Whether particles have all tensors that a network is made of, of the same kind, and changes would be seen."""
+    own = _tensors_of(model)
+    return (
+        is_unrolled(model)
+        and all(map(is_plain, modules_of(model)))
+        and own.keys() == stack.keys()
+        and not written(model, dict(model.named_buffers()))
+        and len(stack) * len(next(iter(stack.values()))) <= KEPT
+        and all(_kind(values) == _kind(own[name]) and not values.is_inference() for name, values in stack.items())
+    )
+
+
+def _tensors_of(model: nn.Module) -> Params:
+    return dict((*model.named_parameters(), *model.named_buffers()))
+
+
+def _twin(model: nn.Module, network: Params, count: int) -> nn.Module:
+    twin = copy.deepcopy(model, {id(own): network[name] for name, own in _tensors_of(model).items()})
+    modules = modules_of(twin)
+    scaled = sum(c.weight.numel() for c in modules if isinstance(c, nn.Conv2d)) * count <= SCALED
+    for module in modules:
+        if scaled and type(module) is nn.Sequential:
+            _scale_norms(module)
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+    for module, forward in list(quicker(twin)):
+        vars(module)["forward"] = forward
+    return twin
+
+
+def _scale_norms(row: nn.Sequential) -> None:
+    """Scale every batch norm after a convolution into a copy of that."""
+    before = ""
+    for name, norm in list(row._modules.items()):
+        layer = row._modules.get(before)
+        if type(layer) is nn.Conv2d and type(norm) is nn.BatchNorm2d and _can_be_scaled(layer, norm):
+            row._modules[before] = fuse_conv_bn_eval(layer, norm)
+            del row._modules[name]
+        before = name
+
+
+def _can_be_scaled(layer: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
+    return is_fixed(norm) and norm.running_var is not None and is_full(layer.weight, norm.running_var)

@@ -1,0 +1,284 @@
+"""Networks as rows: what a forward calls one after the other, as an `nn.Sequential` of the same layers.
+
+Rows are called at less cost (`fused`, `methods.chain`), and most forwards that people write are one, or are made of a
+few. What a forward does is seen by `torch.fx`, which follows it once without numbers. With numbers it might do
+something else, so that rows are used only for inputs of a shape for which they gave the same outputs, to the bit; and
+they are made anew when anything else was put into one of the network's modules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.container import ModuleDict, ModuleList, Sequential
+
+from bayeslim.belongings import Belongings
+from bayeslim.fused import is_compiled, is_plain, is_quiet
+from bayeslim.stochastic import plain_type
+from bayeslim.types import Inputs, call, device_of, modules_of
+
+EXAMPLES = 7
+"""How many inputs both are compared on: a number that is seldom that of anything else."""
+
+_MODULES: dict[Any, type[nn.Module]] = {
+    F.relu: nn.ReLU, torch.relu: nn.ReLU, "relu": nn.ReLU, F.gelu: nn.GELU, F.silu: nn.SiLU, F.elu: nn.ELU,
+    F.leaky_relu: nn.LeakyReLU, F.softplus: nn.Softplus, F.tanh: nn.Tanh, torch.tanh: nn.Tanh, "tanh": nn.Tanh,
+    F.sigmoid: nn.Sigmoid, torch.sigmoid: nn.Sigmoid, "sigmoid": nn.Sigmoid, F.max_pool2d: nn.MaxPool2d,
+    F.avg_pool2d: nn.AvgPool2d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+}  # fmt: skip
+"""Modules that do the same as functions and methods, given the same arguments."""
+_FLATTENED = (torch.flatten, "flatten")
+_RESHAPED = (torch.reshape, "reshape", "view")
+_AVERAGED, _POSITIONS = (torch.mean, "mean"), ((2, 3), [2, 3], (-2, -1), [-2, -1], (-1, -2), [-1, -2])
+_DROPPED = (F.dropout, F.dropout2d, F.alpha_dropout)
+
+
+@dataclass(eq=False, slots=True)
+class _Seen:
+    """A network that was looked at.
+
+    Attributes:
+        belongings: what its modules held then.
+        rows: it as a row, or made of rows, if it could be followed.
+        agrees: whether both gave the same, by the kind of inputs.
+    """
+
+    belongings: Belongings
+    rows: nn.Module | None
+    agrees: dict[Any, bool] = field(default_factory=dict)
+
+
+_seen: WeakKeyDictionary[nn.Module, _Seen] = WeakKeyDictionary()
+
+
+def unrolled(model: nn.Module, inputs: Inputs) -> nn.Module:
+    """A network in evaluation mode for such inputs: an `nn.Sequential` if it is a row, else a network made of rows.
+
+    The tensors and their names are those of the model. It is the model itself where nothing is known to be the same.
+    """
+    if not isinstance(inputs, Tensor) or is_unrolled(model) or not is_quiet(inputs.device.type):
+        return model
+    seen = _seen.get(model)
+    if seen is None or not seen.belongings.are_left():
+        rows = _rows_of(model)
+        seen = _seen[model] = _Seen(Belongings(filter(_is_followed, modules_of(model)), seen=True), rows)
+    if seen.rows is None:
+        return model
+    some = inputs[:EXAMPLES]
+    kind = some.shape, inputs.dtype, inputs.device
+    if kind not in seen.agrees:
+        seen.agrees[kind] = _agree(model, seen.rows, some)
+    return seen.rows if seen.agrees[kind] else model
+
+
+def is_unrolled(model: nn.Module) -> bool:
+    """Whether a network is a row of torch's own layers, or was made of some."""
+    return isinstance(model, Graph) or (
+        type(model) is Sequential and not any(map(_is_followed, model._modules.values()))
+    )
+
+
+def _is_followed(module: nn.Module | None) -> bool:
+    """Whether what a module does is what it calls: torch's own layers are called as they are."""
+    kind = nn.Identity if module is None else plain_type(module)
+    if kind in (Sequential, ModuleList, ModuleDict):
+        return True
+    return kind is not _Call and not kind.__module__.startswith("torch.nn.modules.")
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not _is_followed(m)
+
+
+def _rows_of(model: nn.Module) -> nn.Module | None:
+    """A network as a row, or made of rows; None if it cannot be followed, is looked on at, or may write to buffers."""
+    modules = modules_of(model)
+    if not all(map(is_plain, modules)) or any(map(is_compiled, modules)):
+        return None
+    if any(module._buffers and not isinstance(module, _NormBase) for module in modules):
+        return None
+    if len(inspect.signature(model.forward).parameters) != 1:
+        return None
+    before = Belongings(modules)
+    try:
+        with _random_states_kept(model):
+            graph = _Tracer().trace(model)
+    except Exception:  # whatever a forward does when it is given no numbers
+        return None
+    finally:
+        before.put_back()
+    if any(node.op == "get_attr" for node in graph.nodes):
+        return None
+    layers = dict(model.named_modules())
+    rows = _one_row(graph, layers) or _several_rows(graph, layers)
+    return rows if _tensors_of(rows) == _tensors_of(model) else None
+
+
+def _random_states_kept(model: nn.Module) -> Any:
+    device = device_of(model)
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def _tensors_of(model: nn.Module) -> dict[str, int]:
+    return {name: id(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _one_row(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Sequential | None:
+    """The row that a graph is; None if anything but the last value goes into a call."""
+    links: dict[str, nn.Module] = {}
+    sizes, counts = _sizes_in(graph)
+    last, *nodes, output = (node for node in graph.nodes if node not in sizes)
+    for node in nodes:
+        modules = _modules_of(node, counts, layers) or _call_of(node)
+        if not modules or node.args[0] is not last:
+            return None
+        path = str(node.target)
+        for number, module in enumerate(modules):
+            is_first = module is layers.get(path) and path not in links  # tensors have the names that they had
+            links[path if is_first else f"{node.name}({number})"] = module
+        last = node
+    return _row_of(links) if output.args[0] is last else None
+
+
+def _row_of(modules: Mapping[str, nn.Module]) -> nn.Sequential:
+    row = Sequential()
+    row._modules.update(modules)
+    row.training = False  # of itself: the layers stay as they are
+    return row
+
+
+def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module:
+    """A network that calls rows, of layers of which each is given what the one before gave, and nobody else is."""
+    parts: dict[str, nn.Module] = {node.target: layers[node.target] for node in graph.nodes if node.op == "call_module"}
+    rows: dict[fx.Node, list[nn.Module]] = {}
+    for node in list(graph.nodes):
+        modules = _modules_of(node, set(), layers)
+        if not modules:
+            continue
+        before: Any = node.args[0]
+        if before in rows and len(before.users) == 1:
+            modules = rows.pop(before) + modules
+            node.args = (before.args[0], *node.args[1:])
+            graph.erase_node(before)
+        rows[node] = modules
+    for node in list(graph.nodes):
+        modules = rows.get(node, [])
+        if modules or node.op == "call_module":
+            name = f"part {len(parts)}"  # without dots, so that it is an attribute
+            parts[name] = (
+                _row_of({str(i): module for i, module in enumerate(modules)})
+                if len(modules) > 1
+                else modules[0]
+                if modules
+                else layers[node.target]
+            )
+            with graph.inserting_after(node):
+                called = graph.call_module(name, *((node.args[:1],) if modules else (node.args, node.kwargs)))
+            node.replace_all_uses_with(called)
+            graph.erase_node(node)
+    return Graph(parts, type(fx.GraphModule(parts, graph)).forward)
+
+
+class Graph(nn.Module):
+    """A network that is called as a graph.
+
+    Args:
+        parts: layers by their paths, then whatever is called, by a name of its own: layers, and rows of them.
+        code: calls them.
+    """
+
+    def __init__(self, parts: Mapping[str, nn.Module], code: Callable[[nn.Module, Any], Any]):
+        super().__init__()
+        self._modules.update(parts)
+        self.code = code
+        self.training = False
+
+    def forward(self, x: Any) -> Any:
+        """What the network gives."""
+        return self.code(self, x)
+
+
+def _sizes_in(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What a graph reads of shapes that is of use here, and what of it is how many examples there are."""
+    shapes: set[fx.Node] = set()
+    counts: set[fx.Node] = set()
+    for node in graph.nodes:
+        target, rest = node.target, node.args[1:]
+        if (target == "size" and not rest) or (target is getattr and rest == ("shape",)):
+            shapes.add(node)
+        elif rest == (0,) and (target == "size" or (target is operator.getitem and node.args[0] in shapes)):
+            counts.add(node)
+    return shapes | counts, counts
+
+
+def _modules_of(node: fx.Node, counts: set[fx.Node], layers: Mapping[str, nn.Module]) -> list[nn.Module]:
+    """What a node does to its first value, as modules; none if it is not known, or needs anything else."""
+    target: Any = node.target
+    args, kwargs = node.args[1:], node.kwargs
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return []
+    if node.op == "call_module":
+        return [] if args or kwargs else [layers[target]]
+    if target in _RESHAPED and not kwargs and _are_rows(args, counts):
+        return [nn.Flatten()]
+    if len(node.all_input_nodes) != 1:
+        return []
+    if target in _FLATTENED and args in ((1,), (1, -1)) and not kwargs:
+        return [nn.Flatten()]
+    if target in _AVERAGED and args and args[0] in _POSITIONS and not args[1:] and not kwargs:
+        return [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    if target in _DROPPED and kwargs.get("training", True) is False:
+        return [nn.Identity()]
+    kind = _MODULES.get(target)
+    if kind is None or (kind is nn.MaxPool2d and len(args) > 4):  # then its arguments are in another order
+        return []
+    return [kind(*args, **kwargs).eval()]
+
+
+def _are_rows(shape: tuple[Any, ...], counts: set[fx.Node]) -> bool:
+    """Whether a value gets one row for an example: of a length that is given, that is seen from what comes out."""
+    if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+        shape = tuple(shape[0])
+    first, second = shape if len(shape) == 2 else (0, 0)
+    return (first in counts and second == -1) or (first == -1 and isinstance(second, int))
+
+
+def _call_of(node: fx.Node) -> list[nn.Module]:
+    """A node as a module that calls the same."""
+    known = node.op in ("call_function", "call_method") and node.all_input_nodes == list(node.args[:1])
+    return [_Call(node.target, node.args[1:], node.kwargs)] if known else []
+
+
+class _Call(nn.Module):
+    """A function, or a method by its name, of one value."""
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        super().__init__()
+        self.target, self.args, self.kwargs = target, args, kwargs
+
+    def forward(self, x: Any) -> Any:
+        """What it gives."""
+        if isinstance(self.target, str):
+            return getattr(x, self.target)(*self.args, **self.kwargs)
+        return self.target(x, *self.args, **self.kwargs)
+
+
+def _agree(model: nn.Module, rows: nn.Module, inputs: Tensor) -> bool:
+    """Whether both give the same for inputs, of which they are given copies, as they may write to them."""
+    with _random_states_kept(model):
+        expected = call(model, inputs.clone())
+        try:
+            found = rows(inputs.clone())
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError):
+            return False
+    return isinstance(found, Tensor) and found.dtype == expected.dtype and torch.equal(found, expected)

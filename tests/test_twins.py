@@ -1,0 +1,159 @@
+"""Networks of particles that are kept as modules: they are what the particles and the model are now."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import bayeslim as bl
+from bayeslim import twins as module
+from bayeslim.posteriors import Particles
+from bayeslim.twins import twins_of
+
+
+def with_norms():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4),
+        nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2),
+    )  # fmt: skip
+
+
+def particles_of(model, members=4):
+    generator = torch.Generator().manual_seed(1)
+
+    def several(tensor):
+        if not tensor.is_floating_point():
+            return torch.stack([tensor] * members)
+        return torch.rand(members, *tensor.shape, generator=generator).to(tensor) + 0.1
+
+    values = {name: several(p.detach()) for name, p in model.named_parameters()}
+    return Particles(values, buffers={name: several(b) for name, b in model.named_buffers()})
+
+
+@pytest.fixture
+def kept():
+    """A network with norms, its particles, and a check that predictions are those of each network alone."""
+    torch.manual_seed(0)
+    bnn = bl.bayesianize(with_norms(), bl.DeepEnsemble(4), likelihood=bl.likelihoods.Gaussian())
+    bnn.state["posterior"] = particles_of(bnn.model)
+    x = torch.randn(300, 1, 8, 8)
+
+    def check(samples=None):
+        posterior = bnn.posterior_
+        own = next(bnn.model.parameters())
+        outputs = bl.predict(bnn, x.to(own), samples).samples
+        for k, found in zip(posterior.spread(samples or 4), outputs, strict=True):
+            twin = copy.deepcopy(bnn.model).eval()
+            twin.load_state_dict(posterior.network(k, twin))
+            with torch.no_grad():
+                torch.testing.assert_close(found, twin(x.to(own)), rtol=1e-4, atol=1e-4)
+
+    check()
+    assert len(module._kept[bnn.posterior_].modules) == 4
+    return bnn, check
+
+
+def test_norms_after_convolutions_are_scaled_into_them_and_the_rest_are_views(kept):
+    bnn, _ = kept
+    posterior = bnn.posterior_
+    twin = module._kept[posterior].modules[2]
+    assert [type(layer) for layer in twin].count(nn.BatchNorm2d) == 0
+    assert twin[-1].weight.data_ptr() == posterior.values["9.weight"][2].data_ptr()
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in bnn.model) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("values", "0.weight"), ("values", "9.bias"), ("buffers", "1.running_var"), ("values", "4.bias")]
+)
+def test_what_changes_in_place_is_seen(kept, kind, name):
+    bnn, check = kept
+    getattr(bnn.posterior_, kind)[name].mul_(2)
+    check()
+    check(samples=2)
+
+
+def test_other_tensors_and_other_precisions_are_seen(kept):
+    bnn, check = kept
+    bnn.posterior_.values["0.weight"] = torch.randn(4, 4, 1, 3, 3)
+    check()
+    bnn.double()
+    check()
+    assert twins_of(bnn.posterior_, [0], bnn.model) is None
+    bnn.float()
+    check()
+    assert twins_of(bnn.posterior_, [0], bnn.model.eval()) is not None
+
+
+def test_what_changes_in_the_model_is_seen(kept):
+    bnn, check = kept
+    bnn.model[4].eps = 3.0
+    check()
+    bnn.model[2] = nn.Tanh()
+    check()
+    bnn.model[0].padding, bnn.model[3].dilation = (1, 1), (2, 2)
+    check()
+    calls = []
+    handle = bnn.model[6].register_forward_hook(lambda *_: calls.append(1))
+    check()
+    assert len(calls) == 8  # half of them by what it is compared with
+    handle.remove()
+    bnn.model[9].forward = lambda x: x[:, :2] * 7
+    check()
+
+
+def test_nothing_is_kept_of_networks_that_write_to_buffers_or_that_the_particles_are_a_part_of(kept):
+    bnn, _ = kept
+    posterior, model = bnn.posterior_, bnn.model.eval()
+    before = {name: value.clone() for name, value in posterior.buffers.items()}
+    assert twins_of(Particles({"0.weight": posterior.values["0.weight"]}), [0], model) is None
+    model[1].train()
+    assert twins_of(posterior, [0], model) is None
+    model[1].eval()
+    with torch.inference_mode():
+        inside = Particles({n: v.clone() for n, v in posterior.values.items()}, buffers=posterior.buffers)
+    assert twins_of(inside, [0], model) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert twins_of(posterior, [0], model) is None
+    assert twins_of(posterior, [0], model) is not None
+    assert all(torch.equal(value, before[name]) for name, value in posterior.buffers.items())
+
+
+def test_norms_are_not_scaled_into_many_weights(kept, monkeypatch):
+    bnn, check = kept
+    monkeypatch.setattr(module, "SCALED", 100)
+    bnn.state["posterior"] = particles_of(bnn.model)
+    check()
+    assert any(isinstance(layer, nn.BatchNorm2d) for layer in module._kept[bnn.posterior_].modules[0])
+
+
+def test_no_more_is_kept_than_that(kept, monkeypatch):
+    bnn, check = kept
+    monkeypatch.setattr(module, "KEPT", 4 * len(bnn.posterior_.values | bnn.posterior_.buffers) - 1)
+    bnn.state["posterior"] = particles_of(bnn.model)
+    check()
+    assert bnn.posterior_ not in module._kept
+
+
+def test_a_convolution_that_stands_twice_has_the_norm_of_each_place():
+    shared = nn.Conv2d(2, 2, 1)
+    model = nn.Sequential(shared, nn.BatchNorm2d(2), shared, nn.BatchNorm2d(2), shared, nn.Flatten()).eval()
+    particles, x = particles_of(model, 2), torch.randn(3, 2, 2, 2)
+    for k, twin in enumerate(twins_of(particles, [0, 1], model)):
+        alone = copy.deepcopy(model)
+        alone.load_state_dict(particles.network(k, alone), strict=False)
+        with torch.no_grad():
+            torch.testing.assert_close(twin(x), alone(x))
+
+
+def test_nothing_is_kept_alive(kept):
+    bnn, _ = kept
+    posterior, weight = weakref.ref(bnn.posterior_), weakref.ref(bnn.posterior_.values["0.weight"])
+    bnn.state["posterior"] = particles_of(bnn.model)
+    gc.collect()
+    assert posterior() is None
+    assert weight() is None
