@@ -6,9 +6,10 @@ For predictions, where nothing is differentiated. In every `nn.Sequential` of a 
 - a rectifier is part of what is before it on a GPU, and writes over what it reads elsewhere;
 - pooling comes before a rectifier, as max max(x, 0) = max(max x, 0), and leaves fewer values to it.
 
-On ARM CPUs they multiply, and convolve few images, by BLAS. Wherever they stand, convolutions and batch norms go
-without what modules do around them, and on a CPU pooling takes maxima of shifted views, a tenth of the time of torch's
-own, which also finds out where they were. Layers with hooks, and all that is not known here, are called as they are.
+On ARM CPUs they multiply, and convolve few images, by BLAS. Wherever they stand, products, convolutions, batch norms
+and recurrent layers go without what modules do around them, and on a CPU pooling takes maxima of shifted views, a tenth
+of the time of torch's own, which also finds out where they were. Layers with hooks, and all that is not known here, are
+called as they are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 from torch.nn.modules.batchnorm import _NormBase
 
+from bayeslim import recurrent
 from bayeslim.blas import IS_ARM, NARROW, by_blas, convolution_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import device_of, modules_of
@@ -89,9 +91,11 @@ def _step_of(layer: Any, device: str) -> Step | None:
     kind = plain_type(layer)
     if kind in _DIMENSIONS:
         return partial(_normed, layer) if is_fixed(layer) else None
-    if kind is nn.Conv2d:
-        known = layer.padding_mode == "zeros" and {"weight", "bias"} <= layer._parameters.keys()
-        return partial(_convolved, layer) if known else None
+    if kind in _PRODUCTS:
+        known = {"weight", "bias"} <= layer._parameters.keys() and getattr(layer, "padding_mode", "zeros") == "zeros"
+        return partial(_PRODUCTS[kind], layer) if known else None
+    if isinstance(layer, nn.RNNBase):
+        return partial(recurrent.called, layer) if recurrent.is_known(layer) else None
     return partial(_pooled, layer) if device == "cpu" and _is_simple_pool(layer) else None
 
 
@@ -230,6 +234,15 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     """A convolution, without what a module does before it."""
     own = layer._parameters
     return torch.conv2d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def _multiplied(layer: Any, x: Tensor) -> Tensor:
+    """A linear layer, without what a module does before it."""
+    own = layer._parameters
+    return F.linear(x, own["weight"], own["bias"])
+
+
+_PRODUCTS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {nn.Conv2d: _convolved, nn.Linear: _multiplied}
 
 
 def is_fixed(norm: Any) -> bool:
