@@ -14,7 +14,7 @@ LOWEST = -1e4
 """Logits are raised to this far below the largest one: their exponential is zero, and zero times it is zero too."""
 FEW = 2**10
 """Of how many values calls take longer than what they compute."""
-SOME = 2**13
+SOME = 2**13 if IS_ARM else 2**12
 """Of how many values of classes bringing them to the front takes longer than it saves."""
 
 

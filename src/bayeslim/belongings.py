@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -25,29 +26,28 @@ class Belongings:
     """
 
     def __init__(self, modules: Iterable[nn.Module], seen: bool = False):
+        skipped = _UNSEEN if seen else ()
         held: list[Any] = []
         for module in modules:
             own = vars(module)
-            skipped = _UNSEEN if seen else ()
             held.append(own)
             held += [v for name, v in own.items() if type(v) in _CONTAINERS and name not in skipped]
-        self.held = [(things, copy.copy(things)) for things in held]
+        self.held = held
+        self.before = [copy.copy(things) for things in held]
+        self.sizes = [*map(len, held)]
+        self.values = [*_values_of(held)]
 
     def are_left(self) -> bool:
         """Whether they hold the very same."""
-        return all(
-            len(things) == len(before) and all(map(is_, _values(things), _values(before)))
-            for things, before in self.held
-        )
+        return self.sizes == [*map(len, self.held)] and all(map(is_, _values_of(self.held), self.values))
 
     def put_back(self) -> None:
         """Let them hold that again."""
-        for things, before in self.held:
+        for things, before in zip(self.held, self.before, strict=True):
             things.clear()
             (things.extend if isinstance(things, list) else things.update)(before)
 
 
-def _values(things: Any) -> Iterable[Any]:
-    if isinstance(things, dict):
-        return things.values()
-    return sorted(things, key=id) if isinstance(things, set) else things  # a copy may have another order
+def _values_of(held: Iterable[Any]) -> Iterable[Any]:
+    """All that is in dictionaries, lists and sets; this takes a while of many a prediction."""
+    return chain.from_iterable([things.values() if isinstance(things, dict) else things for things in held if things])

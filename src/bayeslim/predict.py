@@ -44,7 +44,7 @@ from bayeslim.types import (
     modules_of,
     to_device,
 )
-from bayeslim.unrolled import unrolled
+from bayeslim.unrolled import is_unrolled, unrolled
 
 LEAST, MOST = 2**10, 2**14
 NUMBERS = {"cpu": 2**20, "cuda": 2**23}
@@ -193,7 +193,7 @@ def _(
             return passes_of(twins, row, batches)
         return passes(row, networks_of(posterior, chosen, row), batches)
 
-    if is_worth_trying(bnn.model, posterior, chosen, batches):
+    if is_worth_trying(bnn.model, posterior, chosen, batches, is_unrolled(row)):
         return outputs_mapped(bnn.model, posterior, batches, one_by_one)
     return one_by_one()
 

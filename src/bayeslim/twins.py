@@ -36,7 +36,7 @@ class _Twins:
         model: what they are twins of.
         belongings: what its modules held then.
         slots: where these keep tensors.
-        fits: precisions and devices of those.
+        fits: precision and device of the first ones there.
         stack: all particles' tensors.
         versions: of these.
         modules: the twins, by number.
@@ -75,7 +75,7 @@ def twins_of(particles: Particles, chosen: Sequence[int], model: nn.Module) -> l
     """
     stack = particles.values | particles.buffers
     tensors = list(stack.values())
-    if not is_quiet(tensors[0].device.type):
+    if not is_unrolled(model) or not is_quiet(tensors[0].device.type):
         return None
     kept = _kept.get(particles)
     if kept is None or not kept.are_of(model, tensors):
@@ -96,7 +96,7 @@ _kind = attrgetter("dtype", "device")
 
 
 def _fits_of(slots: list[dict[str, Any]]) -> list[Any]:
-    return [_kind(tensor) for some in slots for tensor in some.values() if tensor is not None]
+    return [_kind(tensor) for some in slots if (tensor := next(iter(some.values()))) is not None]
 
 
 def _versions_of(tensors: list[Tensor]) -> list[int]:
@@ -107,8 +107,7 @@ def _can_be_kept(model: nn.Module, stack: Params) -> bool:
     """Whether particles have all tensors that a network is made of, of the same kind, and changes would be seen."""
     own = _tensors_of(model)
     return (
-        is_unrolled(model)
-        and all(map(is_plain, modules_of(model)))
+        all(map(is_plain, modules_of(model)))
         and own.keys() == stack.keys()
         and not written(model, dict(model.named_buffers()))
         and len(stack) * len(next(iter(stack.values()))) <= KEPT

@@ -28,8 +28,8 @@ FEW = {"cpu": (0, 0), "cuda": (2**26, 2**19)}
 """Of how many numbers inputs may be: times channels of the widest convolution, and for networks without any."""
 TOGETHER = 2**23
 """Of how many numbers inputs of all networks may be, as all of their activations are in memory at once."""
-MEMBERS = 5
-"""Fewer networks are quicker one after the other."""
+MEMBERS, MADE_READY = 5, 6
+"""Fewer networks are quicker one after the other; and so are fewer of those that can be made ready for it."""
 TOLERANCE = 1e-2
 """How far outputs may be apart, relative to the largest: convolutions on a GPU round to ten bits or so."""
 
@@ -37,9 +37,20 @@ _agrees: WeakKeyDictionary[Particles, bool] = WeakKeyDictionary()
 """Whether networks were seen to say and do the same both ways."""
 
 
-def is_worth_trying(model: nn.Module, particles: Particles, chosen: Sequence[int], batches: Batches) -> bool:
-    """Whether networks are likely to take less time abreast, and nobody looks on."""
-    if not MEMBERS <= len(chosen) == particles.count or not _agrees.get(particles, True):
+def is_worth_trying(
+    model: nn.Module, particles: Particles, chosen: Sequence[int], batches: Batches, are_ready: bool = False
+) -> bool:
+    """Whether networks are likely to take less time abreast, and nobody looks on.
+
+    Args:
+        model: their architecture.
+        particles: the networks.
+        chosen: their numbers.
+        batches: the inputs.
+        are_ready: whether they are kept as modules (`twins`).
+    """
+    least = MADE_READY if are_ready else MEMBERS
+    if not least <= len(chosen) == particles.count or not _agrees.get(particles, True):
         return False
     x = next(batches())
     if not isinstance(x, Tensor) or x.device.type not in FEW or x.numel() > max(FEW[x.device.type]):
