@@ -1,7 +1,7 @@
 """What a prediction from S particles costs, in passes of the plain network, for networks of several kinds.
 
-    python benchmarks/particle_passes.py                                  on two CPU threads, about five minutes
-    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about two
+    python benchmarks/particle_passes.py                                  on two CPU threads, about seven minutes
+    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about three
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
 
 The prediction is `bl.predict(bnn, x)` with its mean, variance and entropies; the pass is the plain network in
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from environment import RESULTS, environment, save
 from torch import Tensor, nn
 
@@ -42,10 +43,41 @@ def batch_normalised() -> nn.Module:
     )  # fmt: skip
 
 
+class WrittenMLP(nn.Module):
+    """A perceptron as people write it, with a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(784, 100), nn.Linear(100, 100), nn.Linear(100, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to logits."""
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))
+
+
+class WrittenCNN(nn.Module):
+    """A network for images as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
+        self.bn1, self.bn2 = nn.BatchNorm2d(32), nn.BatchNorm2d(64)
+        self.fc1, self.fc2 = nn.Linear(4096, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to logits."""
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
+        x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)
+        return self.fc2(F.relu(self.fc1(x.view(x.size(0), -1))))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (bl.zoo.mlp, (1, 28, 28)),
+    "written_mlp": (WrittenMLP, (1, 28, 28)),
     "lenet5": (bl.zoo.lenet5, (1, 28, 28)),
     "batch_normalised": (batch_normalised, (3, 32, 32)),
+    "written_cnn": (WrittenCNN, (3, 32, 32)),
     "vgg": (bl.zoo.vgg, (3, 32, 32)),
     "resnet18": (lambda: bl.zoo.resnet18(width=16), (3, 32, 32)),
     "transformer": (bl.zoo.transformer, (1, 28, 28)),

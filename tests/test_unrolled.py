@@ -12,6 +12,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim import unrolled as module
+from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors import Particles
 from bayeslim.unrolled import Graph, is_unrolled, unrolled
 
@@ -23,6 +24,17 @@ class Perceptron(nn.Module):
 
     def forward(self, x):
         return self.layers["last"](F.dropout(F.relu(self.layers["first"](x.flatten(1))), training=self.training))
+
+
+class Reading(Perceptron):
+    """Has a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return super().forward(x) / self.temperature
 
 
 class Convolutions(nn.Module):
@@ -86,8 +98,20 @@ class Unpacking(nn.Module):
         return self.head(outputs[:, -1] + last[0])
 
 
+class Scaled(nn.Module):
+    """Has parameters of its own, one of which is a layer's that is called as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Reading()
+        self.offset = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return self.block(x) + self.offset + self.block.layers["last"].bias
+
+
 ROWS = [Perceptron, Convolutions, Shaped, Counted, Averaged, Shared]
-GRAPHS = [Residual, Unpacking]
+GRAPHS = [Residual, Unpacking, Reading, Scaled]
 
 
 def ready(make):
@@ -214,17 +238,6 @@ class Several(Perceptron):
         return super().forward(x) if scale is None else super().forward(x) * scale
 
 
-class Reading(Perceptron):
-    """Has a parameter of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.temperature = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x):
-        return super().forward(x) / self.temperature
-
-
 class Unused(Perceptron):
     """Has a layer that is not called."""
 
@@ -254,7 +267,7 @@ class Named(Perceptron):
         return self.layers["last"](input=F.relu(input=self.layers["first"](input=x.flatten(1))))
 
 
-@pytest.mark.parametrize("make", [Asking, Noisy, Tossing, Writing, Several, Reading, Unused, Dropping])
+@pytest.mark.parametrize("make", [Asking, Noisy, Tossing, Writing, Several, Unused, Dropping])
 def test_networks_that_cannot_be_followed_are_called_themselves(make):
     model, x = ready(make), torch.randn(9, 3, 2, 2)
     state = torch.get_rng_state()
@@ -312,6 +325,18 @@ def test_inputs_of_another_shape_are_compared_anew():
         assert unrolled(model, torch.randn(9, 3, 2, 2)) is not model
         assert unrolled(model, torch.randn(9, 3, 3, 2)) is model
         assert unrolled(model, torch.randn(9, 3, 2, 2)) is not model
+
+
+def test_a_transformer_is_made_of_rows_and_says_what_is_too_long():
+    model, x = bl.zoo.transformer(length=5, features=4).eval(), torch.randn(3, 5, 4)
+    with torch.no_grad():
+        found = unrolled(model, x)
+        assert isinstance(found, Graph)
+        assert tensors(found) == tensors(model)
+        torch.testing.assert_close(found(x), model(x), rtol=0, atol=0)
+        torch.testing.assert_close(found(x[:, :2]), model(x[:, :2]), rtol=0, atol=0)
+        with pytest.raises(ShapeMismatch, match="has 5 positions"):
+            found(torch.randn(3, 6, 4))
 
 
 def test_inputs_that_are_no_tensor_are_for_the_network_itself():

@@ -2,7 +2,7 @@
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
 several times as long as the product itself, and a tenth longer of many. BLAS gets along without. Convolutions are
-better off with oneDNN but for a few images, and recurrent layers and GELUs always.
+better off with oneDNN but for a few images, recurrent layers always, and GELUs where there is much for them to do.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from bayeslim.types import modules_of
 IS_ARM = platform.machine() == "aarch64"
 NARROW = 64
 """Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
+_OTHERS = (_ConvNd, nn.RNNBase, nn.RNNCellBase)
 FEW, SMALL = 4, 2**16
 """Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
 
 
-def products_of(model: nn.Module) -> AbstractContextManager[None]:
-    """Passes of a network inside go by BLAS, if all that it multiplies are matrices in full precision."""
-    helps = IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model)
+def products_of(model: nn.Module, few: bool = False) -> AbstractContextManager[None]:
+    """Passes of a network inside go by BLAS, if all that it multiplies are matrices in full precision.
+
+    Args:
+        model: the network.
+        few: whether examples are so few that GELUs lose less than products gain.
+    """
+    others = _OTHERS if few else (*_OTHERS, nn.GELU)
+    helps = IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model, others)
     return by_blas() if helps else nullcontext()
 
 
@@ -48,9 +55,9 @@ class by_blas:  # noqa: N801 - read as a verb; a generator would take three time
             torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
 
 
-def _has_matrices_only(model: nn.Module) -> bool:
+def _has_matrices_only(model: nn.Module, others: tuple[type[nn.Module], ...]) -> bool:
     modules = modules_of(model)
-    if any(isinstance(m, (_ConvNd, nn.RNNBase, nn.RNNCellBase, nn.GELU)) for m in modules):
+    if any(isinstance(m, others) for m in modules):
         return False
     parameters = (p for m in modules for p in m._parameters.values() if p is not None)
     return all(p.dtype in (torch.float32, torch.float64) for p in parameters)

@@ -53,7 +53,7 @@ def passes_of(networks: Iterable[nn.Module], model: nn.Module, batches: Batches)
     """The outputs of networks that are modules of the architecture of `model`, one after the other, (S, N, ...)."""
     outputs = []
     few = IS_ARM and batch_size(next(batches())) <= FEW
-    with products_of(model) if few else nullcontext():
+    with products_of(model, few) if few else nullcontext():
         for network in networks:
             each = [call(network, x) for x in batches()]
             outputs.append(each[0] if len(each) == 1 else torch.cat(each))

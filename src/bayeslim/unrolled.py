@@ -93,7 +93,7 @@ def _is_followed(module: nn.Module | None) -> bool:
     kind = nn.Identity if module is None else plain_type(module)
     if kind in (Sequential, ModuleList, ModuleDict):
         return True
-    return kind is not _Call and not kind.__module__.startswith("torch.nn.modules.")
+    return kind not in (_Call, _Value) and not kind.__module__.startswith("torch.nn.modules.")
 
 
 class _Tracer(fx.Tracer):
@@ -118,9 +118,10 @@ def _rows_of(model: nn.Module) -> nn.Module | None:
         return None
     finally:
         before.put_back()
-    if any(node.op == "get_attr" for node in graph.nodes):
-        return None
     layers = dict(model.named_modules())
+    parameters = dict(model.named_parameters())
+    if any(node.op == "get_attr" and node.target not in parameters for node in graph.nodes):
+        return None
     rows = _one_row(graph, layers) or _several_rows(graph, layers)
     return rows if _tensors_of(rows) == _tensors_of(model) else None
 
@@ -160,33 +161,28 @@ def _row_of(modules: Mapping[str, nn.Module]) -> nn.Sequential:
 
 def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module:
     """A network that calls rows, of layers of which each is given what the one before gave, and nobody else is."""
-    parts: dict[str, nn.Module] = {node.target: layers[node.target] for node in graph.nodes if node.op == "call_module"}
-    rows: dict[fx.Node, list[nn.Module]] = {}
-    for node in list(graph.nodes):
-        modules = _modules_of(node, set(), layers)
-        if not modules:
-            continue
-        before: Any = node.args[0]
-        if before in rows and len(before.users) == 1:
-            modules = rows.pop(before) + modules
-            node.args = (before.args[0], *node.args[1:])
-            graph.erase_node(before)
-        rows[node] = modules
-    for node in list(graph.nodes):
-        modules = rows.get(node, [])
-        if modules or node.op == "call_module":
-            name = f"part {len(parts)}"  # without dots, so that it is an attribute
-            parts[name] = (
-                _row_of({str(i): module for i, module in enumerate(modules)})
-                if len(modules) > 1
-                else modules[0]
-                if modules
-                else layers[node.target]
-            )
-            with graph.inserting_after(node):
-                called = graph.call_module(name, *((node.args[:1],) if modules else (node.args, node.kwargs)))
-            node.replace_all_uses_with(called)
-            graph.erase_node(node)
+    nodes = list(graph.nodes)
+    parts: dict[str, nn.Module] = {node.target: layers[node.target] for node in nodes if node.op == "call_module"}
+    called: dict[fx.Node, list[nn.Module]] = {}
+    for node in nodes:
+        if node.op == "get_attr":
+            called[node] = [_Value.of(str(node.target), layers, parts)]
+        elif modules := _modules_of(node, set(), layers):
+            before: Any = node.args[0]
+            if before.args and before in called and len(before.users) == 1:
+                modules = called.pop(before) + modules
+                node.args = (before.args[0], *node.args[1:])
+                graph.erase_node(before)
+            called[node] = modules
+        elif node.op == "call_module":
+            called[node] = [layers[node.target]]
+    for node, modules in called.items():
+        name = f"part {len(parts)}"  # without dots, so that it is an attribute
+        parts[name] = modules[0] if len(modules) == 1 else _row_of({str(i): m for i, m in enumerate(modules)})
+        args, kwargs = (node.args, node.kwargs) if node.op == "call_module" else (node.args[:1], {})
+        with graph.inserting_after(node):
+            node.replace_all_uses_with(graph.call_module(name, args, kwargs))
+        graph.erase_node(node)
     return Graph(parts, type(fx.GraphModule(parts, graph)).forward)
 
 
@@ -194,7 +190,7 @@ class Graph(nn.Module):
     """A network that is called as a graph.
 
     Args:
-        parts: layers by their paths, then whatever is called, by a name of its own: layers, and rows of them.
+        parts: modules by their paths, then whatever is called, by a name of its own: layers, rows of them, and values.
         code: calls them.
     """
 
@@ -207,6 +203,26 @@ class Graph(nn.Module):
     def forward(self, x: Any) -> Any:
         """What the network gives."""
         return self.code(self, x)
+
+
+class _Value(nn.Module):
+    """Gives a parameter of a module."""
+
+    def __init__(self, owner: nn.Module, leaf: str):
+        super().__init__()
+        self.owner, self.leaf = owner, leaf
+
+    @classmethod
+    def of(cls, path: str, layers: Mapping[str, nn.Module], parts: dict[str, nn.Module]) -> _Value:
+        """Of the parameter with a path, that of a module which is not called being that of one that stands for it."""
+        owner, _, leaf = path.rpartition(".")
+        own = parts.setdefault(owner, nn.Module())._parameters
+        own[leaf] = layers[owner]._parameters[leaf]
+        return cls(parts[owner], leaf)
+
+    def forward(self) -> Any:
+        """The parameter."""
+        return self.owner._parameters[self.leaf]
 
 
 def _sizes_in(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:

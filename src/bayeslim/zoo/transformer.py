@@ -8,6 +8,7 @@ random or pruned.
 from __future__ import annotations
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -54,6 +55,13 @@ class EncoderBlock(nn.Module):
         return out
 
 
+@torch.fx.wrap
+def check_length(x: Tensor, positions: int) -> None:
+    """Refuse sequences that are too long; as a call, which `torch.fx` can follow, unlike a condition."""
+    if x.shape[1] > positions:
+        raise ShapeMismatch(f"This transformer has {positions} positions. Got a sequence of {x.shape[1]}.")
+
+
 class Transformer(nn.Module):
     """Embedding with positions, encoder blocks, the mean over the sequence, and a linear head."""
 
@@ -80,8 +88,7 @@ class Transformer(nn.Module):
         """Logits (B, classes) of tokens (B, T), features (B, T, features) or images (B, C, H, W) read row by row."""
         if not self.tokens:
             x = x.flatten(1).unflatten(1, (-1, self.features))
-        if x.shape[1] > self.length:
-            raise ShapeMismatch(f"This transformer has {self.length} positions. Got a sequence of {x.shape[1]}.")
+        check_length(x, self.length)
         h = self.blocks(self.embed(x) + self.positions[: x.shape[1]])
         logits: Tensor = self.fc(self.norm(h).mean(1))
         return logits
