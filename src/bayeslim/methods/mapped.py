@@ -29,7 +29,7 @@ FEW = {"cpu": (0, 0), "cuda": (2**26, 2**19)}
 TOGETHER = 2**23
 """Of how many numbers inputs of all networks may be, as all of their activations are in memory at once."""
 MEMBERS, MADE_READY = 5, 6
-"""Fewer networks are quicker one after the other; and so are fewer of those that can be made ready for it."""
+"""Fewer networks are quicker one after the other; and so are fewer with convolutions that were made ready for it."""
 TOLERANCE = 1e-2
 """How far outputs may be apart, relative to the largest: convolutions on a GPU round to ten bits or so."""
 
@@ -49,14 +49,15 @@ def is_worth_trying(
         batches: the inputs.
         are_ready: whether they are kept as modules (`twins`).
     """
-    least = MADE_READY if are_ready else MEMBERS
-    if not least <= len(chosen) == particles.count or not _agrees.get(particles, True):
+    if not MEMBERS <= len(chosen) == particles.count or not _agrees.get(particles, True):
         return False
     x = next(batches())
     if not isinstance(x, Tensor) or x.device.type not in FEW or x.numel() > max(FEW[x.device.type]):
         return False
     modules = modules_of(model)
     channels = max((module.out_channels for module in modules if isinstance(module, _ConvNd)), default=0)
+    if channels and are_ready and len(chosen) < MADE_READY:
+        return False
     of_maps, few = FEW[x.device.type]
     most = min(of_maps // channels if channels else few, TOGETHER // particles.count)
     return x.numel() <= most and all(map(is_plain, modules))
