@@ -24,9 +24,9 @@ from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.types import Batches, Params, as_tensor, modules_of
 
-FEW = {"cpu": (0, 0), "cuda": (2**26, 2**19)}
+FEW = {"cpu": (0, 0), "cuda": (2**26, 2**20)}
 """Of how many numbers inputs may be: times channels of the widest convolution, and for networks without any."""
-TOGETHER = 2**23
+TOGETHER = 2**24
 """Of how many numbers inputs of all networks may be, as all of their activations are in memory at once."""
 MEMBERS, MADE_READY = 5, 6
 """Fewer networks are quicker one after the other; and so are fewer with convolutions that were made ready for it."""
