@@ -110,7 +110,18 @@ class Scaled(nn.Module):
         return self.block(x) + self.offset + self.block.layers["last"].bias
 
 
-ROWS = [Perceptron, Convolutions, Shaped, Counted, Averaged, Shared]
+class Sliced(nn.Module):
+    """Takes a part of a value; and a layer is called as a method is."""
+
+    def __init__(self):
+        super().__init__()
+        self.size, self.relu = nn.Linear(4, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.relu(self.size(x.flatten(2)[:, 1].clamp(-1, 1)).squeeze(-1))
+
+
+ROWS = [Perceptron, Convolutions, Shaped, Counted, Averaged, Shared, Sliced]
 GRAPHS = [Residual, Unpacking, Reading, Scaled]
 
 

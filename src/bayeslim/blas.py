@@ -2,7 +2,7 @@
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
 several times as long as the product itself, and a tenth longer of many. BLAS gets along without. Convolutions are
-better off with oneDNN but for a few images, recurrent layers always, and GELUs where there is much for them to do.
+better off with oneDNN but for a few images, small LSTMs, too, and GELUs where there is much for them to do.
 """
 
 from __future__ import annotations

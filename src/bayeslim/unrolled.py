@@ -230,7 +230,7 @@ def _sizes_in(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
     shapes: set[fx.Node] = set()
     counts: set[fx.Node] = set()
     for node in graph.nodes:
-        target, rest = node.target, node.args[1:]
+        target, rest = node.target if node.op != "call_module" else None, node.args[1:]
         if (target == "size" and not rest) or (target is getattr and rest == ("shape",)):
             shapes.add(node)
         elif rest == (0,) and (target == "size" or (target is operator.getitem and node.args[0] in shapes)):
