@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import bayeslim as bl
+from bayeslim.posteriors import Particles
 
 
 def flat(params: dict[str, Tensor], names: Sequence[str]) -> Tensor:
@@ -118,3 +122,36 @@ def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_cova
         torch.distributions.MultivariateNormal(mean, covariance),
         torch.distributions.MultivariateNormal(other_mean, other_covariance),
     )
+
+
+def particles_of(model: nn.Module, members: int = 4) -> Particles:
+    """Networks with random weights and statistics, the same ones each time."""
+    generator = torch.Generator().manual_seed(1)
+
+    def several(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.stack([tensor] * members)
+        return torch.rand(members, *tensor.shape, generator=generator).to(tensor) + 0.1
+
+    values = {name: several(p.detach()) for name, p in model.named_parameters()}
+    return Particles(values, buffers={name: several(b) for name, b in model.named_buffers()})
+
+
+def alone(model: nn.Module, particles: Particles, k: int, x: Tensor) -> Tensor:
+    """What a copy of a network says, into which a particle is copied."""
+    twin = copy.deepcopy(model).eval()
+    tensors = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    with torch.no_grad():
+        for name, value in (particles.values | particles.buffers).items():
+            tensors[name].copy_(value[k])
+        outputs: Tensor = twin(x.to(next(twin.parameters())))
+        return outputs
+
+
+def check_against_each_alone(bnn: bl.Bayesian, x: Tensor, samples: int | None = None) -> None:
+    """Predictions from particles are what each network says, but for the order of roundings."""
+    particles = bnn.posterior_
+    assert isinstance(particles, Particles)
+    outputs = bl.predict(bnn, x.to(next(bnn.model.parameters())), samples).samples
+    for k, found in zip(particles.spread(samples or particles.count), outputs, strict=True):
+        torch.testing.assert_close(found, alone(bnn.model, particles, k, x), rtol=1e-4, atol=1e-4)

@@ -16,6 +16,7 @@ import bayeslim as bl
 from bayeslim import passes as module
 from bayeslim.passes import converted, lent, networks_of, passes, passes_of
 from bayeslim.posteriors import Particles
+from oracles import alone, check_against_each_alone, particles_of
 
 predicting = importlib.import_module("bayeslim.predict")
 
@@ -86,28 +87,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def particles_of(model, members=4):
-    generator = torch.Generator().manual_seed(1)
-
-    def several(tensor):
-        if not tensor.is_floating_point():
-            return torch.stack([tensor] * members)
-        return torch.rand(members, *tensor.shape, generator=generator).to(tensor)
-
-    values = {name: several(p.detach()) for name, p in model.named_parameters()}
-    return Particles(values, buffers={name: several(b) for name, b in model.named_buffers()})
-
-
-def alone(model, particles, k, x):
-    """What a copy of the network says, into which a particle is copied."""
-    twin = copy.deepcopy(model).eval()
-    tensors = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
-    with torch.no_grad():
-        for name, value in (particles.values | particles.buffers).items():
-            tensors[name].copy_(value[k])
-        return twin(x.to(next(twin.parameters())))
-
-
 def close(found, expected):
     """But for the order of roundings."""
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -168,11 +147,7 @@ def kept():
     x = torch.randn(300, 1, 8, 8)
 
     def check(samples=None):
-        posterior = bnn.posterior_
-        own = next(bnn.model.parameters())
-        outputs = bl.predict(bnn, x.to(own), samples).samples
-        for k, found in zip(posterior.spread(samples or 4), outputs, strict=True):
-            close(found, alone(bnn.model, posterior, k, x))
+        check_against_each_alone(bnn, x, samples)
 
     check()
     assert len(module._kept[bnn.posterior_].networks) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 
@@ -14,6 +13,7 @@ import bayeslim as bl
 from bayeslim import twins as module
 from bayeslim.posteriors import Particles
 from bayeslim.twins import twins_of
+from oracles import alone, check_against_each_alone, particles_of
 
 
 def with_norms():
@@ -21,18 +21,6 @@ def with_norms():
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4),
         nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2),
     )  # fmt: skip
-
-
-def particles_of(model, members=4):
-    generator = torch.Generator().manual_seed(1)
-
-    def several(tensor):
-        if not tensor.is_floating_point():
-            return torch.stack([tensor] * members)
-        return torch.rand(members, *tensor.shape, generator=generator).to(tensor) + 0.1
-
-    values = {name: several(p.detach()) for name, p in model.named_parameters()}
-    return Particles(values, buffers={name: several(b) for name, b in model.named_buffers()})
 
 
 @pytest.fixture
@@ -44,14 +32,7 @@ def kept():
     x = torch.randn(300, 1, 8, 8)
 
     def check(samples=None):
-        posterior = bnn.posterior_
-        own = next(bnn.model.parameters())
-        outputs = bl.predict(bnn, x.to(own), samples).samples
-        for k, found in zip(posterior.spread(samples or 4), outputs, strict=True):
-            twin = copy.deepcopy(bnn.model).eval()
-            twin.load_state_dict(posterior.network(k, twin))
-            with torch.no_grad():
-                torch.testing.assert_close(found, twin(x.to(own)), rtol=1e-4, atol=1e-4)
+        check_against_each_alone(bnn, x, samples)
 
     check()
     assert len(module._kept[bnn.posterior_].modules) == 4
@@ -144,10 +125,8 @@ def test_a_convolution_that_stands_twice_has_the_norm_of_each_place():
     model = nn.Sequential(shared, nn.BatchNorm2d(2), shared, nn.BatchNorm2d(2), shared, nn.Flatten()).eval()
     particles, x = particles_of(model, 2), torch.randn(3, 2, 2, 2)
     for k, twin in enumerate(twins_of(particles, [0, 1], model)):
-        alone = copy.deepcopy(model)
-        alone.load_state_dict(particles.network(k, alone), strict=False)
         with torch.no_grad():
-            torch.testing.assert_close(twin(x), alone(x))
+            torch.testing.assert_close(twin(x), alone(model, particles, k, x))
 
 
 def test_nothing_is_kept_alive(kept):

@@ -13,8 +13,8 @@ from torch import nn
 import bayeslim as bl
 from bayeslim import unrolled as module
 from bayeslim.errors import ShapeMismatch
-from bayeslim.posteriors import Particles
 from bayeslim.unrolled import Graph, is_unrolled, unrolled
+from oracles import check_against_each_alone, particles_of
 
 
 class Perceptron(nn.Module):
@@ -152,31 +152,14 @@ def test_rows_do_the_same_with_the_same_tensors(make):
         assert unrolled(model, x) is found
 
 
-def particles_of(model, members):
-    generator = torch.Generator().manual_seed(1)
-    values = {
-        n: p.detach() + 0.3 * torch.randn(members, *p.shape, generator=generator) for n, p in model.named_parameters()
-    }
-    buffers = {
-        n: torch.stack(
-            [b + torch.rand(b.shape, generator=generator) if b.is_floating_point() else b for _ in range(members)]
-        )
-        for n, b in model.named_buffers()
-    }
-    return Particles(values, buffers=buffers)
-
-
 @pytest.mark.parametrize("make", ROWS + GRAPHS)
 @pytest.mark.parametrize("examples", [1, 40, 3_000])
 def test_particles_say_what_each_says_alone(make, examples):
-    model, x = ready(make), torch.randn(examples, 3, 2, 2)
-    bnn = bl.bayesianize(copy.deepcopy(model), bl.DeepEnsemble(3), likelihood=bl.likelihoods.Categorical())
-    bnn.state["posterior"] = particles = particles_of(model, 3)
+    bnn = bl.bayesianize(ready(make), bl.DeepEnsemble(3), likelihood=bl.likelihoods.Categorical())
+    bnn.state["posterior"] = particles_of(bnn.model, 3)
+    x = torch.randn(examples, 3, 2, 2)
     for _ in range(2):
-        for k, found in enumerate(bl.predict(bnn, x).samples):
-            model.load_state_dict(particles.network(k, model))
-            with torch.no_grad():
-                torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+        check_against_each_alone(bnn, x)
 
 
 @pytest.mark.parametrize("method", [bl.Variational(), bl.Laplace(structure="diag")])
