@@ -19,11 +19,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from bayeslim.belongings import Belongings
 from bayeslim.fused import is_fixed, is_full, is_plain, is_quiet, quicker
-from bayeslim.passes import KEPT, written
+from bayeslim.passes import written
 from bayeslim.posteriors import Particles
 from bayeslim.types import Params, modules_of
 from bayeslim.unrolled import is_unrolled
 
+KEPT = 2**12
+"""How many tensors all networks that are kept may have; a module around one takes some thousand bytes."""
 SCALED = 2**24
 """How many weights of all particles may be copied to scale batch norms into them."""
 
