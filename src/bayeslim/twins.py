@@ -22,7 +22,7 @@ from bayeslim.fused import is_fixed, is_full, is_plain, is_quiet, quicker
 from bayeslim.passes import written
 from bayeslim.posteriors import Particles
 from bayeslim.types import Params, modules_of
-from bayeslim.unrolled import is_unrolled
+from bayeslim.unrolled import Graph, is_unrolled
 
 KEPT = 2**12
 """How many tensors all networks that are kept may have; a module around one takes some thousand bytes."""
@@ -132,6 +132,8 @@ def _twin(model: nn.Module, network: Params, count: int) -> nn.Module:
             module.flatten_parameters()
     for module, forward in list(quicker(twin)):
         vars(module)["forward"] = forward
+    if isinstance(twin, Graph):
+        twin.bind()
     return twin
 
 

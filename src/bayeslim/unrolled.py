@@ -40,6 +40,7 @@ _MODULES: dict[Any, type[nn.Module]] = {
 _FLATTENED = (torch.flatten, "flatten")
 _RESHAPED = (torch.reshape, "reshape", "view")
 _AVERAGED, _POSITIONS = (torch.mean, "mean"), ((2, 3), [2, 3], (-2, -1), [-2, -1], (-1, -2), [-1, -2])
+_PART = "part "
 _DROPPED = (F.dropout, F.dropout2d, F.alpha_dropout)
 
 
@@ -177,7 +178,7 @@ def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module
         elif node.op == "call_module":
             called[node] = [layers[node.target]]
     for node, modules in called.items():
-        name = f"part {len(parts)}"  # without dots, so that it is an attribute
+        name = f"{_PART}{len(parts)}"  # without dots, so that it is an attribute
         parts[name] = modules[0] if len(modules) == 1 else _row_of({str(i): m for i, m in enumerate(modules)})
         args, kwargs = (node.args, node.kwargs) if node.op == "call_module" else (node.args[:1], {})
         with graph.inserting_after(node):
@@ -199,6 +200,11 @@ class Graph(nn.Module):
         self._modules.update(parts)
         self.code = code
         self.training = False
+
+    def bind(self) -> None:
+        """From now on call parts without what modules do before and after."""
+        parts = {name: part for name, part in self._modules.items() if part is not None and name.startswith(_PART)}
+        vars(self).update({name: part.forward for name, part in parts.items()})
 
     def forward(self, x: Any) -> Any:
         """What the network gives."""
