@@ -168,3 +168,11 @@ def test_wrong_inputs_get_the_error_of_the_network(called):
     bnn = ensemble()
     with pytest.raises(RuntimeError, match="channels"):
         bl.predict(bnn, torch.randn(5, 2, 4, 4))
+
+
+def test_five_networks_that_were_made_ready_go_one_by_one_if_they_have_convolutions(called):
+    x = torch.randn(5, 1, 4, 4)
+    for model, quicker in ((Residual(), False), (nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), True)):
+        particles = Particles({n: torch.randn(5, *p.shape) for n, p in model.named_parameters()})
+        for ready, expected in ((False, True), (True, quicker)):
+            assert mapped.is_worth_trying(model, particles, range(5), lambda: iter([x]), ready) is expected
