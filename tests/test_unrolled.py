@@ -261,7 +261,7 @@ class Named(Perceptron):
         return self.layers["last"](input=F.relu(input=self.layers["first"](input=x.flatten(1))))
 
 
-@pytest.mark.parametrize("make", [Asking, Noisy, Tossing, Writing, Several, Unused, Dropping])
+@pytest.mark.parametrize("make", [Asking, Noisy, Tossing, Writing, Several, Unused, Dropping, Keeping])
 def test_networks_that_cannot_be_followed_are_called_themselves(make):
     model, x = ready(make), torch.randn(9, 3, 2, 2)
     state = torch.get_rng_state()
@@ -283,6 +283,15 @@ def test_being_followed_leaves_nothing_behind(make):
         torch.testing.assert_close(found(x.clone()), twin(x.clone()), rtol=0, atol=0)
     if make is Keeping:
         assert not any(isinstance(thing, torch.fx.Proxy) for thing in (model.last, *model.all, *model.by_name.values()))
+
+
+def test_what_a_forward_keeps_is_there_after_a_prediction():
+    bnn = bl.bayesianize(ready(Keeping), bl.DeepEnsemble(3), likelihood=bl.likelihoods.Categorical())
+    bnn.state["posterior"] = particles_of(bnn.model, 3)
+    x = torch.randn(9, 3, 2, 2)
+    bl.predict(bnn, x)
+    assert bnn.model.last is x
+    assert len(bnn.model.all) == 3
 
 
 def test_networks_with_hooks_are_called_themselves():

@@ -72,7 +72,7 @@ def unrolled(model: nn.Module, inputs: Inputs) -> nn.Module:
     seen = _seen.get(model)
     if seen is None or not seen.belongings.are_left():
         rows = _rows_of(model)
-        seen = _seen[model] = _Seen(Belongings(filter(_is_followed, modules_of(model)), seen=True), rows)
+        seen = _seen[model] = _Seen(Belongings(filter(is_followed, modules_of(model)), seen=True), rows)
     if seen.rows is None:
         return model
     some = inputs[:EXAMPLES]
@@ -85,11 +85,11 @@ def unrolled(model: nn.Module, inputs: Inputs) -> nn.Module:
 def is_unrolled(model: nn.Module) -> bool:
     """Whether a network is a row of torch's own layers, or was made of some."""
     return isinstance(model, Graph) or (
-        type(model) is Sequential and not any(map(_is_followed, model._modules.values()))
+        type(model) is Sequential and not any(map(is_followed, model._modules.values()))
     )
 
 
-def _is_followed(module: nn.Module | None) -> bool:
+def is_followed(module: nn.Module | None) -> bool:
     """Whether what a module does is what it calls: torch's own layers are called as they are."""
     kind = nn.Identity if module is None else plain_type(module)
     if kind in (Sequential, ModuleList, ModuleDict):
@@ -99,11 +99,11 @@ def _is_followed(module: nn.Module | None) -> bool:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not _is_followed(m)
+        return not is_followed(m)
 
 
 def _rows_of(model: nn.Module) -> nn.Module | None:
-    """A network as a row, or made of rows; None if it cannot be followed, is looked on at, or may write to buffers."""
+    """A network as a row, or made of rows; None if it cannot be followed, is looked on at, or keeps anything."""
     modules = modules_of(model)
     if not all(map(is_plain, modules)) or any(map(is_compiled, modules)):
         return None
@@ -115,6 +115,8 @@ def _rows_of(model: nn.Module) -> nn.Module | None:
     try:
         with _random_states_kept(model):
             graph = _Tracer().trace(model)
+        if not before.are_left():
+            return None  # somebody may want to read what it leaves there
     except Exception:  # whatever a forward does when it is given no numbers
         return None
     finally:

@@ -23,6 +23,7 @@ from bayeslim.passes import written
 from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.types import Batches, Params, as_tensor, modules_of
+from bayeslim.unrolled import is_followed
 
 FEW = {"cpu": (0, 0), "cuda": (2**26, 2**20)}
 """Of how many numbers inputs may be: times channels of the widest convolution, and for networks without any."""
@@ -68,7 +69,7 @@ def outputs_mapped(
 ) -> Tensor:
     """The outputs of all particles, (S, N, ...): under `vmap` if that does the same, else one by one."""
     is_new = particles not in _agrees
-    before = Belongings(module for module in modules_of(model) if not _is_torchs(module))
+    before = Belongings(filter(is_followed, modules_of(model)))  # torch's own leave nothing behind
     outputs = _tried(model, particles, batches) if not is_new or _can_be_mapped(model, particles) else None
     if outputs is None or not before.are_left():
         before.put_back()
@@ -79,11 +80,6 @@ def outputs_mapped(
         _agrees[particles] = _is_same(outputs, alone)
         return outputs if _agrees[particles] else alone
     return outputs
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    """Whether it is one of torch's own, which leave nothing behind."""
-    return type(module).__module__.startswith("torch.nn.modules.")
 
 
 def _can_be_mapped(model: nn.Module, particles: Particles) -> bool:
