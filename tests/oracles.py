@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -148,10 +148,16 @@ def alone(model: nn.Module, particles: Particles, k: int, x: Tensor) -> Tensor:
         return outputs
 
 
-def check_against_each_alone(bnn: bl.Bayesian, x: Tensor, samples: int | None = None) -> None:
-    """Predictions from particles are what each network says, but for the order of roundings."""
-    particles = bnn.posterior_
-    assert isinstance(particles, Particles)
-    outputs = bl.predict(bnn, x.to(next(bnn.model.parameters())), samples).samples
-    for k, found in zip(particles.spread(samples or particles.count), outputs, strict=True):
-        torch.testing.assert_close(found, alone(bnn.model, particles, k, x), rtol=1e-4, atol=1e-4)
+def checked_ensemble(model: nn.Module, x: Tensor, members: int = 4) -> tuple[bl.Bayesian, Callable[..., None]]:
+    """Particles of a network, and a check that a prediction from all or some is what each says of `x` alone."""
+    bnn = bl.bayesianize(model, bl.DeepEnsemble(members), likelihood=bl.likelihoods.Gaussian())
+    bnn.state["posterior"] = particles_of(bnn.model, members)
+
+    def check(samples: int | None = None) -> None:
+        particles = bnn.posterior_
+        assert isinstance(particles, Particles)
+        outputs = bl.predict(bnn, x.to(next(bnn.model.parameters())), samples).samples
+        for k, found in zip(particles.spread(samples or members), outputs, strict=True):
+            torch.testing.assert_close(found, alone(bnn.model, particles, k, x), rtol=1e-4, atol=1e-4)
+
+    return bnn, check

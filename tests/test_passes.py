@@ -16,7 +16,7 @@ import bayeslim as bl
 from bayeslim import passes as module
 from bayeslim.passes import converted, lent, networks_of, passes, passes_of
 from bayeslim.posteriors import Particles
-from oracles import alone, check_against_each_alone, particles_of
+from oracles import alone, checked_ensemble, particles_of
 
 predicting = importlib.import_module("bayeslim.predict")
 
@@ -142,13 +142,7 @@ def test_only_a_tensor_that_nobody_else_has_is_exchanged():
 def kept():
     """A network with norms, its particles, and a check that predictions are those of each network alone."""
     torch.manual_seed(0)
-    bnn = bl.bayesianize(Asking(), bl.DeepEnsemble(4), likelihood=bl.likelihoods.Gaussian())
-    bnn.state["posterior"] = particles_of(bnn.model)
-    x = torch.randn(300, 1, 8, 8)
-
-    def check(samples=None):
-        check_against_each_alone(bnn, x, samples)
-
+    bnn, check = checked_ensemble(Asking(), torch.randn(300, 1, 8, 8))
     check()
     assert len(module._kept[bnn.posterior_].networks) == 4
     return bnn, check

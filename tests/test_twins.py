@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-import bayeslim as bl
 from bayeslim import twins as module
 from bayeslim.posteriors import Particles
 from bayeslim.twins import twins_of
-from oracles import alone, check_against_each_alone, particles_of
+from oracles import alone, checked_ensemble, particles_of
 
 
 def with_norms():
@@ -27,13 +26,7 @@ def with_norms():
 def kept():
     """A network with norms, its particles, and a check that predictions are those of each network alone."""
     torch.manual_seed(0)
-    bnn = bl.bayesianize(with_norms(), bl.DeepEnsemble(4), likelihood=bl.likelihoods.Gaussian())
-    bnn.state["posterior"] = particles_of(bnn.model)
-    x = torch.randn(300, 1, 8, 8)
-
-    def check(samples=None):
-        check_against_each_alone(bnn, x, samples)
-
+    bnn, check = checked_ensemble(with_norms(), torch.randn(300, 1, 8, 8))
     check()
     assert len(module._kept[bnn.posterior_].modules) == 4
     return bnn, check

@@ -14,7 +14,7 @@ import bayeslim as bl
 from bayeslim import unrolled as module
 from bayeslim.errors import ShapeMismatch
 from bayeslim.unrolled import Graph, is_unrolled, unrolled
-from oracles import check_against_each_alone, particles_of
+from oracles import checked_ensemble, particles_of
 
 
 class Perceptron(nn.Module):
@@ -155,11 +155,9 @@ def test_rows_do_the_same_with_the_same_tensors(make):
 @pytest.mark.parametrize("make", ROWS + GRAPHS)
 @pytest.mark.parametrize("examples", [1, 40, 3_000])
 def test_particles_say_what_each_says_alone(make, examples):
-    bnn = bl.bayesianize(ready(make), bl.DeepEnsemble(3), likelihood=bl.likelihoods.Categorical())
-    bnn.state["posterior"] = particles_of(bnn.model, 3)
-    x = torch.randn(examples, 3, 2, 2)
+    _, check = checked_ensemble(ready(make), torch.randn(examples, 3, 2, 2), 3)
     for _ in range(2):
-        check_against_each_alone(bnn, x)
+        check()
 
 
 @pytest.mark.parametrize("method", [bl.Variational(), bl.Laplace(structure="diag")])

@@ -21,6 +21,7 @@ from bayeslim.belongings import Belongings
 from bayeslim.fused import is_fixed, is_full, is_plain, is_quiet, quicker
 from bayeslim.passes import written
 from bayeslim.posteriors import Particles
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.types import Params, modules_of
 from bayeslim.unrolled import Graph, is_unrolled
 
@@ -107,7 +108,7 @@ def _versions_of(tensors: list[Tensor]) -> list[int]:
 
 def _can_be_kept(model: nn.Module, stack: Params) -> bool:
     """Whether particles have all tensors that a network is made of, of the same kind, and changes would be seen."""
-    own = _tensors_of(model)
+    own = tensors_of(model)
     return (
         all(map(is_plain, modules_of(model)))
         and own.keys() == stack.keys()
@@ -117,12 +118,8 @@ def _can_be_kept(model: nn.Module, stack: Params) -> bool:
     )
 
 
-def _tensors_of(model: nn.Module) -> Params:
-    return dict((*model.named_parameters(), *model.named_buffers()))
-
-
 def _twin(model: nn.Module, network: Params, count: int) -> nn.Module:
-    twin = copy.deepcopy(model, {id(own): network[name] for name, own in _tensors_of(model).items()})
+    twin = copy.deepcopy(model, {id(own): network[name] for name, own in tensors_of(model).items()})
     modules = modules_of(twin)
     scaled = sum(c.weight.numel() for c in modules if isinstance(c, nn.Conv2d)) * count <= SCALED
     for module in modules:

@@ -24,6 +24,7 @@ from torch.nn.modules.container import ModuleDict, ModuleList, Sequential
 
 from bayeslim.belongings import Belongings
 from bayeslim.fused import is_compiled, is_plain, is_quiet
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, call, device_of, modules_of
 
@@ -126,16 +127,13 @@ def _rows_of(model: nn.Module) -> nn.Module | None:
     if any(node.op == "get_attr" and node.target not in parameters for node in graph.nodes):
         return None
     rows = _one_row(graph, layers) or _several_rows(graph, layers)
-    return rows if _tensors_of(rows) == _tensors_of(model) else None
+    own, found = tensors_of(model), tensors_of(rows)
+    return rows if own.keys() == found.keys() and all(found[name] is own[name] for name in own) else None
 
 
 def _random_states_kept(model: nn.Module) -> Any:
     device = device_of(model)
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
-
-
-def _tensors_of(model: nn.Module) -> dict[str, int]:
-    return {name: id(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
 def _one_row(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Sequential | None:
