@@ -9,11 +9,16 @@ from bayeslim import averages
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 4), (3, 2, 6, 3), (1, 4, 2)])
-def test_both_ways_to_average_classes_agree(shape):
+@pytest.mark.parametrize("wide", [0, 100])
+def test_all_ways_to_average_classes_agree(shape, wide, monkeypatch):
     logits = 4 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits.view(-1)[0] = -torch.inf
     logits[-1, 0, ..., 0] = 2e4  # as sure as can be
-    for one, other in zip(averages._in_few_calls(logits), averages._along_memory(logits), strict=True):
+    of_few = averages.class_averages(logits)
+    monkeypatch.setattr(averages, "FEW", 0)
+    monkeypatch.setattr(averages, "SOME", 0)
+    monkeypatch.setattr(averages, "WIDE", wide)
+    for one, other in zip(of_few, averages.class_averages(logits), strict=True):
         torch.testing.assert_close(one, other)
         assert one.is_contiguous()
         assert other.is_contiguous()
