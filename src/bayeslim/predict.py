@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
-from bayeslim.blas import NARROW, by_blas
+from bayeslim.blas import IS_ARM, NARROW, by_blas
 from bayeslim.errors import ShapeMismatch
 from bayeslim.fused import is_plain
 from bayeslim.loaders import check_inputs
@@ -54,7 +54,7 @@ WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**26}
 """How many weights networks may have that are drawn together, and how many numbers a layer may give of those that are
 called abreast. A CPU is quickest with what stays in its caches; a GPU wants as much as keeps it busy."""
 
-BUSY = {"cpu": 2**21, "cuda": 5_500_000}
+BUSY = {"cpu": 2**21 if IS_ARM else 300_000, "cuda": 5_500_000}
 """Networks of which a layer gives more numbers are as quick one after the other."""
 
 FEW, MAPS = {"cpu": 2**12, "cuda": 2**20}, {"cpu": 2**17, "cuda": 2**23}

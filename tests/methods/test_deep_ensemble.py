@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.methods import chain
 from bayeslim.methods.abreast import Abreast, AbreastLoader, dense_width, outputs_abreast
 from bayeslim.methods.fresh import start_afresh_
 from bayeslim.methods.particle_method import snapshot
@@ -370,8 +371,10 @@ def test_a_fresh_start_reaches_weights_that_are_computed_by_an_old_norm(norm):
         nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(6, 5)), nn.Sigmoid(), nn.Linear(5, 3)),  # nested: likewise
     ],
 )
-def test_networks_abreast_say_what_each_says_alone(model):
-    x = torch.randn(7, 2, 3)
+@pytest.mark.parametrize("examples", [1, 3, 7])
+def test_networks_abreast_say_what_each_says_alone(model, examples, monkeypatch):
+    monkeypatch.setattr(chain, "VERY_FEW", 3)
+    x = torch.randn(examples, 2, 3)
     stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
     assert dense_width(model)
     found = outputs_abreast(model.eval(), stack, x)
