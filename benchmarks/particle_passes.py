@@ -152,6 +152,9 @@ def alone(plain: nn.Module, bnn: bl.Bayesian, number: int) -> nn.Module:
     particles, network = bnn.posterior_, copy.deepcopy(plain)
     assert isinstance(particles, bl.posteriors.Particles)
     network.load_state_dict(particles.network(number, network))
+    for module in network.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # a copy's weights are not in one piece, which cuDNN wants
     return network
 
 
