@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bayeslim.blas import IS_ARM
 from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLayer, TransposedConvolutionLayer
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
@@ -19,9 +20,8 @@ STRIP = 128
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product: numpy, which sees that it
-    is symmetric, for torch on one thread; of several, numpy's and torch's would be in each other's way, and torch goes
-    over strips.
+    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product: torch goes over strips; on
+    ARM, and one thread, numpy sees that it is symmetric, and its threads would be in the way of several of torch's.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
@@ -30,7 +30,7 @@ def add_outer_products(total: Tensor, rows: Tensor) -> None:
     flat = rows.reshape(-1, rows.shape[-1])
     if flat.device.type != "cpu" or len(flat) < MANY:
         total[0].addmm_(flat.T, flat)
-    elif torch.get_num_threads() == 1:
+    elif IS_ARM and torch.get_num_threads() == 1:
         array = flat.contiguous().numpy()
         total[0] += torch.from_numpy(array.T @ array)
     else:
