@@ -72,10 +72,19 @@ def test_together_as_one_by_one(name):
                 torch.testing.assert_close(one, other)
 
 
-def test_on_a_cpu_columns_go_one_by_one():
-    network = nn.Linear(4, 3)
+@pytest.mark.parametrize(
+    ("network", "together"),
+    [(nn.Linear(4, 3), True), (nn.Conv1d(2, 3, 1), False)],
+    ids=["a linear layer", "a convolution"],
+)
+def test_on_a_cpu_columns_go_together_through_linear_layers(network, together):
+    x = torch.randn(2, 4) if together else torch.randn(2, 2, 4)
+    ways = []
     with Capture({"": network}) as capture:
-        outputs = capture.forward(network, torch.randn(2, 4))
-        capture._gradients = lambda *args, together=False: [torch.zeros(2, 3)] if not together else pytest.fail("all")
-        capture.backwards(outputs, torch.zeros(2, 2, 3))
+        outputs = capture.forward(network, x)
+        send = capture._gradients
+        capture._gradients = lambda *args, together=False: ways.append(together) or send(*args, together=together)
+        capture.backwards(outputs, torch.zeros(2, *outputs.shape))
+        assert set(ways) == {together}
+        assert (capture.columns_at_once(outputs) > 1) == together
     assert capture.together is None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from bayeslim.curvature.sweep import examples_at_once
 from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Inputs, call
 
@@ -56,8 +57,8 @@ class Capture:
 
     Attributes:
         uses: the calls of each layer in the last forward pass, in order.
-        together: whether several columns go backwards in one pass, which on a GPU launches far fewer kernels; where
-            that is not said, on anything but a CPU.
+        together: whether several columns go backwards in one pass, which on a GPU launches far fewer kernels; if not
+            said otherwise they do, on a CPU through linear layers alone, whose products they make larger.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Capture:
         self.on_input = on_input
         self.uses: dict[str, list[Use]] = {}
         self.together: bool | None = None
+        self.are_linear = all(type(module) is nn.Linear for module in modules.values())
         self._recording = False
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -93,13 +95,20 @@ class Capture:
         finally:
             self._recording = False
 
+    def columns_at_once(self, outputs: Tensor) -> int:
+        """How many columns are worth sending backwards in one pass: several through linear layers, if they are few."""
+        if not self.are_linear or self.together is False:
+            return 1
+        numbers = sum(use.output_shape.numel() for uses in self.uses.values() for use in uses)
+        return examples_at_once(outputs.element_size() * numbers, outputs.device)
+
     def backward(self, outputs: Tensor, column: Tensor) -> dict[str, list[Tensor | None]]:
         """Gradients of Σ column · outputs at the outputs of each call; None where the outputs do not depend on it."""
         return self._by_layer(self._gradients(outputs, column))
 
     def backwards(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor | None]]:
         """Likewise for several columns, (K, B, ...), with their gradients (K, B, ...)."""
-        if self.together if self.together is not None else outputs.device.type != "cpu":
+        if self.are_linear or outputs.device.type != "cpu" if self.together is None else self.together:
             try:
                 return self._by_layer(self._gradients(outputs, columns, together=True))
             except RuntimeError:  # some operation takes one at a time, or memory is short

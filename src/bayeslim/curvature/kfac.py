@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -91,8 +92,11 @@ def kfac(
             count += outputs.shape[0]
             for key in modules:
                 sums[key].finish_inputs(outputs.shape[0])
-            for column in output_columns(likelihood, outputs, targets, columns, generator):
-                for key, gradients in capture.backward(outputs, column).items():
+            step = 1 if sharing == "reduce" else capture.columns_at_once(outputs)
+            remaining = output_columns(likelihood, outputs, targets, columns, generator)
+            while some := list(islice(remaining, step)):
+                sent = capture.backwards(outputs, torch.stack(some)) if step > 1 else capture.backward(outputs, some[0])
+                for key, gradients in sent.items():
                     sums[key].add_gradients(gradients, outputs.shape[0])
     assert seen is not None
     sum_over_processes(count)
