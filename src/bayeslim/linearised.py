@@ -35,7 +35,7 @@ from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.types import Inputs, Params, batch_size, call
 
 CPU_BYTES = 2**25
-DEVICE_BYTES = 5 * 2**26
+DEVICE_BYTES = 9 * 2**25
 """How much memory the output gradients of all layers may take together, unless one example takes more."""
 
 NOISE = 2**26
