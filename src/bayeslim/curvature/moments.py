@@ -20,8 +20,8 @@ STRIP = 128
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product: torch goes over strips; on
-    ARM, and one thread, numpy sees that it is symmetric, and its threads would be in the way of several of torch's.
+    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product: torch goes over strips.
+    On ARM numpy does, which sees that it is symmetric; but its threads would be in the way of several of torch's.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
