@@ -158,7 +158,7 @@ def test_leaves_the_network_as_it_was(how):
 
 def test_mode_is_put_back_after_an_error():
     bnn = classifier().train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ShapeMismatch):
         bl.predict(bnn, torch.randn(6, 5))
     assert all(m.training for m in bnn.modules())
 
@@ -350,3 +350,18 @@ def test_a_loader_to_predict_from_needs_no_targets(method):
     for loader in ([(x, y)], torch.utils.data.DataLoader(x, 5), [(x,)]):
         loader = loader if not isinstance(loader, list) else torch.utils.data.DataLoader(loader, batch_size=None)
         torch.testing.assert_close(bl.predict(bnn, loader, generator=seeded()).mean, wanted)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "message"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), (4, 5), r"takes 6 features, and was given 5.*\(4, 5\)"),
+        (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten()), (4, 1, 2, 2), r"takes 3 channels, and was given 1"),
+    ],
+)
+def test_inputs_of_another_width_are_refused_in_the_networks_own_terms(model, shape, message):
+    bnn = bl.bayesianize(model, bl.DeepEnsemble(3), likelihood=bl.likelihoods.Gaussian())
+    stack = {name: torch.randn(3, *p.shape) for name, p in model.named_parameters()}
+    bnn.state["posterior"] = bl.posteriors.Particles(stack)
+    with pytest.raises(ShapeMismatch, match=message):
+        bl.predict(bnn, torch.randn(shape))

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslim.blas import IS_ARM
+from bayeslim.errors import ShapeMismatch
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Params
 
@@ -79,6 +80,12 @@ class Chain:
             x = function(x)
         if x.ndim != self.dimensions:
             return None
+        if x.shape[1] != self.weight.shape[2]:
+            kind = "features" if x.ndim == 2 else "channels"
+            raise ShapeMismatch(
+                f"The first layer with weights takes {self.weight.shape[2]} {kind}, and was given {x.shape[1]}, in a "
+                f"batch of shape {tuple(x.shape)}. Give inputs such as the network was trained on, examples first."
+            )
         for function in self.after:
             x = function(x)
         return x.mT.contiguous() if self.in_rows else x.unflatten(1, (len(self.weight), -1)).movedim(1, 0).contiguous()
