@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 import torch
@@ -48,12 +49,17 @@ def test_a_gradient_or_a_momentum_that_is_wrong_is_seen():
 
 
 def test_the_step_size_is_set_for_the_wanted_acceptance():
-    start, found = torch.zeros(200, dtype=torch.float64), []
-    for target in (0.6, 0.9):
-        options = {"samples": 300, "warmup": 800, "leapfrog": 6, "target_acceptance": target}
-        found.append(hamiltonian_monte_carlo(lambda q: (float(q @ q / 2), q), start, **options))
-        assert found[-1].acceptance == pytest.approx(target, abs=0.12)
-    assert found[0].step_size > 1.1 * found[1].step_size
+    def found(target: float) -> tuple[float, float]:
+        """Acceptance and step size, means over four chains: of one they differ by a tenth."""
+        options = {"samples": 200, "warmup": 600, "leapfrog": 4, "target_acceptance": target}
+        start = torch.zeros(200, dtype=torch.float64)
+        traces = [hamiltonian_monte_carlo(lambda q: (float(q @ q / 2), q), start, **options) for _ in range(4)]
+        return fmean(t.acceptance for t in traces), fmean(t.step_size for t in traces)
+
+    (often, long), (always, short) = found(0.6), found(0.9)
+    assert often == pytest.approx(0.6, abs=0.15)
+    assert always == pytest.approx(0.9, abs=0.08)
+    assert long > 1.1 * short
 
 
 def test_masses_follow_the_scales():

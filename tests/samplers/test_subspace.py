@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 import torch
 from interruptions import Stop, cut_short
@@ -109,17 +111,22 @@ def test_priors_that_are_not_normal():
     with pytest.raises(UnsupportedModel, match="Normal prior"):
         bl.bayesianize(model, bl.Subspace(inner=bl.Laplace()), likelihood=likelihood, prior=prior)
     data = bl.data.Loader(X[:2], Y[:2, None], batch_size=2)
-    bnn = bl.bayesianize(model, bl.Subspace(rank=1, inner=bl.HMC(300, 100, 6)), likelihood=likelihood, prior=prior)
-    bnn.fit(data, epochs=40, lr=0.02, seed=3)
-    draws = bnn.posterior_.values["weight"].flatten(1)
-    origin, along = draws.mean(0), (draws - draws.mean(0)).abs().max() * subspace_of(bnn, 1)[0]
-    steps = torch.linspace(-4, 4, 4001, dtype=torch.float64)
-    line = origin + steps[:, None] * along
-    weight = (-0.5 * (line @ X[:2].T - Y[:2]).square().sum(1) - line.abs().sum(1) / 0.05).softmax(0)
-    mean = (weight * steps).sum()
-    variance = (weight * (steps - mean).square()).sum()
-    at = (draws - origin) @ along / along.square().sum()
-    assert worst(at[::3, None], mean[None], variance.view(1, 1)) < 4.5
+
+    def error(seed: int) -> float:
+        """How far draws are from the density along the subspace, in standard errors of a Gaussian's moments."""
+        bnn = bl.bayesianize(model, bl.Subspace(rank=1, inner=bl.HMC(300, 100, 6)), likelihood=likelihood, prior=prior)
+        bnn.fit(data, epochs=40, lr=0.02, seed=seed)
+        draws = bnn.posterior_.values["weight"].flatten(1)
+        origin, along = draws.mean(0), (draws - draws.mean(0)).abs().max() * subspace_of(bnn, 1)[0]
+        steps = torch.linspace(-4, 4, 4001, dtype=torch.float64)
+        line = origin + steps[:, None] * along
+        weight = (-0.5 * (line @ X[:2].T - Y[:2]).square().sum(1) - line.abs().sum(1) / 0.05).softmax(0)
+        mean = (weight * steps).sum()
+        variance = (weight * (steps - mean).square()).sum()
+        at = (draws - origin) @ along / along.square().sum()
+        return worst(at[::3, None], mean[None], variance.view(1, 1))
+
+    assert median(map(error, (3, 4, 5))) < 4  # tails are heavier than a Gaussian's, and one chain may be far off
 
 
 def test_a_pruned_network_keeps_its_zeros():
