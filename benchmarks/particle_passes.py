@@ -1,6 +1,6 @@
 """What a prediction from S particles costs, in passes of the plain network, for networks of several kinds.
 
-    python benchmarks/particle_passes.py                                  on two CPU threads, about seven minutes
+    python benchmarks/particle_passes.py                                  on two CPU threads, about ten minutes
     python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about three
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
 

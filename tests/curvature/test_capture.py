@@ -86,5 +86,9 @@ def test_on_a_cpu_columns_go_together_through_linear_layers(network, together):
         capture._gradients = lambda *args, together=False: ways.append(together) or send(*args, together=together)
         capture.backwards(outputs, torch.zeros(2, *outputs.shape))
         assert set(ways) == {together}
+        ways.clear()
+        (alone,) = capture.backwards(outputs, torch.ones(1, *outputs.shape))[""]
+        assert ways == [False]  # one column is sent by itself, at no such price
+        torch.testing.assert_close(alone, torch.ones(1, *outputs.shape))
         assert (capture.columns_at_once(outputs) > 1) == together
     assert capture.together is None

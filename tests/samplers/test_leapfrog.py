@@ -51,14 +51,14 @@ def test_a_gradient_or_a_momentum_that_is_wrong_is_seen():
 def test_the_step_size_is_set_for_the_wanted_acceptance():
     def found(target: float) -> tuple[float, float]:
         """Acceptance and step size, means over four chains: of one they differ by a tenth."""
-        options = {"samples": 200, "warmup": 600, "leapfrog": 4, "target_acceptance": target}
+        options = {"samples": 300, "warmup": 800, "leapfrog": 3, "target_acceptance": target}
         start = torch.zeros(200, dtype=torch.float64)
         traces = [hamiltonian_monte_carlo(lambda q: (float(q @ q / 2), q), start, **options) for _ in range(4)]
         return fmean(t.acceptance for t in traces), fmean(t.step_size for t in traces)
 
     (often, long), (always, short) = found(0.6), found(0.9)
-    assert often == pytest.approx(0.6, abs=0.15)
-    assert always == pytest.approx(0.9, abs=0.08)
+    assert often == pytest.approx(0.6, abs=0.12)
+    assert always == pytest.approx(0.9, abs=0.12)
     assert long > 1.1 * short
 
 

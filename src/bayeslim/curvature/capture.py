@@ -108,6 +108,8 @@ class Capture:
 
     def backwards(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor | None]]:
         """Likewise for several columns, (K, B, ...), with their gradients (K, B, ...)."""
+        if len(columns) == 1:
+            return self._by_layer([None if g is None else g[None] for g in self._gradients(outputs, columns[0])])
         if self.are_linear or outputs.device.type != "cpu" if self.together is None else self.together:
             try:
                 return self._by_layer(self._gradients(outputs, columns, together=True))

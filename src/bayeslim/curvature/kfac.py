@@ -95,7 +95,8 @@ def kfac(
             step = 1 if sharing == "reduce" else capture.columns_at_once(outputs)
             remaining = output_columns(likelihood, outputs, targets, columns, generator)
             while some := list(islice(remaining, step)):
-                sent = capture.backwards(outputs, torch.stack(some)) if step > 1 else capture.backward(outputs, some[0])
+                alone = len(some) == 1
+                sent = capture.backward(outputs, some[0]) if alone else capture.backwards(outputs, torch.stack(some))
                 for key, gradients in sent.items():
                     sums[key].add_gradients(gradients, outputs.shape[0])
     assert seen is not None
