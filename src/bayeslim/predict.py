@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bayeslim import moments, stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.blas import IS_ARM, NARROW, by_blas
+from bayeslim.captured import outputs_captured
 from bayeslim.errors import ShapeMismatch
 from bayeslim.fused import is_plain
 from bayeslim.loaders import check_inputs
@@ -183,7 +184,9 @@ def _(
         return passes(bnn.model, converted([bnn.method.one_network(bnn)]), batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
     row = unrolled(bnn.model, next(batches()))
-    outputs = _abreast(bnn.model, row, posterior.values | posterior.buffers, chosen, batches, posterior)
+    outputs = outputs_captured(posterior, chosen, row, batches)
+    if outputs is None:
+        outputs = _abreast(bnn.model, row, posterior.values | posterior.buffers, chosen, batches, posterior)
     if outputs is not None:
         return outputs
 

@@ -77,7 +77,7 @@ def outputs_mapped(
         return one_by_one()  # and modules keep what this leaves with them
     if is_new:
         alone = one_by_one()
-        _agrees[particles] = _is_same(outputs, alone)
+        _agrees[particles] = is_same(outputs, alone)
         return outputs if _agrees[particles] else alone
     return outputs
 
@@ -106,6 +106,7 @@ def _called(model: nn.Module, x: Tensor, tensors: Params) -> Tensor:
     return as_tensor(functional_call(model, tensors, (x,), tie_weights=False), model)
 
 
-def _is_same(outputs: Tensor, alone: Tensor) -> bool:
+def is_same(outputs: Tensor, alone: Tensor) -> bool:
+    """Whether networks gave the same in another way as alone, but for rounding."""
     same_kind = outputs.shape == alone.shape and outputs.dtype == alone.dtype
     return same_kind and bool((outputs - alone).abs().max() <= TOLERANCE * alone.abs().max())

@@ -1,0 +1,206 @@
+"""Networks of particles on a GPU, captured as one graph that is played again in every prediction of the same kind.
+
+A small network is some dozens of kernels of a few microseconds each, and launching them from Python takes several times
+as long as they do. A graph is launched in one call, whatever is in it; and where inputs are few, networks stand in it
+side by side. It reads weights where the particles have them, and inputs where they were when it was captured, so that
+these are copied there. Capturing takes as long as some predictions do, and keeps the memory of one: a kind of inputs is
+captured when it comes again and again. What a graph gives is first compared with what the networks give.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from operator import is_
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.methods.mapped import is_same
+from bayeslim.posteriors import Particles
+from bayeslim.twins import twins_of
+from bayeslim.types import Batches, modules_of
+
+AGAIN = 3
+"""The how manieth prediction of a kind is captured."""
+KINDS = 32
+"""How many kinds of inputs are looked after, of the same particles."""
+MOST = 2**20
+"""Of how many numbers inputs may be; of more, kernels take longer than calls."""
+BRANCHES = 5
+"""How many networks stand side by side; each has its own memory, so that it is fewer of many inputs."""
+LAUNCHES = 5
+"""How often a graph is launched to see how long it takes."""
+
+
+@dataclass(eq=False, slots=True)
+class _Captured:
+    """Networks on inputs of one kind.
+
+    Attributes:
+        networks: which.
+        graph: launches them.
+        inputs: where it reads.
+        outputs: where it writes.
+    """
+
+    networks: list[nn.Module]
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    outputs: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The outputs of all networks, (S, N, ...)."""
+        self.inputs.copy_(x)
+        self.graph.replay()
+        return self.outputs.clone()
+
+
+_kinds: WeakKeyDictionary[Particles, dict[Any, _Captured | int | None]] = WeakKeyDictionary()
+"""What was captured, or how many predictions of a kind there were; None where it failed, or gave something else."""
+
+
+def outputs_captured(particles: Particles, chosen: Sequence[int], model: nn.Module, batches: Batches) -> Tensor | None:
+    """What networks of particles give, (S, N, ...); None if they are to be called, as they are not captured.
+
+    Args:
+        particles: the networks.
+        chosen: their numbers.
+        model: their architecture, unrolled, in evaluation mode.
+        batches: the inputs.
+    """
+    x = next(batches())
+    if not isinstance(x, Tensor) or not _can_be_captured(x) or len([*islice(batches(), 2)]) > 1:
+        return None
+    kinds = _kinds.setdefault(particles, {})
+    kind = *_place(x.device), x.shape, x.dtype, tuple(chosen), *_settings()
+    known = kinds.get(kind, 0)
+    if known is None or (known == 0 and len(kinds) >= KINDS):
+        return None
+    if isinstance(known, int) and known + 1 < AGAIN:
+        kinds[kind] = known + 1
+        return None
+    networks = twins_of(particles, chosen, model)
+    if networks is None:
+        return None
+    if isinstance(known, int):
+        others = [other.graph for k, other in kinds.items() if isinstance(other, _Captured) and k[:2] == kind[:2]]
+        known = kinds[kind] = _capture(networks, x, others[0].pool() if others else None)
+    elif not all(map(is_, known.networks, networks)):
+        kinds[kind] = 1  # they were changed since, and may go on being
+        return None
+    return None if known is None else known(x)
+
+
+def _can_be_captured(x: Tensor) -> bool:
+    return x.is_cuda and x.numel() <= MOST and not torch.cuda.is_current_stream_capturing()
+
+
+def _place(device: torch.device) -> tuple[torch.device, int]:
+    """Where kernels are launched: graphs that are there follow each other, and can have the same memory."""
+    return device, torch.cuda.current_stream(device).cuda_stream
+
+
+def _settings() -> tuple[Any, ...]:
+    """What has a say in which kernels are launched."""
+    cudnn: Any = torch.backends.cudnn
+    return (
+        torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(), cudnn.deterministic,
+        cudnn.enabled, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, torch.backends.cuda.matmul.fp32_precision,
+    )  # fmt: skip
+
+
+def _capture(networks: list[nn.Module], x: Tensor, pool: Any) -> _Captured | None:
+    """Networks on inputs such as `x`; None if that fails, or does anything but what they do.
+
+    Args:
+        networks: as modules.
+        x: the inputs.
+        pool: memory of other graphs, if there are any.
+    """
+    inputs = x.clone()
+    expected = _without_waiting(networks, inputs)
+    if expected is None:
+        return None
+    try:
+        found = [_Captured(networks, *_graph_of(networks, inputs, pool))]
+        if any(isinstance(module, nn.RNNBase) for module in modules_of(networks[0])):
+            with _torchs_own():  # which may be quicker here, where its many kernels are launched at no cost
+                found.append(_Captured(networks, *_graph_of(networks, inputs, pool)))
+    except RuntimeError:  # such as memory that does not suffice
+        return None
+    captured = min(found, key=partial(_seconds_of, x)) if len(found) > 1 else found[0]
+    agrees = is_same(captured(x), expected) and torch.equal(inputs, x)  # else a network writes to its inputs
+    return captured if agrees else None
+
+
+@contextmanager
+def _torchs_own() -> Iterator[None]:
+    """Layers inside go without cuDNN; the setting is that of the whole process."""
+    enabled = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = enabled
+
+
+def _without_waiting(networks: list[nn.Module], inputs: Tensor) -> Tensor | None:
+    """What networks give, (S, N, ...); None if one looks at numbers, which are not there in a capture.
+
+    A capture that fails for this would leave torch's random numbers of no use.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            outputs = torch.stack([network(inputs) for network in networks])
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    return None if any("called a synchronizing" in str(warning.message) for warning in said) else outputs
+
+
+def _seconds_of(x: Tensor, captured: _Captured) -> float:
+    """What a launch takes at least."""
+    seconds = []
+    for _ in range(LAUNCHES):
+        torch.cuda.synchronize(x.device)
+        started = perf_counter()
+        captured(x)
+        torch.cuda.synchronize(x.device)
+        seconds.append(perf_counter() - started)
+    return min(seconds)
+
+
+def _graph_of(networks: list[nn.Module], inputs: Tensor, pool: Any) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+    """A graph, where it reads, and where it writes, (S, N, ...)."""
+    stream = torch.cuda.current_stream(inputs.device)
+    graph = torch.cuda.CUDAGraph()
+    outputs: list[Tensor] = []
+    try:
+        with torch.cuda.device(inputs.device):
+            beside = min(BRANCHES, len(networks), MOST // max(inputs.numel(), 1))
+            branches = [torch.cuda.Stream() for _ in range(beside)] if beside > 1 else []
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
+                trunk = torch.cuda.current_stream()
+                for branch in branches:
+                    branch.wait_stream(trunk)
+                try:
+                    for k, network in enumerate(networks):
+                        with torch.cuda.stream(branches[k % beside] if branches else trunk):
+                            outputs.append(network(inputs))
+                finally:
+                    for branch in branches:
+                        trunk.wait_stream(branch)
+                stacked = torch.stack(outputs)
+    finally:
+        torch.cuda.set_stream(stream)  # a capture that fails may leave another
+    return graph, inputs, stacked
