@@ -138,3 +138,36 @@ def test_heads_go_from_attention_with_a_padding_mask(deep, given, causal):
     torch.testing.assert_close(slim(*args), model(*args), rtol=1e-4, atol=1e-5)
     longer = tuple(torch.cat([a, a]) for a in args)
     torch.testing.assert_close(slim(*longer), model(*longer), rtol=1e-4, atol=1e-5)
+
+
+class InPlace(nn.Module):
+    """Works in place; the offset is of the given precision."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.into, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("offset", torch.rand(6, dtype=dtype))
+
+    def forward(self, x):
+        h = self.into(x)
+        h += self.offset
+        before = h.relu()
+        h.masked_fill_(h < 0, 0.5).mul_(2)
+        return self.out(h + before)
+
+
+@pytest.mark.parametrize(("dtype", "retraced"), [(torch.float32, False), (torch.float64, True)])
+def test_what_works_in_place_is_the_same_elsewhere_unless_it_would_change_its_type(dtype, retraced, monkeypatch):
+    calls = []
+    whole = torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(
+        torch.export.ExportedProgram, "run_decompositions", lambda *args: calls.append(1) or whole(*args)
+    )
+    model, x = InPlace(dtype).eval(), torch.randn(5, 4)
+    with torch.no_grad():
+        for tensor in (model.into.weight[2], model.into.bias[2:3], model.offset[2:3], model.out.weight[:, 2]):
+            tensor.zero_()
+    slim = bl.compact(model, x)
+    assert bool(calls) == retraced
+    assert sum(p.numel() for p in slim.parameters()) < sum(p.numel() for p in model.parameters())
+    torch.testing.assert_close(slim(x), model(x))

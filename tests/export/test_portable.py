@@ -40,6 +40,20 @@ def test_architectures_come_back(name):
             assert difference(tensors_in(network(*args)), tensors_in(again(*args))) < 1e-12
 
 
+def test_simple_networks_are_traced_once_and_nothing_is_left_that_works_in_place(monkeypatch):
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout())
+    x = torch.randn(2, 1, 5, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export.ExportedProgram, "run_decompositions", None)
+        graph = as_graph(network.eval(), [x])
+    assert not any(node.target._schema.is_mutable for node in graph.graph.nodes if node.op == "call_function")
+    torch.testing.assert_close(graph(x), network(x))
+    first = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten()).eval()  # which writes to what it is given
+    before = x.clone()
+    torch.testing.assert_close(through_json(first, x)(x), x.relu().flatten(1))
+    assert torch.equal(x, before)
+
+
 def test_names_inputs_and_parameters_are_those_of_the_network():
     network = TwoInputs()
     again = through_json(network, {"left": torch.randn(2, 3), "right": torch.randn(2, 5)})

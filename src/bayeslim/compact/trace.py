@@ -28,7 +28,10 @@ M = TypeVar("M", nn.Module, fx.Graph)
 _aten = torch.ops.aten
 _TAKEN_APART = (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
 """Operations that are sums of simpler ones, which the graph should show."""
-_FRESH = words("linear conv1d conv2d conv3d conv_transpose2d batch_norm add mul sub div matmul bmm max_pool2d cat relu")
+_FRESH = words(
+    "linear conv1d conv2d conv3d conv_transpose2d batch_norm add mul sub div matmul bmm max_pool2d cat relu zeros_like "
+    "masked_fill"
+)
 """Operations whose result shares no memory with anything else."""
 
 
@@ -64,7 +67,7 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     with quiet():
         fixed = not all(takes(program.module(), other) for other in inputs[1:])
         module = program.module(check_guards=False)
-        if not _made_functional(module.graph):
+        if _is_to_be_taken_apart(module.graph) or not made_functional(module.graph):
             table = torch.export.default_decompositions()
             program = program.run_decompositions({op.default: table[op.default] for op in _TAKEN_APART})
             module = program.module(check_guards=False)
@@ -157,7 +160,11 @@ def _with_plain_signature(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, module.graph)
 
 
-def _made_functional(graph: fx.Graph) -> bool:
+def _is_to_be_taken_apart(graph: fx.Graph) -> bool:
+    return any(node.target is op.default for node in graph.nodes for op in _TAKEN_APART)
+
+
+def made_functional(graph: fx.Graph) -> bool:
     """Replace simple pointwise operations in place (`relu_`, `+=`) by those that are not; whether that was enough.
 
     It is a shortcut around retracing the program, which takes twice as long as tracing it.
@@ -165,8 +172,6 @@ def _made_functional(graph: fx.Graph) -> bool:
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         target = node.target
-        if any(target is op.default for op in _TAKEN_APART):
-            return False
         if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
             continue
         source, packet = node.args[0], getattr(torch.ops.aten, target._schema.name.split("::")[-1].rstrip("_"), None)
@@ -174,12 +179,21 @@ def _made_functional(graph: fx.Graph) -> bool:
         calm = all(
             torch.Tag.pointwise in getattr(user.target, "tags", ()) or op_name(user) in _FRESH for user in earlier
         )
-        if torch.Tag.pointwise not in target.tags or packet is None or op_name(source) not in _FRESH or not calm:
+        elsewhere = getattr(packet, target._overloadname, None)  # the same operation, but not in place
+        is_pointwise = torch.Tag.pointwise in getattr(elsewhere, "tags", ()) and _is_of_one_precision(node)
+        is_fresh = op_name(source) in _FRESH or source.op == "placeholder"  # inputs are not written to from now on
+        if not is_pointwise or not is_fresh or not calm:
             return False
-        node.target = getattr(packet, target._overloadname)
+        node.target = elsewhere
         source.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: order[user] > order[node])
     graph.lint()
     return True
+
+
+def _is_of_one_precision(node: fx.Node) -> bool:
+    """Whether an operation gives the same type not in place, where that would be the larger of its arguments' types."""
+    values = [other.meta.get("val") for other in node.all_input_nodes]
+    return len({value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}) <= 1
 
 
 def op_name(node: fx.Node) -> str:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
+from bayeslim.compact.trace import made_functional
 from bayeslim.errors import CorruptFile, UnsupportedModel
 from bayeslim.export.operations import function, name_of
 from bayeslim.types import Inputs, Params
@@ -46,7 +47,9 @@ def as_graph(network: nn.Module, inputs: Sequence[Inputs]) -> fx.GraphModule:
         )
     program = exported(network, inputs)
     with quiet():
-        graph: fx.GraphModule = program.run_decompositions({}).module(check_guards=False)  # nothing works in place
+        graph: fx.GraphModule = program.module(check_guards=False)
+        if not made_functional(graph.graph) or not all(_is_known(node) for node in graph.graph.nodes):
+            graph = program.run_decompositions({}).module(check_guards=False)  # which takes twice as long as tracing
     return graph
 
 
