@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError
+from processes import in_processes
 
 WORLD = 2
 X = torch.randn(32, 3, generator=torch.Generator().manual_seed(1))
@@ -39,7 +39,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def test_processes_share_the_inputs_and_end_with_one_student(tmp_path: Path):
-    mp.spawn(worker, args=(str(tmp_path),), nprocs=WORLD)
+    in_processes(worker, WORLD, str(tmp_path))
     first, second = (load_file(tmp_path / f"found-{rank}.safetensors") for rank in range(WORLD))
     assert torch.equal(first["weight"], second["weight"])
     assert first["kl"] < 0.01

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import bayeslim as bl
 from bayeslim.errors import BayeslimWarning
 from bayeslim.families import DiagonalGaussian, DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point
+from processes import in_processes
 
 WORLD = 2
 WHOLE = {
@@ -139,7 +139,7 @@ def worker(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(worker, args=(str(folder),), nprocs=WORLD)
+    in_processes(worker, WORLD, str(folder))
     return [load_file(folder / f"rank{rank}.safetensors") for rank in range(WORLD)]
 
 

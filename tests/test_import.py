@@ -6,33 +6,45 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 OPTIONAL = ["matplotlib", "rich", "typer", "onnx", "onnxruntime", "onnxscript", "jinja2", "scipy", "sklearn", "pandas"]
 
 
-def run(script: str):
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
-    return json.loads(done.stdout)
+SCRIPT = """
+import json, sys, time
+started = time.perf_counter()
+import torch
+torch_is_there = time.perf_counter()
+torch.manual_seed(0)
+before = torch.get_rng_state()
+import bayeslim
+seconds = torch_is_there - started, time.perf_counter() - torch_is_there
+loaded = sorted({name.split(".")[0] for name in sys.modules})
+print(json.dumps({"seconds": seconds, "loaded": loaded, "same": torch.equal(before, torch.get_rng_state())}))
+"""
 
 
-def test_nothing_optional_is_imported():
-    loaded = run("import bayeslim, sys, json; print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))")
-    assert "torch" in loaded
-    assert not set(OPTIONAL) & set(loaded)
+@pytest.fixture(scope="module")
+def imports():
+    """What was found in three fresh processes."""
+    runs = [
+        subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=120)
+        for _ in range(3)
+    ]
+    return [json.loads(run.stdout) for run in runs]
 
 
-def test_is_not_much_slower_than_importing_torch():
-    script = (
-        "import time, json; a = time.perf_counter(); import torch; b = time.perf_counter(); import bayeslim; "
-        "print(json.dumps([b - a, time.perf_counter() - b]))"
-    )
+def test_nothing_optional_is_imported(imports):
+    assert "torch" in imports[0]["loaded"]
+    assert not set(OPTIONAL) & set(imports[0]["loaded"])
+
+
+def test_is_not_much_slower_than_importing_torch(imports):
     # the quickest of three, since other work on the machine only ever slows one down
-    torch_seconds, own_seconds = map(min, zip(*(run(script) for _ in range(3)), strict=True))
+    torch_seconds, own_seconds = map(min, zip(*(found["seconds"] for found in imports), strict=True))
     assert own_seconds < 0.5 * torch_seconds + 0.3
 
 
-def test_importing_leaves_the_random_state_alone():
-    same = run(
-        "import torch, json; torch.manual_seed(0); a = torch.get_rng_state(); import bayeslim; "
-        "print(json.dumps(torch.equal(a, torch.get_rng_state())))"
-    )
-    assert same
+def test_importing_leaves_the_random_state_alone(imports):
+    assert imports[0]["same"]

@@ -2,11 +2,11 @@
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from curved_networks import make
 from safetensors.torch import load_file, save_file
 
 from bayeslim.curvature import diag, ekfac, ggn, kfac, kfra, lowrank
+from processes import in_processes
 
 
 def everything(batches):
@@ -50,7 +50,7 @@ def worker(rank, folder):
 
 
 def test_two_processes_equal_one(tmp_path):
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
+    in_processes(worker, 2, str(tmp_path))
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(2))
     torch.manual_seed(0)
     case = make("mlp")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import bayeslim as bl
+from processes import in_processes
 
 WORLD = 2
 METHODS = {"ensemble": bl.DeepEnsemble(2), "snapshot": bl.Snapshot(2)}
@@ -43,7 +43,7 @@ def work(rank: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, args=(folder,), nprocs=WORLD)
+    in_processes(work, WORLD, folder)
     return [load_file(folder / f"rank-{rank}.safetensors") for rank in range(WORLD)]
 
 

@@ -1,0 +1,21 @@
+"""Processes that work together, as the ranks of a job do."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import torch.multiprocessing
+
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+def in_processes(work: Callable[..., None], count: int, *args: Any) -> None:
+    """Call `work(rank, *args)` in each of several fresh processes, and wait for them.
+
+    They are copies of one process that has imported the library and done nothing else: importing takes longer than most
+    of what they do.
+    """
+    multiprocessing.set_forkserver_preload(["bayeslim"])
+    torch.multiprocessing.start_processes(work, args, count, start_method=METHOD)
