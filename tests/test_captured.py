@@ -12,6 +12,7 @@ from torch import nn
 import bayeslim as bl
 from bayeslim import captured as module
 from bayeslim.captured import AGAIN
+from bayeslim.methods.chain import Chain
 from oracles import checked_ensemble
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -20,21 +21,23 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 class Calls:
     """Stands for a graph: reads and writes where one would."""
 
-    def __init__(self, networks, inputs, outputs):
-        self.networks, self.inputs, self.outputs = networks, inputs, outputs
-        self.played = 0
+    def __init__(self, way, inputs, outputs):
+        self.way, self.inputs, self.outputs = way, inputs, outputs
 
     def replay(self):
-        self.played += 1
-        self.outputs.copy_(torch.stack([network(self.inputs) for network in self.networks]))
+        self.outputs.copy_(self.way(self.inputs))
 
     def pool(self):
         return "memory"
 
 
-def _calls(networks, inputs, pool):
-    outputs = torch.stack([network(inputs) for network in networks])
-    return Calls(networks, inputs, outputs), inputs, outputs
+def _calls(way, inputs, pool):
+    outputs = way(inputs)
+    return Calls(way, inputs, outputs), inputs, outputs
+
+
+def _one_by_one(networks, inputs):
+    return torch.stack([network(inputs) for network in networks])
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +48,8 @@ def graphs(monkeypatch):
         monkeypatch.setattr(module, "_can_be_captured", lambda x: x.numel() <= module.MOST)
         monkeypatch.setattr(module, "_place", lambda device: (device, 0))
         monkeypatch.setattr(module, "_graph_of", _calls)
-        monkeypatch.setattr(module, "_without_waiting", lambda networks, x: torch.stack([n(x) for n in networks]))
+        monkeypatch.setattr(module, "_side_by_side", _one_by_one)
+        monkeypatch.setattr(module, "_without_waiting", _one_by_one)
         monkeypatch.setattr(module, "_seconds_of", lambda x, captured: 0.0)
     yield
     torch.backends.cudnn.allow_tf32 = True
@@ -93,6 +97,27 @@ def test_networks_that_were_captured_say_what_each_says_alone(build, members):
     x.copy_(torch.rand_like(x))  # not what it was captured with
     check()
     assert len(graphs_of(bnn)) == 1
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_quickest_way_is_kept(at_once, monkeypatch):
+    seconds = {True: 1.0, False: 2.0} if at_once else {True: 2.0, False: 1.0}
+    ways = {}
+    graph_of = module._graph_of
+
+    def seen(way, *rest):
+        graph, inputs, outputs = graph_of(way, *rest)
+        ways[id(graph)] = isinstance(way, Chain)
+        return graph, inputs, outputs
+
+    monkeypatch.setattr(module, "_graph_of", seen)
+    monkeypatch.setattr(module, "_seconds_of", lambda x, captured: seconds[ways[id(captured.graph)]])
+    bnn, check, x = ensemble()
+    until_captured(bnn, check)
+    assert sorted(ways.values()) == [False, True]
+    assert ways[id(graphs_of(bnn)[0].graph)] == at_once
+    x.copy_(torch.rand_like(x))
+    check()
 
 
 def test_many_inputs_are_captured_one_network_after_the_other():
@@ -195,11 +220,7 @@ def _fails(*_):
 
 def test_a_graph_that_says_something_else_is_not_played(monkeypatch):
     graph_of = module._graph_of
-
-    def other(networks, inputs, pool):
-        return graph_of([*networks[1:], networks[0]], inputs, pool)
-
-    monkeypatch.setattr(module, "_graph_of", other)
+    monkeypatch.setattr(module, "_graph_of", lambda way, *rest: graph_of(lambda x: way(x).flip(0), *rest))
     bnn, check, _ = ensemble()
     for _ in range(AGAIN + 1):
         check()

@@ -2,16 +2,16 @@
 
 A small network is some dozens of kernels of a few microseconds each, and launching them from Python takes several times
 as long as they do. A graph is launched in one call, whatever is in it; and where inputs are few, networks stand in it
-side by side. It reads weights where the particles have them, and inputs where they were when it was captured, so that
-these are copied there. Capturing takes as long as some predictions do, and keeps the memory of one: a kind of inputs is
-captured when it comes again and again. What a graph gives is first compared with what the networks give.
+side by side, or are called at once, whichever is quicker. It reads weights where the particles have them, and inputs
+where they were when it was captured, so that these are copied there. Capturing takes as long as some predictions do,
+and keeps the memory of one: a kind of inputs is captured when it comes again and again. What a graph gives is first
+compared with what the networks give.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -27,6 +27,9 @@ from bayeslim.methods.mapped import is_same
 from bayeslim.posteriors import Particles
 from bayeslim.twins import twins_of
 from bayeslim.types import Batches, modules_of
+
+Way = Callable[[Tensor], Tensor | None]
+"""What all networks give, (S, N, ...), if they can be called so."""
 
 AGAIN = 3
 """The how manieth prediction of a kind is captured."""
@@ -67,7 +70,9 @@ _kinds: WeakKeyDictionary[Particles, dict[Any, _Captured | int | None]] = WeakKe
 """What was captured, or how many predictions of a kind there were; None where it failed, or gave something else."""
 
 
-def outputs_captured(particles: Particles, chosen: Sequence[int], model: nn.Module, batches: Batches) -> Tensor | None:
+def outputs_captured(
+    particles: Particles, chosen: Sequence[int], model: nn.Module, batches: Batches, at_once: Callable[[], Way | None]
+) -> Tensor | None:
     """What networks of particles give, (S, N, ...); None if they are to be called, as they are not captured.
 
     Args:
@@ -75,6 +80,7 @@ def outputs_captured(particles: Particles, chosen: Sequence[int], model: nn.Modu
         chosen: their numbers.
         model: their architecture, unrolled, in evaluation mode.
         batches: the inputs.
+        at_once: gives a function that calls all of them at once, if there is one.
     """
     x = next(batches())
     if not isinstance(x, Tensor) or not _can_be_captured(x) or len([*islice(batches(), 2)]) > 1:
@@ -92,7 +98,7 @@ def outputs_captured(particles: Particles, chosen: Sequence[int], model: nn.Modu
         return None
     if isinstance(known, int):
         others = [other.graph for k, other in kinds.items() if isinstance(other, _Captured) and k[:2] == kind[:2]]
-        known = kinds[kind] = _capture(networks, x, others[0].pool() if others else None)
+        known = kinds[kind] = _quickest(networks, at_once(), x, others[0].pool() if others else None)
     elif not all(map(is_, known.networks, networks)):
         kinds[kind] = 1  # they were changed since, and may go on being
         return None
@@ -117,11 +123,12 @@ def _settings() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _capture(networks: list[nn.Module], x: Tensor, pool: Any) -> _Captured | None:
-    """Networks on inputs such as `x`; None if that fails, or does anything but what they do.
+def _quickest(networks: list[nn.Module], at_once: Way | None, x: Tensor, pool: Any) -> _Captured | None:
+    """Networks on inputs such as `x`, in the quickest way; None if all fail, or do anything but what they do.
 
     Args:
         networks: as modules.
+        at_once: calls all of them, if there is such a function.
         x: the inputs.
         pool: memory of other graphs, if there are any.
     """
@@ -129,25 +136,49 @@ def _capture(networks: list[nn.Module], x: Tensor, pool: Any) -> _Captured | Non
     expected = _without_waiting(networks, inputs)
     if expected is None:
         return None
+    ways: list[Way] = [partial(_side_by_side, networks)]
+    if any(isinstance(module, nn.RNNBase) for module in modules_of(networks[0])):
+        ways.append(partial(_by_torchs_own, networks))
+    if at_once is not None and at_once(inputs) is not None:
+        ways.append(at_once)
+    found = []
+    for way in ways:
+        try:
+            captured = _Captured(networks, *_graph_of(way, inputs, pool))
+        except RuntimeError:  # such as memory that does not suffice
+            continue
+        if is_same(captured(x), expected) and torch.equal(inputs, x):  # else a network writes to its inputs
+            found.append(captured)
+    return min(found, key=partial(_seconds_of, x), default=None)
+
+
+def _side_by_side(networks: list[nn.Module], inputs: Tensor) -> Tensor:
+    """Networks on streams of their own, fewer of many inputs."""
+    trunk = torch.cuda.current_stream()
+    beside = min(BRANCHES, len(networks), MOST // max(inputs.numel(), 1))
+    branches = [torch.cuda.Stream() for _ in range(beside)] if beside > 1 else []
+    for branch in branches:
+        branch.wait_stream(trunk)
+    outputs = []
     try:
-        found = [_Captured(networks, *_graph_of(networks, inputs, pool))]
-        if any(isinstance(module, nn.RNNBase) for module in modules_of(networks[0])):
-            with _torchs_own():  # which may be quicker here, where its many kernels are launched at no cost
-                found.append(_Captured(networks, *_graph_of(networks, inputs, pool)))
-    except RuntimeError:  # such as memory that does not suffice
-        return None
-    captured = min(found, key=partial(_seconds_of, x)) if len(found) > 1 else found[0]
-    agrees = is_same(captured(x), expected) and torch.equal(inputs, x)  # else a network writes to its inputs
-    return captured if agrees else None
+        for k, network in enumerate(networks):
+            with torch.cuda.stream(branches[k % beside] if branches else trunk):
+                outputs.append(network(inputs))
+    finally:
+        for branch in branches:
+            trunk.wait_stream(branch)
+    return torch.stack(outputs)
 
 
-@contextmanager
-def _torchs_own() -> Iterator[None]:
-    """Layers inside go without cuDNN; the setting is that of the whole process."""
+def _by_torchs_own(networks: list[nn.Module], inputs: Tensor) -> Tensor:
+    """The same without cuDNN: torch's own recurrent layers are many kernels, which are launched at no cost here.
+
+    The setting is that of the whole process.
+    """
     enabled = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
-        yield
+        return _side_by_side(networks, inputs)
     finally:
         torch.backends.cudnn.enabled = enabled
 
@@ -180,27 +211,17 @@ def _seconds_of(x: Tensor, captured: _Captured) -> float:
     return min(seconds)
 
 
-def _graph_of(networks: list[nn.Module], inputs: Tensor, pool: Any) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+def _graph_of(way: Way, inputs: Tensor, pool: Any) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
     """A graph, where it reads, and where it writes, (S, N, ...)."""
     stream = torch.cuda.current_stream(inputs.device)
     graph = torch.cuda.CUDAGraph()
-    outputs: list[Tensor] = []
     try:
-        with torch.cuda.device(inputs.device):
-            beside = min(BRANCHES, len(networks), MOST // max(inputs.numel(), 1))
-            branches = [torch.cuda.Stream() for _ in range(beside)] if beside > 1 else []
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
-                trunk = torch.cuda.current_stream()
-                for branch in branches:
-                    branch.wait_stream(trunk)
-                try:
-                    for k, network in enumerate(networks):
-                        with torch.cuda.stream(branches[k % beside] if branches else trunk):
-                            outputs.append(network(inputs))
-                finally:
-                    for branch in branches:
-                        trunk.wait_stream(branch)
-                stacked = torch.stack(outputs)
+        with (
+            torch.cuda.device(inputs.device),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),  # other threads may go on
+        ):
+            outputs = way(inputs)
     finally:
         torch.cuda.set_stream(stream)  # a capture that fails may leave another
-    return graph, inputs, stacked
+    assert outputs is not None
+    return graph, inputs, outputs

@@ -184,9 +184,15 @@ def _(
         return passes(bnn.model, converted([bnn.method.one_network(bnn)]), batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
     row = unrolled(bnn.model, next(batches()))
-    outputs = outputs_captured(posterior, chosen, row, batches)
+    stack = posterior.values | posterior.buffers
+
+    def all_at_once() -> Chain | None:
+        step = _at_once(row, dense_width(row), next(batches()), "cuda")
+        return _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
+
+    outputs = outputs_captured(posterior, chosen, row, batches, all_at_once)
     if outputs is None:
-        outputs = _abreast(bnn.model, row, posterior.values | posterior.buffers, chosen, batches, posterior)
+        outputs = _abreast(bnn.model, row, stack, chosen, batches, posterior)
     if outputs is not None:
         return outputs
 
