@@ -36,21 +36,17 @@ def _calls(way, inputs, pool):
     return Calls(way, inputs, outputs), inputs, outputs
 
 
-def _one_by_one(networks, inputs):
-    return torch.stack([network(inputs) for network in networks])
-
-
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch):
     """Without a GPU everything but the graphs themselves is as on one."""
     torch.backends.cudnn.allow_tf32 = False
     if DEVICE == "cpu":
-        monkeypatch.setattr(module, "_can_be_captured", lambda x: x.numel() <= module.MOST)
+        monkeypatch.setattr(module, "_can_be_captured", lambda x: not module._is_deterministic())
         monkeypatch.setattr(module, "_place", lambda device: (device, 0))
         monkeypatch.setattr(module, "_graph_of", _calls)
-        monkeypatch.setattr(module, "_side_by_side", _one_by_one)
-        monkeypatch.setattr(module, "_without_waiting", _one_by_one)
-        monkeypatch.setattr(module, "_seconds_of", lambda x, captured: 0.0)
+        monkeypatch.setattr(module, "_side_by_side", module._one_by_one)
+        monkeypatch.setattr(module, "_without_waiting", module._one_by_one)
+        monkeypatch.setattr(module, "_seconds_of", lambda call, x: 1.0 if isinstance(call, module._Captured) else 2.0)
     yield
     torch.backends.cudnn.allow_tf32 = True
 
@@ -99,23 +95,25 @@ def test_networks_that_were_captured_say_what_each_says_alone(build, members):
     assert len(graphs_of(bnn)) == 1
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_the_quickest_way_is_kept(at_once, monkeypatch):
-    seconds = {True: 1.0, False: 2.0} if at_once else {True: 2.0, False: 1.0}
-    ways = {}
+@pytest.mark.parametrize(("beside", "at_once", "kept"), [(1.0, 2.0, False), (2.0, 1.0, True), (2.95, 2.95, None)])
+def test_the_quickest_way_is_kept_if_it_is_quicker_than_calls(beside, at_once, kept, monkeypatch):
+    ways = []
     graph_of = module._graph_of
 
     def seen(way, *rest):
-        graph, inputs, outputs = graph_of(way, *rest)
-        ways[id(graph)] = isinstance(way, Chain)
-        return graph, inputs, outputs
+        ways.append(isinstance(way, Chain))
+        return graph_of(way, *rest)
+
+    def seconds(call, x):
+        return (at_once if ways[-1] else beside) if isinstance(call, module._Captured) else 3.0
 
     monkeypatch.setattr(module, "_graph_of", seen)
-    monkeypatch.setattr(module, "_seconds_of", lambda x, captured: seconds[ways[id(captured.graph)]])
+    monkeypatch.setattr(module, "_seconds_of", seconds)
     bnn, check, x = ensemble()
-    until_captured(bnn, check)
-    assert sorted(ways.values()) == [False, True]
-    assert ways[id(graphs_of(bnn)[0].graph)] == at_once
+    for _ in range(AGAIN):
+        check()
+    assert ways == [False, True] + ([] if kept is None else [kept])
+    assert len(graphs_of(bnn)) == (kept is not None)
     x.copy_(torch.rand_like(x))
     check()
 
@@ -174,6 +172,17 @@ def test_hooks_are_called():
     bnn.model[1].register_forward_hook(lambda *_: calls.append(1))
     check()
     assert calls
+
+
+def test_nothing_is_captured_where_the_same_bits_are_wanted():
+    bnn, check, _ = ensemble()
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(AGAIN + 1):
+            check()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not module._kinds.get(bnn.posterior_)
 
 
 def test_more_batches_than_one_are_not_captured():

@@ -10,12 +10,13 @@ compared with what the networks give.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
-from operator import is_
+from operator import is_, itemgetter
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,6 +42,8 @@ BRANCHES = 5
 """How many networks stand side by side; each has its own memory, so that it is fewer of many inputs."""
 LAUNCHES = 5
 """How often a graph is launched to see how long it takes."""
+WORTH = 0.97
+"""What a graph may take of the time of calls to be kept, as it keeps memory."""
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +109,12 @@ def outputs_captured(
 
 
 def _can_be_captured(x: Tensor) -> bool:
-    return x.is_cuda and x.numel() <= MOST and not torch.cuda.is_current_stream_capturing()
+    """Not where the same bits are wanted in every prediction: which way is the quickest may change."""
+    return x.is_cuda and x.numel() <= MOST and not (_is_deterministic() or torch.cuda.is_current_stream_capturing())
+
+
+def _is_deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() or bool(torch.backends.cudnn.deterministic)
 
 
 def _place(device: torch.device) -> tuple[torch.device, int]:
@@ -118,13 +126,13 @@ def _settings() -> tuple[Any, ...]:
     """What has a say in which kernels are launched."""
     cudnn: Any = torch.backends.cudnn
     return (
-        torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(), cudnn.deterministic,
-        cudnn.enabled, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, torch.backends.cuda.matmul.fp32_precision,
+        torch.is_inference_mode_enabled(), cudnn.enabled, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision,
+        torch.backends.cuda.matmul.fp32_precision,
     )  # fmt: skip
 
 
 def _quickest(networks: list[nn.Module], at_once: Way | None, x: Tensor, pool: Any) -> _Captured | None:
-    """Networks on inputs such as `x`, in the quickest way; None if all fail, or do anything but what they do.
+    """Networks on inputs such as `x`, in the quickest way; None if all fail, do something else, or are no quicker.
 
     Args:
         networks: as modules.
@@ -132,31 +140,43 @@ def _quickest(networks: list[nn.Module], at_once: Way | None, x: Tensor, pool: A
         x: the inputs.
         pool: memory of other graphs, if there are any.
     """
-    inputs = x.clone()
-    expected = _without_waiting(networks, inputs)
+    spare = x.clone()  # networks may write to it
+    expected = _without_waiting(networks, spare)
     if expected is None:
         return None
     ways: list[Way] = [partial(_side_by_side, networks)]
     if any(isinstance(module, nn.RNNBase) for module in modules_of(networks[0])):
         ways.append(partial(_by_torchs_own, networks))
-    if at_once is not None and at_once(inputs) is not None:
+    if at_once is not None and at_once(spare) is not None:
         ways.append(at_once)
-    found = []
-    for way in ways:
-        try:
-            captured = _Captured(networks, *_graph_of(way, inputs, pool))
-        except RuntimeError:  # such as memory that does not suffice
-            continue
-        if is_same(captured(x), expected) and torch.equal(inputs, x):  # else a network writes to its inputs
-            found.append(captured)
-    return min(found, key=partial(_seconds_of, x), default=None)
+    seconds, way = min(((_seconds_captured(way, x, expected), way) for way in ways), key=itemgetter(0))
+    if seconds > WORTH * _seconds_of(partial(_one_by_one, networks), spare):
+        return None
+    try:
+        return _Captured(networks, *_graph_of(way, x.clone(), pool))  # those before had memory of their own
+    except RuntimeError:
+        return None
+
+
+def _seconds_captured(way: Way, x: Tensor, expected: Tensor) -> float:
+    """What a launch takes; no end of time if it cannot be captured, or gives something else than what is expected."""
+    try:
+        captured = _Captured([], *_graph_of(way, x.clone(), None))
+    except RuntimeError:  # such as memory that does not suffice
+        return math.inf
+    agrees = is_same(captured(x), expected) and torch.equal(captured.inputs, x)  # else networks write to their inputs
+    return _seconds_of(captured, x) if agrees else math.inf
+
+
+def _one_by_one(networks: list[nn.Module], inputs: Tensor) -> Tensor:
+    return torch.stack([network(inputs) for network in networks])
 
 
 def _side_by_side(networks: list[nn.Module], inputs: Tensor) -> Tensor:
     """Networks on streams of their own, fewer of many inputs."""
     trunk = torch.cuda.current_stream()
     beside = min(BRANCHES, len(networks), MOST // max(inputs.numel(), 1))
-    branches = [torch.cuda.Stream() for _ in range(beside)] if beside > 1 else []
+    branches = _branches(inputs.device)[:beside] if beside > 1 else []
     for branch in branches:
         branch.wait_stream(trunk)
     outputs = []
@@ -168,6 +188,12 @@ def _side_by_side(networks: list[nn.Module], inputs: Tensor) -> Tensor:
         for branch in branches:
             trunk.wait_stream(branch)
     return torch.stack(outputs)
+
+
+@cache
+def _branches(device: torch.device) -> list[torch.cuda.Stream]:
+    """The same streams in all graphs: cuBLAS has memory for each that it was ever called on."""
+    return [torch.cuda.Stream(device) for _ in range(BRANCHES)]
 
 
 def _by_torchs_own(networks: list[nn.Module], inputs: Tensor) -> Tensor:
@@ -193,19 +219,19 @@ def _without_waiting(networks: list[nn.Module], inputs: Tensor) -> Tensor | None
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            outputs = torch.stack([network(inputs) for network in networks])
+            outputs = _one_by_one(networks, inputs)
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     return None if any("called a synchronizing" in str(warning.message) for warning in said) else outputs
 
 
-def _seconds_of(x: Tensor, captured: _Captured) -> float:
-    """What a launch takes at least."""
+def _seconds_of(call: Way, x: Tensor) -> float:
+    """What a call takes at least."""
     seconds = []
     for _ in range(LAUNCHES):
         torch.cuda.synchronize(x.device)
         started = perf_counter()
-        captured(x)
+        call(x)
         torch.cuda.synchronize(x.device)
         seconds.append(perf_counter() - started)
     return min(seconds)
@@ -223,5 +249,6 @@ def _graph_of(way: Way, inputs: Tensor, pool: Any) -> tuple[torch.cuda.CUDAGraph
             outputs = way(inputs)
     finally:
         torch.cuda.set_stream(stream)  # a capture that fails may leave another
+        torch._C._cuda_clearCublasWorkspaces()  # else what cuBLAS had in the capture outlives the graph
     assert outputs is not None
     return graph, inputs, outputs
