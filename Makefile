@@ -30,8 +30,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# the library is compiled once for all the processes that tests start, also where it was asked not to
 check: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
 test: lint types check
 
