@@ -246,6 +246,18 @@ def test_there_is_an_end_to_kinds(monkeypatch):
     assert len(module._kinds[bnn.posterior_]) == 2
 
 
+def test_weights_that_were_copied_to_call_networks_stay_as_long_as_the_graph():
+    bnn, check, x = ensemble()
+    values = bnn.posterior_.values
+    values["1.weight"] = values["1.weight"].transpose(0, 1).contiguous().transpose(0, 1)  # joined, it is a copy
+    until_captured(bnn, check)
+    gc.collect()
+    _ = [torch.full_like(values["1.weight"], torch.nan) for _ in range(100)]
+    x.copy_(torch.rand_like(x))
+    check()
+    assert graphs_of(bnn)[0].way is not None
+
+
 def test_nothing_is_left_of_particles_that_are_gone():
     bnn, check, _ = ensemble()
     until_captured(bnn, check)

@@ -52,12 +52,14 @@ class _Captured:
 
     Attributes:
         networks: which.
+        way: called them for the graph, which reads what tensors it may have of its own.
         graph: launches them.
         inputs: where it reads.
         outputs: where it writes.
     """
 
     networks: list[nn.Module]
+    way: Way
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
     outputs: Tensor
@@ -153,7 +155,7 @@ def _quickest(networks: list[nn.Module], at_once: Way | None, x: Tensor, pool: A
     if seconds > WORTH * _seconds_of(partial(_one_by_one, networks), spare):
         return None
     try:
-        return _Captured(networks, *_graph_of(way, x.clone(), pool))  # those before had memory of their own
+        return _Captured(networks, way, *_graph_of(way, x.clone(), pool))  # those before had memory of their own
     except RuntimeError:
         return None
 
@@ -161,7 +163,7 @@ def _quickest(networks: list[nn.Module], at_once: Way | None, x: Tensor, pool: A
 def _seconds_captured(way: Way, x: Tensor, expected: Tensor) -> float:
     """What a launch takes; no end of time if it cannot be captured, or gives something else than what is expected."""
     try:
-        captured = _Captured([], *_graph_of(way, x.clone(), None))
+        captured = _Captured([], way, *_graph_of(way, x.clone(), None))
     except RuntimeError:  # such as memory that does not suffice
         return math.inf
     agrees = is_same(captured(x), expected) and torch.equal(captured.inputs, x)  # else networks write to their inputs

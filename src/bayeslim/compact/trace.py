@@ -193,7 +193,7 @@ def made_functional(graph: fx.Graph) -> bool:
 def _is_of_one_precision(node: fx.Node) -> bool:
     """Whether an operation gives the same type not in place, where that would be the larger of its arguments' types."""
     values = [other.meta.get("val") for other in node.all_input_nodes]
-    return len({value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}) <= 1
+    return len({value.dtype for value in values if isinstance(value, Tensor)} - {torch.bool}) <= 1
 
 
 def op_name(node: fx.Node) -> str:
