@@ -44,8 +44,7 @@ def loss_and_gradients(objective, bnn: bl.Bayesian, batch) -> tuple[torch.Tensor
     return loss.detach(), [p.grad for p in bnn.parameters()]
 
 
-def assert_compiled_agrees(bnn: bl.Bayesian, batch, backend: str) -> None:
-    objective = torch.compile(bnn.objective, fullgraph=True, backend=backend)
+def assert_compiled_agrees(objective, bnn: bl.Bayesian, batch) -> None:
     compiled = loss_and_gradients(objective, bnn, batch)
     terms = bnn.terms
     torch.testing.assert_close(compiled, loss_and_gradients(bnn.objective, bnn, batch))
@@ -54,41 +53,40 @@ def assert_compiled_agrees(bnn: bl.Bayesian, batch, backend: str) -> None:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks(network):
-    assert_compiled_agrees(*problem(network, bl.Variational()), backend="eager")
+    bnn, batch = problem(network, bl.Variational())
+    assert_compiled_agrees(torch.compile(bnn.objective, fullgraph=True, backend="eager"), bnn, batch)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in NOT_COMPILED_WHOLE])
-def test_methods(method):
-    assert_compiled_agrees(*problem("mlp-all", METHODS[method]()), backend="eager")
-
-
-def compiled_steps(bnn: bl.Bayesian, batch, steps: int) -> tuple[int, list[float]]:
-    """How often the objective was compiled in so many steps, and what the KL's weight was in each."""
-    counter = CompileCounter()
+def weights_of_steps(objective, bnn: bl.Bayesian, batch, steps: int) -> list[float]:
+    """Train a little; what the KL's weight was in each step."""
     optimizer = bnn.optimizer(lr=1e-3, steps_per_epoch=4)
-    objective = torch.compile(bnn.objective, fullgraph=True, backend=counter)
     weights = []
     for _ in range(steps):
         optimizer.zero_grad()
         objective(batch).backward()
         weights.append(float(bnn.terms.kl_weight))
         optimizer.step()
-    return counter.frame_count, weights
+    return weights
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in NOT_COMPILED_WHOLE])
-def test_it_is_compiled_once_for_all_steps(method):
-    """One more for what a method finds out in its first step; not for every step, which would be refused soon."""
+def test_methods_agree_and_are_compiled_once_for_all_steps(method):
+    """Once more for what a method finds out in its first step; not for every step, which would be refused soon."""
     bnn, batch = problem("mlp-all", METHODS[method]())
-    frames, _ = compiled_steps(bnn, batch, torch._dynamo.config.recompile_limit + 2)
-    assert frames <= 2
+    counter = CompileCounter()
+    objective = torch.compile(bnn.objective, fullgraph=True, backend=counter)
+    assert_compiled_agrees(objective, bnn, batch)
+    weights_of_steps(objective, bnn, batch, torch._dynamo.config.recompile_limit + 2)
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("schedule", [Uniform(), Blundell(), Warmup(2.0), Cyclic(1.0)], ids=lambda s: type(s).__name__)
 def test_a_compiled_loss_follows_its_schedule(schedule):
     bnn, batch = problem("mlp", bl.Variational(kl_schedule=schedule))
-    frames, weights = compiled_steps(bnn, batch, 10)
-    assert frames == 1
+    counter = CompileCounter()
+    objective = torch.compile(bnn.objective, fullgraph=True, backend=counter)
+    weights = weights_of_steps(objective, bnn, batch, 10)
+    assert counter.frame_count == 1
     assert weights == [schedule.weight(Position(step, 4)) for step in range(10)]
 
 
