@@ -27,10 +27,10 @@ print(json.dumps({"seconds": seconds, "loaded": loaded, "same": torch.equal(befo
 
 @pytest.fixture(scope="module")
 def imports():
-    """What was found in two fresh processes."""
+    """What was found in three fresh processes."""
     runs = [
         subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=120)
-        for _ in range(2)
+        for _ in range(3)
     ]
     return [json.loads(run.stdout) for run in runs]
 
@@ -41,7 +41,7 @@ def test_nothing_optional_is_imported(imports):
 
 
 def test_is_not_much_slower_than_importing_torch(imports):
-    # the quicker one, since other work on the machine only ever slows one down
+    # the quickest of three, since other work on the machine only ever slows one down
     torch_seconds, own_seconds = map(min, zip(*(found["seconds"] for found in imports), strict=True))
     assert own_seconds < 0.5 * torch_seconds + 0.3
 

@@ -112,10 +112,9 @@ class Padded(nn.Module):
         return self.head((x + mixed).mean(1))
 
 
-@pytest.mark.parametrize(
-    ("deep", "given", "causal"),  # any two of them together
-    [(False, False, False), (False, True, True), (True, False, True), (True, True, False)],
-)
+@pytest.mark.parametrize("deep", [False, True], ids=["attention", "transformer"])
+@pytest.mark.parametrize("given", [False, True], ids=["mask of tokens", "mask given"])
+@pytest.mark.parametrize("causal", [False, True], ids=["looks ahead", "causal"])
 def test_heads_go_from_attention_with_a_padding_mask(deep, given, causal):
     torch.manual_seed(0)
     model = Padded(deep, given, causal).eval()
