@@ -14,8 +14,9 @@ from torch.func import functional_call
 
 import bayeslim as bl
 from bayeslim import passes as module
-from bayeslim.passes import converted, lent, networks_of, passes, passes_of
+from bayeslim.passes import converted, lent, networks_of, passes
 from bayeslim.posteriors import Particles
+from bayeslim.twins import outputs_of
 from oracles import alone, checked_ensemble, particles_of
 
 predicting = importlib.import_module("bayeslim.predict")
@@ -258,9 +259,9 @@ def test_convolutions_go_one_by_one_for_many_inputs_with_hooks_and_for_one_image
 
     def recorded(*args):
         calls.append(len(args[0]))
-        return passes_of(*args)
+        return outputs_of(*args)
 
-    monkeypatch.setattr(predicting, "passes_of", recorded)
+    monkeypatch.setattr(predicting, "outputs_of", recorded)
     x = torch.randn(3, 2, 8, 8)
     bl.predict(bnn, x)
     assert not calls

@@ -122,6 +122,41 @@ def test_a_convolution_that_stands_twice_has_the_norm_of_each_place():
             torch.testing.assert_close(twin(x), alone(model, particles, k, x))
 
 
+def dense(*between):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4, bias=False), nn.ReLU(inplace=True), nn.Linear(4, 4),
+        nn.ReLU(), nn.Linear(4, 3), *between, nn.Linear(3, 2, bias=False),
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize("between", [(), (nn.ReLU(),), (nn.Tanh(),), (nn.ReLU(), nn.Linear(3, 3), nn.ReLU())])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_biases_are_moved_behind_rectifiers(between, dtype, monkeypatch):
+    monkeypatch.setattr(module, "IS_ARM", False)
+    torch.manual_seed(0)
+    model = dense(*between).to(dtype)
+    particles, x = particles_of(model, 2), torch.randn(3, 2, 3, dtype=dtype)
+    before = {name: value.clone() for name, value in particles.values.items()}
+    for k, twin in enumerate(twins_of(particles, [0, 1], model)):
+        moved = 0 if dtype == torch.bfloat16 else 3 + sum(isinstance(layer, nn.ReLU) for layer in between)
+        assert sum(isinstance(layer, module._AtLeast) for layer in twin) == moved
+        for _ in range(2):
+            with torch.no_grad():
+                torch.testing.assert_close(twin(x), alone(model, particles, k, x))
+    assert all(torch.equal(value, before[name]) for name, value in particles.values.items())
+
+
+def test_biases_are_moved_in_every_place_of_a_layer_that_stands_twice(monkeypatch):
+    monkeypatch.setattr(module, "IS_ARM", False)
+    torch.manual_seed(0)
+    shared, relu = nn.Linear(3, 3), nn.ReLU()
+    model = nn.Sequential(shared, relu, shared, relu, nn.Linear(3, 3), relu, shared).eval()
+    particles, x = particles_of(model, 2), torch.randn(5, 3)
+    for k, twin in enumerate(twins_of(particles, [0, 1], model)):
+        with torch.no_grad():
+            torch.testing.assert_close(twin(x), alone(model, particles, k, x))
+
+
 def test_nothing_is_kept_alive(kept):
     bnn, _ = kept
     posterior, weight = weakref.ref(bnn.posterior_), weakref.ref(bnn.posterior_.values["0.weight"])

@@ -14,8 +14,9 @@ FEW = 2**10 if IS_ARM else 2**7
 """Of how many values one call for both moments is quicker than passes."""
 SOME = 2**13 if IS_ARM else 2**11
 """Of how many values of classes calls take longer than what they compute."""
-WIDE = 32
-"""How many classes are quicker to sum over where they lie along memory; examples lie along it of fewer."""
+WIDE, MANY = 32, 2**13
+"""How many classes are quicker to sum over where they lie along memory; of fewer, and of more values than so many,
+examples lie along it."""
 
 
 def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +42,7 @@ def entropy_of(probs: Tensor, dim: int = -1) -> Tensor:
 
 def class_averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of class probabilities, (S, ..., C), over draws: mean, variance, the mean's entropy, and the mean entropy."""
-    lie_across = not logits.is_cuda and logits.numel() > SOME and logits.shape[-1] < WIDE
+    lie_across = not logits.is_cuda and logits.numel() > MANY and logits.shape[-1] < WIDE
     dim = -2 if lie_across else -1
     probs = (logits.mT.contiguous() if lie_across else logits).softmax(dim)
     mean, variance = moments_over_draws(probs)

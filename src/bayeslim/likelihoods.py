@@ -140,7 +140,9 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        logits = _single(outputs).movedim(self._stacked_class_dim, -1)
+        logits = _single(outputs)
+        if self.class_dim != -1:
+            logits = logits.movedim(self._stacked_class_dim, -1)
         mean, spread, entropy, aleatoric = class_averages(logits)
         return Prediction(
             kind="classes",

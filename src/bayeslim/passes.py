@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from bayeslim.blas import IS_ARM, products_of
 from bayeslim.fused import fused
 from bayeslim.posteriors import Particles
-from bayeslim.types import Batches, Params, batch_size, call, modules_of
+from bayeslim.types import Batches, Inputs, Params, batch_size, call, modules_of
 
 FEW = 2**7
 """For how many inputs all products of a network go by BLAS on ARM: of more, functions beside them may lose what these
@@ -52,12 +52,16 @@ def passes(model: nn.Module, networks: Callable[[Params], Iterable[Params]], bat
 def passes_of(networks: Iterable[nn.Module], model: nn.Module, batches: Batches) -> Tensor:
     """The outputs of networks that are modules of the architecture of `model`, one after the other, (S, N, ...)."""
     outputs = []
-    few = IS_ARM and batch_size(next(batches())) <= FEW
-    with products_of(model, few) if few else nullcontext():
+    with quick_products(model, next(batches())):
         for network in networks:
             each = [call(network, x) for x in batches()]
             outputs.append(each[0] if len(each) == 1 else torch.cat(each))
     return torch.stack(outputs)
+
+
+def quick_products(model: nn.Module, x: Inputs) -> AbstractContextManager[None]:
+    """Passes of a network inside, of inputs such as `x`, multiply in the quickest way."""
+    return products_of(model, True) if IS_ARM and batch_size(x) <= FEW else nullcontext()
 
 
 def converted(networks: Iterable[Params]) -> Callable[[Params], Iterable[Params]]:

@@ -7,7 +7,7 @@ new posteriors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import singledispatch
 from numbers import Integral
@@ -18,38 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import moments, stochastic
+from bayeslim.batches import batches_of
 from bayeslim.bayesian import Bayesian
 from bayeslim.blas import IS_ARM, NARROW, by_blas
 from bayeslim.captured import outputs_captured
-from bayeslim.errors import ShapeMismatch
 from bayeslim.fused import is_plain
 from bayeslim.loaders import check_inputs
 from bayeslim.methods.abreast import dense_width, outputs_abreast
 from bayeslim.methods.chain import Chain, chain_of
 from bayeslim.methods.mapped import is_worth_trying, outputs_mapped
 from bayeslim.noise import drawing_from
-from bayeslim.passes import converted, networks_of, passes, passes_of
+from bayeslim.passes import converted, networks_of, passes
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.results import Prediction
-from bayeslim.twins import twins_of
+from bayeslim.twins import outputs_of, twins_of
 from bayeslim.types import (
     Batches,
     Inputs,
     Params,
-    arguments,
     batch_size,
     call,
-    device_of,
     fitting,
-    inputs_of,
     modules_of,
-    to_device,
 )
 from bayeslim.unrolled import is_unrolled, unrolled
-
-LEAST, MOST = 2**10, 2**14
-NUMBERS = {"cpu": 2**20, "cuda": 2**23}
-"""As many examples go through a network at once as have so many numbers together, but not fewer or more than those."""
 
 WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**26}
 """How many weights networks may have that are drawn together, and how many numbers a layer may give of those that are
@@ -90,7 +82,7 @@ def predict(
             outputs from the Gaussian at its end (see `bayeslim.moments`); "mean" and "map" use the one network at the
             posterior's mean or mode; "auto" is what the method does best.
         batch_size: how many examples go through the network at once; None for all. It does not change the result. If
-            not given 1,024, and up to 16,384 of inputs that are small.
+            not given, as many as suit the device and the network (see `bayeslim.batches`).
         generator: where the random numbers come from, for repeatable predictions.
 
     The network's mode, gradients and weights are left as they were.
@@ -106,7 +98,7 @@ def predict(
     if samples is None:
         samples = _all_samples(bnn, how)
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
-        batches = _batches(x, batch_size, device_of(bnn.model))
+        batches = batches_of(x, batch_size, bnn.model)
         known = bnn.method.predictive(bnn, batches, samples, how, generator)
         if known is not None:
             return known
@@ -199,7 +191,7 @@ def _(
     def one_by_one() -> Tensor:
         twins = twins_of(posterior, chosen, row)
         if twins is not None:
-            return passes_of(twins, row, batches)
+            return outputs_of(twins, batches)
         return passes(row, networks_of(posterior, chosen, row), batches)
 
     if is_worth_trying(bnn.model, posterior, chosen, batches, is_unrolled(row)):
@@ -292,41 +284,3 @@ def _all_samples(bnn: Bayesian, how: str) -> int:
 
 def _local_pass(bnn: Bayesian, batches: Batches) -> Tensor:
     return torch.cat([bnn.method.draw(bnn, inputs) for inputs in batches()])
-
-
-def _batches(x: Any, size: int | Literal["auto"] | None, device: torch.device) -> Batches:
-    """A function that starts a fresh pass over the inputs."""
-    if _is_loader(x):
-        kept = [inputs_of(batch) for batch in x]
-        if not kept:
-            raise ShapeMismatch("The loader gave no batches: there is nothing to predict.")
-        return lambda: (to_device(inputs, device) for inputs in kept)
-    x = to_device(x, device)
-    total = batch_size(x)
-    if not total:
-        raise ShapeMismatch("x holds no examples: there is nothing to predict.")
-    if size is None or total <= (LEAST if size == "auto" else size):
-        return lambda: iter([x])
-    args, kwargs = arguments(x)
-    values = (*args, *kwargs.values())
-    aligned = all(isinstance(v, Tensor) and v.ndim and v.shape[0] == total for v in values)
-    if size == "auto":
-        numbers = sum(v.numel() for v in values if isinstance(v, Tensor)) // total
-        most = NUMBERS.get(device.type, NUMBERS["cpu"])
-        size = min(max(most // max(numbers, 1), LEAST), MOST)
-    if total <= size or not aligned:
-        return lambda: iter([x])
-    return lambda: (_slice(x, slice(start, start + size)) for start in range(0, total, size))
-
-
-def _slice(x: Inputs, part: slice) -> Inputs:
-    if isinstance(x, Tensor):
-        return x[part]
-    if isinstance(x, dict):
-        return {k: v[part] for k, v in x.items()}
-    return tuple(v[part] for v in x)
-
-
-def _is_loader(x: Any) -> bool:
-    """Loaders are iterated; tensors, tuples, mappings and packed sequences are inputs themselves."""
-    return not isinstance(x, (Tensor, tuple, list, Mapping)) and hasattr(x, "__iter__")

@@ -29,16 +29,32 @@ def is_known(layer: Any) -> bool:
 
 def called(layer: Any, x: Any, states: Any = None) -> Any:
     """What a layer gives for a sequence, and its last states."""
-    if states is not None or not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != layer.input_size:
-        return type(layer).forward(layer, x, states)
-    kind, size = plain_type(layer), layer.hidden_size
-    examples = x.shape[0] if layer.batch_first else x.shape[1]
-    zeros = x.new_zeros(layer.num_layers * (2 if layer.bidirectional else 1), examples, size)
-    is_quicker = x.dtype == torch.float32 and (kind is nn.GRU or examples * 4 * size**2 >= MANY)
+    return type(layer).forward(layer, x, states) if states is not None else continued(layer, begun(layer, x))
+
+
+def begun(layer: Any, x: Any) -> Any:
+    """What a layer computes without its weights: sequences with positions first, and states before them.
+
+    Other inputs are left as they are.
+    """
+    if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != layer.input_size:
+        return x
+    if layer.batch_first:
+        x = x.transpose(0, 1).contiguous()
+    return x, x.new_zeros(layer.num_layers * (2 if layer.bidirectional else 1), x.shape[1], layer.hidden_size)
+
+
+def continued(layer: Any, start: Any) -> Any:
+    """What a layer gives for what was begun, and its last states."""
+    if type(start) is not tuple:
+        return type(layer).forward(layer, start)
+    x, zeros = start
+    kind = plain_type(layer)
+    is_quicker = x.dtype == torch.float32 and (kind is nn.GRU or x.shape[1] * 4 * layer.hidden_size**2 >= MANY)
     with by_blas() if is_quicker else nullcontext():
         outputs, *last = _FUNCTIONS[kind](
             x, [zeros, zeros] if kind is nn.LSTM else zeros,
             [layer._parameters[name] for name in layer._flat_weights_names],
-            layer.bias, layer.num_layers, 0.0, False, layer.bidirectional, layer.batch_first,
+            layer.bias, layer.num_layers, 0.0, False, layer.bidirectional, False,
         )  # fmt: skip
-    return outputs, tuple(last) if kind is nn.LSTM else last[0]
+    return outputs.transpose(0, 1) if layer.batch_first else outputs, tuple(last) if kind is nn.LSTM else last[0]

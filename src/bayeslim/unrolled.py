@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,6 +24,7 @@ from torch.nn.modules.container import ModuleDict, ModuleList, Sequential
 
 from bayeslim.belongings import Belongings
 from bayeslim.fused import is_compiled, is_plain, is_quiet
+from bayeslim.graphs import PART, Call, Graph, OfLayer, Value, graph_of
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, call, device_of, modules_of
@@ -41,7 +42,6 @@ _MODULES: dict[Any, type[nn.Module]] = {
 _FLATTENED = (torch.flatten, "flatten")
 _RESHAPED = (torch.reshape, "reshape", "view")
 _AVERAGED, _POSITIONS = (torch.mean, "mean"), ((2, 3), [2, 3], (-2, -1), [-2, -1], (-1, -2), [-1, -2])
-_PART = "part "
 _DROPPED = (F.dropout, F.dropout2d, F.alpha_dropout)
 
 
@@ -73,13 +73,13 @@ def unrolled(model: nn.Module, inputs: Inputs) -> nn.Module:
     seen = _seen.get(model)
     if seen is None or not seen.belongings.are_left():
         rows = _rows_of(model)
-        seen = _seen[model] = _Seen(Belongings(filter(is_followed, modules_of(model)), seen=True), rows)
+        looked_into = [m for m in modules_of(model) if is_followed(m) or isinstance(m, nn.RNNBase)]
+        seen = _seen[model] = _Seen(Belongings(looked_into, seen=True), rows)
     if seen.rows is None:
         return model
-    some = inputs[:EXAMPLES]
-    kind = some.shape, inputs.dtype, inputs.device
+    kind = min(inputs.shape[0], EXAMPLES), inputs.shape[1:], inputs.dtype, inputs.device
     if kind not in seen.agrees:
-        seen.agrees[kind] = _agree(model, seen.rows, some)
+        seen.agrees[kind] = _agree(model, seen.rows, inputs[:EXAMPLES])
     return seen.rows if seen.agrees[kind] else model
 
 
@@ -95,7 +95,7 @@ def is_followed(module: nn.Module | None) -> bool:
     kind = nn.Identity if module is None else plain_type(module)
     if kind in (Sequential, ModuleList, ModuleDict):
         return True
-    return kind not in (_Call, _Value) and not kind.__module__.startswith("torch.nn.modules.")
+    return kind not in (Call, OfLayer, Value) and not kind.__module__.startswith("torch.nn.modules.")
 
 
 class _Tracer(fx.Tracer):
@@ -143,8 +143,8 @@ def _one_row(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Sequential 
     last, *nodes, output = (node for node in graph.nodes if node not in sizes)
     for node in nodes:
         modules = _modules_of(node, counts, layers) or _call_of(node)
-        if not modules or node.args[0] is not last:
-            return None
+        if not modules or node.args[0] is not last or any(isinstance(module, nn.RNNBase) for module in modules):
+            return None  # a graph does less for recurrent layers
         path = str(node.target)
         for number, module in enumerate(modules):
             is_first = module is layers.get(path) and path not in links  # tensors have the names that they had
@@ -167,7 +167,7 @@ def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module
     called: dict[fx.Node, list[nn.Module]] = {}
     for node in nodes:
         if node.op == "get_attr":
-            called[node] = [_Value.of(str(node.target), layers, parts)]
+            called[node] = [Value.of(str(node.target), layers, parts)]
         elif modules := _modules_of(node, set(), layers):
             before: Any = node.args[0]
             if before.args and before in called and len(before.users) == 1:
@@ -178,57 +178,13 @@ def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module
         elif node.op == "call_module":
             called[node] = [layers[node.target]]
     for node, modules in called.items():
-        name = f"{_PART}{len(parts)}"  # without dots, so that it is an attribute
+        name = f"{PART}{len(parts)}"  # without dots, so that it is an attribute
         parts[name] = modules[0] if len(modules) == 1 else _row_of({str(i): m for i, m in enumerate(modules)})
         args, kwargs = (node.args, node.kwargs) if node.op == "call_module" else (node.args[:1], {})
         with graph.inserting_after(node):
             node.replace_all_uses_with(graph.call_module(name, args, kwargs))
         graph.erase_node(node)
-    return Graph(parts, type(fx.GraphModule(parts, graph)).forward)
-
-
-class Graph(nn.Module):
-    """A network that is called as a graph.
-
-    Args:
-        parts: modules by their paths, then whatever is called, by a name of its own: layers, rows of them, and values.
-        code: calls them.
-    """
-
-    def __init__(self, parts: Mapping[str, nn.Module], code: Callable[[nn.Module, Any], Any]):
-        super().__init__()
-        self._modules.update(parts)
-        self.code = code
-        self.training = False
-
-    def bind(self) -> None:
-        """From now on call parts without what modules do before and after."""
-        parts = {name: part for name, part in self._modules.items() if part is not None and name.startswith(_PART)}
-        vars(self).update({name: part.forward for name, part in parts.items()})
-
-    def forward(self, x: Any) -> Any:
-        """What the network gives."""
-        return self.code(self, x)
-
-
-class _Value(nn.Module):
-    """Gives a parameter of a module."""
-
-    def __init__(self, owner: nn.Module, leaf: str):
-        super().__init__()
-        self.owner, self.leaf = owner, leaf
-
-    @classmethod
-    def of(cls, path: str, layers: Mapping[str, nn.Module], parts: dict[str, nn.Module]) -> _Value:
-        """Of the parameter with a path, that of a module which is not called being that of one that stands for it."""
-        owner, _, leaf = path.rpartition(".")
-        own = parts.setdefault(owner, nn.Module())._parameters
-        own[leaf] = layers[owner]._parameters[leaf]
-        return cls(parts[owner], leaf)
-
-    def forward(self) -> Any:
-        """The parameter."""
-        return self.owner._parameters[self.leaf]
+    return graph_of(graph, parts)
 
 
 def _sizes_in(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
@@ -279,21 +235,7 @@ def _are_rows(shape: tuple[Any, ...], counts: set[fx.Node]) -> bool:
 def _call_of(node: fx.Node) -> list[nn.Module]:
     """A node as a module that calls the same."""
     known = node.op in ("call_function", "call_method") and node.all_input_nodes == list(node.args[:1])
-    return [_Call(node.target, node.args[1:], node.kwargs)] if known else []
-
-
-class _Call(nn.Module):
-    """A function, or a method by its name, of one value."""
-
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
-        super().__init__()
-        self.target, self.args, self.kwargs = target, args, kwargs
-
-    def forward(self, x: Any) -> Any:
-        """What it gives."""
-        if isinstance(self.target, str):
-            return getattr(x, self.target)(*self.args, **self.kwargs)
-        return self.target(x, *self.args, **self.kwargs)
+    return [Call(node.target, node.args[1:], node.kwargs)] if known else []
 
 
 def _agree(model: nn.Module, rows: nn.Module, inputs: Tensor) -> bool:

@@ -367,13 +367,18 @@ def test_a_fresh_start_reaches_weights_that_are_computed_by_an_old_norm(norm):
         nn.Sequential(
             nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)
         ),
+        nn.Sequential(nn.Flatten(), nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3)),
         nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3)),  # by vmap: on (B, 2, 3), with a norm
         nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(6, 5)), nn.Sigmoid(), nn.Linear(5, 3)),  # nested: likewise
     ],
 )
 @pytest.mark.parametrize("examples", [1, 3, 7])
-def test_networks_abreast_say_what_each_says_alone(model, examples, monkeypatch):
-    monkeypatch.setattr(chain, "VERY_FEW", 3)
+@pytest.mark.parametrize("is_arm", [False, True])
+def test_networks_abreast_say_what_each_says_alone(model, examples, is_arm, monkeypatch):
+    monkeypatch.setattr(chain, "IS_ARM", is_arm)
+    monkeypatch.setattr(chain, "VERY_FEW", 1)
+    monkeypatch.setattr(chain, "MANY", 6)
+    monkeypatch.setattr(chain, "WIDE", 5)
     x = torch.randn(examples, 2, 3)
     stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
     assert dense_width(model)

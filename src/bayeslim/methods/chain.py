@@ -33,8 +33,9 @@ _CHAINED = ELEMENTWISE | _POOLS | _NORMS | {nn.Linear, nn.Conv2d, nn.Flatten, nn
 
 FEW = 2**8
 """Of how many inputs calls take longer than what they compute."""
-VERY_FEW = 0 if IS_ARM else 3
-"""Of how many inputs x Wᵀ takes a third of the time of W xᵀ on a CPU."""
+VERY_FEW, MANY, WIDE = 0 if IS_ARM else 3, 2**6, 2**8
+"""Of how many inputs at most x Wᵀ takes less time than W xᵀ on a CPU, a third of it, and of more than how many by how
+many units, a tenth less, but for ARM."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -99,7 +100,7 @@ def chain_of(model: nn.Module, stack: Params) -> Chain | None:
     kinds = [kind if (kind := type(layer)) in _CHAINED else plain_type(layer) for layer in layers.values()]
     if not _CHAINED.issuperset(kinds):
         return None
-    links = _Links(model, stack)
+    links = _Links(model, stack, not _NORMS.isdisjoint(kinds))
     for kind, (name, layer) in zip(kinds, layers.items(), strict=True):
         if not links.takes(kind, name, layer):
             return None
@@ -112,10 +113,11 @@ class _Links:
     Args:
         model: the architecture.
         stack: the parameters and buffers of all networks.
+        has_norms: whether there are batch norms, which want examples along memory.
     """
 
-    def __init__(self, model: nn.Module, stack: Params):
-        self.model, self.stack = model, stack
+    def __init__(self, model: nn.Module, stack: Params, has_norms: bool):
+        self.model, self.stack, self.has_norms = model, stack, has_norms
         self.members = len(next(iter(stack.values())))
         self.before: list[Function] = []
         self.after: list[Function] = []
@@ -174,7 +176,8 @@ class _Links:
         elif self.first is None:
             self.in_rows = True
             column = None if bias is None else self._joined(bias).unsqueeze(-1)
-            self.after.append(partial(_first_product, self._joined(weight), column, self.members))
+            few_only = self.has_norms or IS_ARM or weight.shape[1] < WIDE
+            self.after.append(partial(_first_product, self._joined(weight), column, self.members, few_only))
         elif not self.in_rows:
             return False
         elif bias is None:
@@ -232,26 +235,32 @@ class _Links:
         return values.flatten(0, 1)
 
 
-def _first_product(weight: Tensor, bias: Tensor | None, members: int, x: Tensor) -> Tensor:
-    """Of all networks on the same inputs."""
-    if x.shape[0] <= VERY_FEW and x.is_cpu:
+def _first_product(weight: Tensor, bias: Tensor | None, members: int, few_only: bool, x: Tensor) -> Tensor:
+    """Of all networks on the same inputs; features lie along memory of very few, and of many if not of few only."""
+    if x.is_cpu and (x.shape[0] <= VERY_FEW or (x.shape[0] > MANY and not few_only)):
         x = F.linear(x, weight, None if bias is None else bias.squeeze(-1))
         return x.view(x.shape[0], members, -1).permute(1, 2, 0)
     x = x.mT
-    if bias is None:
-        x = weight @ x
-    elif IS_ARM or x.shape[1] > FEW:
+    if bias is not None and not _adds_later(x):
         x = torch.addmm(bias, weight, x)
-    else:  # on other CPUs `addmm` takes longer with several threads
-        x = (weight @ x).add_(bias)
+    else:
+        x = weight @ x
+        x = x if bias is None else x.add_(bias)
     return x.view(members, -1, x.shape[1])
+
+
+def _adds_later(x: Tensor) -> bool:
+    """Whether biases are quicker to add to products than to start these from."""
+    return x.is_cpu and not IS_ARM
 
 
 def _product(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     """Of each network on its own values."""
-    if x.shape[-1] <= VERY_FEW and x.is_cpu:
+    if not _adds_later(x):
+        return torch.baddbmm(bias, weight, x)
+    if x.stride(1) == 1:  # features lie along memory
         return torch.baddbmm(bias.mT, x.mT, weight.mT).mT
-    return torch.baddbmm(bias, weight, x)
+    return torch.bmm(weight, x).add_(bias)
 
 
 def _convolution(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, groups: int) -> Function:

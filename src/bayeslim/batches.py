@@ -1,0 +1,93 @@
+"""Inputs in parts: how many examples go through a network at once.
+
+A GPU wants many. A CPU is quickest with what stays in its caches, and with tensors that are so small that their memory
+is not returned after every layer: of large ones, fetching it again takes longer than a convolution does. What layers
+give is guessed from what the first one does. Networks of linear layers give little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, prod
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from bayeslim.errors import ShapeMismatch
+from bayeslim.stochastic import plain_type
+from bayeslim.types import Batches, Inputs, arguments, batch_size, device_of, inputs_of, modules_of, to_device
+
+NUMBERS = {"cuda": (2**23, 2**10), "dense": (2**20, 2**10), "cpu": (3 * 2**19, 2**4)}
+"""As many examples go through a network at once as have so many numbers together, but not fewer than so many: of what
+the first layer gives on a CPU, of inputs elsewhere, and for networks of linear layers."""
+MOST = 2**14
+"""How many examples at most."""
+
+
+def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> Batches:
+    """A function that starts a fresh pass over inputs.
+
+    Args:
+        x: inputs, or a loader of batches, which is read once.
+        size: how many examples at once; None for all, "auto" for as many as suit the device and the network.
+        model: what they are for, on whose device they are given.
+    """
+    device = device_of(model)
+    if _is_loader(x):
+        kept = [inputs_of(batch) for batch in x]
+        if not kept:
+            raise ShapeMismatch("The loader gave no batches: there is nothing to predict.")
+        return lambda: (to_device(inputs, device) for inputs in kept)
+    x = to_device(x, device)
+    total = batch_size(x)
+    if not total:
+        raise ShapeMismatch("x holds no examples: there is nothing to predict.")
+    if size is None or total <= (NUMBERS["cpu"][1] if size == "auto" else size):
+        return lambda: iter([x])
+    args, kwargs = arguments(x)
+    values = (*args, *kwargs.values())
+    if not all(isinstance(v, Tensor) and v.ndim and v.shape[0] == total for v in values):
+        return lambda: iter([x])
+    step = _suitable(values, model, device.type) if size == "auto" else size
+    if total <= step:
+        return lambda: iter([x])
+    if size == "auto":
+        step = ceil(total / ceil(total / step))  # parts of one size
+    return lambda: (_slice(x, slice(start, start + step)) for start in range(0, total, step))
+
+
+def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str) -> int:
+    numbers = sum(value[0].numel() for value in values)
+    layers = [module for module in modules_of(model) if module._parameters]
+    if device == "cuda" or all(plain_type(layer) in (nn.Linear, nn.BatchNorm1d) for layer in layers):
+        most, least = NUMBERS["cuda" if device == "cuda" else "dense"]
+    else:
+        most, least = NUMBERS["cpu"]
+        numbers = max(numbers, _numbers_given(layers[0], values[0]))
+    return min(max(most // max(numbers, 1), least), MOST)
+
+
+def _numbers_given(layer: Any, x: Tensor) -> int:
+    """About how many numbers the first layer gives for an example."""
+    numbers = x[0].numel()
+    if isinstance(layer, _ConvNd):
+        return int(numbers * layer.out_channels / layer.in_channels / prod(layer.stride))
+    if isinstance(layer, nn.RNNBase):
+        return int(numbers * layer.hidden_size / layer.input_size)
+    if isinstance(layer, nn.Linear):
+        return int(numbers * layer.out_features / layer.in_features)
+    return numbers * layer.embedding_dim if isinstance(layer, nn.Embedding) else numbers
+
+
+def _slice(x: Inputs, part: slice) -> Inputs:
+    if isinstance(x, Tensor):
+        return x[part]
+    if isinstance(x, dict):
+        return {k: v[part] for k, v in x.items()}
+    return tuple(v[part] for v in x)
+
+
+def _is_loader(x: Any) -> bool:
+    """Loaders are iterated; tensors, tuples, mappings and packed sequences are inputs themselves."""
+    return not isinstance(x, (Tensor, tuple, list, Mapping)) and hasattr(x, "__iter__")

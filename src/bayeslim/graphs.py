@@ -1,0 +1,163 @@
+"""Networks that are called as graphs, in two parts: what is the same for all that have other weights, and the rest.
+
+Many a network brings its inputs into another shape before it comes to a weight, and a recurrent layer begins by putting
+positions first. Of several networks that is done once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from bayeslim import recurrent
+from bayeslim.stochastic import plain_type
+
+PART = "part "
+"""How names of parts begin that are called."""
+
+_SHAPED = frozenset({
+    torch.flatten, torch.unflatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.transpose, torch.permute,
+    torch.movedim, operator.getitem, getattr, "flatten", "unflatten", "reshape", "view", "squeeze", "unsqueeze",
+    "transpose", "permute", "movedim", "contiguous", "size",
+})  # fmt: skip
+_SHAPERS = (nn.Flatten, nn.Unflatten, nn.Identity)
+"""What gives the same values in another shape, or a shape."""
+
+
+class Graph(nn.Module):
+    """A network that is called as a graph.
+
+    Args:
+        parts: modules by their paths, then whatever is called, by a name of its own: layers, rows of them, and values.
+        first: gives what is the same for all networks that have other weights, a tuple.
+        rest: gives the outputs for that.
+    """
+
+    def __init__(self, parts: Mapping[str, nn.Module], first: Callable[..., Any], rest: Callable[..., Any]):
+        super().__init__()
+        self._modules.update(parts)
+        self.first, self.rest = first, rest
+        self.training = False
+
+    def bind(self) -> None:
+        """From now on call parts without what modules do before and after."""
+        parts = {name: part for name, part in self._modules.items() if part is not None and name.startswith(PART)}
+        vars(self).update({name: part.forward for name, part in parts.items()})
+
+    def forward(self, x: Any) -> Any:
+        """What the network gives."""
+        return self.rest(self, *self.first(self, x))
+
+
+class Value(nn.Module):
+    """Gives a parameter of a module."""
+
+    def __init__(self, owner: nn.Module, leaf: str):
+        super().__init__()
+        self.owner, self.leaf = owner, leaf
+
+    @classmethod
+    def of(cls, path: str, layers: Mapping[str, nn.Module], parts: dict[str, nn.Module]) -> Value:
+        """Of the parameter with a path, that of a module which is not called being that of one that stands for it."""
+        owner, _, leaf = path.rpartition(".")
+        own = parts.setdefault(owner, nn.Module())._parameters
+        own[leaf] = layers[owner]._parameters[leaf]
+        return cls(parts[owner], leaf)
+
+    def forward(self) -> Any:
+        """The parameter."""
+        return self.owner._parameters[self.leaf]
+
+
+class Call(nn.Module):
+    """A function, or a method by its name, of one value."""
+
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        super().__init__()
+        self.target, self.args, self.kwargs = target, args, kwargs
+
+    def forward(self, x: Any) -> Any:
+        """What it gives."""
+        if isinstance(self.target, str):
+            return getattr(x, self.target)(*self.args, **self.kwargs)
+        return self.target(x, *self.args, **self.kwargs)
+
+
+class OfLayer(nn.Module):
+    """A function of a layer and a value."""
+
+    def __init__(self, function: Callable[[nn.Module, Any], Any], layer: nn.Module):
+        super().__init__()
+        self.function, self.layer = function, layer
+
+    def forward(self, x: Any) -> Any:
+        """What it gives."""
+        return self.function(self.layer, x)
+
+
+def graph_of(graph: fx.Graph, parts: dict[str, nn.Module]) -> Graph:
+    """A network, of a graph that calls parts of it; both are changed."""
+    _take_recurrent_layers_apart(graph, parts)
+    first, rest = _in_two(graph, parts)
+    return Graph(parts, *(type(fx.GraphModule(parts, part)).forward for part in (first, rest)))
+
+
+def _take_recurrent_layers_apart(graph: fx.Graph, parts: dict[str, nn.Module]) -> None:
+    for node in list(graph.nodes):
+        layer = parts[str(node.target)] if node.op == "call_module" else None
+        if isinstance(layer, nn.RNNBase) and recurrent.is_known(layer) and len(node.args) == 1 and not node.kwargs:
+            for function in (recurrent.begun, recurrent.continued):
+                name = f"{PART}{len(parts)}"
+                parts[name] = OfLayer(function, layer)
+                if function is recurrent.begun:
+                    with graph.inserting_before(node):
+                        node.args = (graph.call_module(name, node.args),)
+                else:
+                    node.target = name
+
+
+def _in_two(graph: fx.Graph, parts: Mapping[str, nn.Module]) -> tuple[fx.Graph, fx.Graph]:
+    """What a graph does to shapes before it comes to weights, and the rest of it.
+
+    All is left to the rest where anything but a layer with weights is given what is the same, as it may write to it.
+    """
+    source = next(iter(graph.nodes))
+    same = {source}
+    for node in graph.nodes:
+        if _is_of_shapes(node, parts) and same.issuperset(node.all_input_nodes):
+            same.add(node)
+    given = [node for node in graph.nodes if node in same and not same.issuperset(node.users)]
+    if not all(user in same or _has_weights(user, parts) for node in given for user in node.users):
+        same, given = {source}, [source]
+    first, rest = fx.Graph(), fx.Graph()
+    begun: dict[fx.Node, fx.Node] = {}
+    left = {node: rest.placeholder(f"value_{number}") for number, node in enumerate(given)}
+    for node in graph.nodes:
+        if node in same:
+            begun[node] = first.node_copy(node, begun.__getitem__)
+        else:
+            left[node] = rest.node_copy(node, left.__getitem__)
+    first.output(tuple(begun[node] for node in given))
+    return first, rest
+
+
+def _is_of_shapes(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        part = parts[str(node.target)]
+        return type(part) in _SHAPERS or (isinstance(part, OfLayer) and part.function is recurrent.begun)
+    return node.op in ("call_function", "call_method") and node.target in _SHAPED
+
+
+def _has_weights(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
+    """Whether a node is a layer with weights, or a row that comes to one: none of these writes to its inputs."""
+    if node.op != "call_module":
+        return False
+    part = parts[str(node.target)]
+    layers = iter(part) if type(part) is nn.Sequential else iter([part])
+    layer = next((layer for layer in layers if type(layer) not in _SHAPERS), part)
+    is_torchs = plain_type(layer).__module__.startswith("torch.nn.modules.")
+    return isinstance(layer, OfLayer) or (is_torchs and bool(layer._parameters))

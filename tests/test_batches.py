@@ -1,0 +1,52 @@
+"""How many examples go through a network at once, if nobody says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bayeslim.batches import batches_of
+
+
+class Written(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("layers", "inputs", "sizes"),
+    [
+        ([nn.Linear(4, 4)], (1_500, 4), [1_500]),
+        ([nn.Linear(4, 4)], (20_000, 4), [10_000, 10_000]),
+        ([Written()], (2_500, 4), [2_500]),
+        ([nn.Flatten(), nn.Linear(1_024, 4)], (1_500, 1, 32, 32), [750, 750]),
+        ([nn.Conv2d(1, 16, 3), nn.Flatten()], (97, 1, 32, 32), [49, 48]),
+        ([nn.Conv2d(1, 16, 3, stride=2), nn.Flatten()], (97, 1, 32, 32), [97]),
+        ([nn.Conv2d(1, 16, 3), nn.Flatten()], (49, 1, 300, 300), [13, 13, 13, 10]),
+        ([nn.Conv1d(1, 4, 4), nn.Flatten()], (20_000, 1, 4), [10_000, 10_000]),
+        ([nn.Embedding(9, 64)], (1_000, 100), [200] * 5),
+        ([nn.LSTM(4, 64)], (400, 100, 4), [200, 200]),
+        ([nn.Linear(4, 64), nn.LayerNorm(64)], (400, 100, 4), [200, 200]),
+        ([nn.LayerNorm(64)], (300, 100, 64), [150, 150]),
+        ([nn.Flatten()], (1_500, 4), [1_500]),
+    ],
+)
+def test_what_layers_give_is_kept_small_on_a_cpu(layers, inputs, sizes):
+    batches = batches_of(torch.zeros(inputs), "auto", nn.Sequential(*layers))
+    for _ in range(2):
+        assert [len(x) for x in batches()] == sizes
+
+
+def test_all_that_belongs_to_an_example_counts_and_stays_together():
+    x, y = torch.arange(900.0).expand(50, 40, 900), torch.arange(50)
+    for inputs in ((x, y), {"x": x, "y": y}):
+        parts = list(batches_of(inputs, "auto", nn.Sequential(nn.Conv1d(40, 80, 3)))())
+        assert len(parts) == 3
+        tensors = [part.values() if isinstance(part, dict) else part for part in parts]
+        for found, whole in zip(zip(*tensors, strict=True), (x, y), strict=True):
+            assert torch.equal(torch.cat(found), whole)
