@@ -32,12 +32,20 @@ def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
     return mean, away.mul_(away).mean(0)
 
 
-def entropy_of(probs: Tensor, dim: int = -1) -> Tensor:
-    """−Σ p log p over the classes, in nats; on a CPU of many values by `log`, which takes several at once."""
+def entropy_of(probs: Tensor, dim: int | tuple[int, ...] = -1, share: float = 1.0) -> Tensor:
+    """−Σ p log p over the classes, in nats, times a share.
+
+    On a CPU of many values it is by `log`, which takes several at once.
+
+    Args:
+        probs: probabilities.
+        dim: where the classes are, and whatever else is summed over.
+        share: of the sum.
+    """
     if probs.is_cuda or probs.numel() <= SOME:
         entropy: Tensor = torch.special.entr(probs).sum(dim)
-        return entropy
-    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().mul_(probs).sum(dim).neg_()
+        return entropy if share == 1 else entropy.mul_(share)
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().mul_(probs).sum(dim).mul_(-share)
 
 
 def class_averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -46,7 +54,7 @@ def class_averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dim = -2 if lie_across else -1
     probs = (logits.mT.contiguous() if lie_across else logits).softmax(dim)
     mean, variance = moments_over_draws(probs)
-    entropy, aleatoric = entropy_of(mean, dim), entropy_of(probs, dim).mean(0)
+    entropy, aleatoric = entropy_of(mean, dim), entropy_of(probs, (0, dim), 1 / len(probs))
     if lie_across:
         mean, variance = mean.mT.contiguous(), variance.mT.contiguous()
     return mean, variance, entropy, aleatoric

@@ -23,6 +23,8 @@ NUMBERS = {"cuda": (2**23, 2**10), "dense": (2**20, 2**10), "cpu": (3 * 2**19, 2
 the first layer gives on a CPU, of inputs elsewhere, and for networks of linear layers."""
 MOST = 2**14
 """How many examples at most."""
+FEW = 2**17
+"""Inputs of so few numbers are not taken apart."""
 
 
 def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> Batches:
@@ -43,7 +45,8 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
     total = batch_size(x)
     if not total:
         raise ShapeMismatch("x holds no examples: there is nothing to predict.")
-    if size is None or total <= (NUMBERS["cpu"][1] if size == "auto" else size):
+    few = size == "auto" and isinstance(x, Tensor) and x.numel() <= FEW and total <= MOST
+    if few or size is None or (size != "auto" and total <= size):
         return lambda: iter([x])
     args, kwargs = arguments(x)
     values = (*args, *kwargs.values())
@@ -58,7 +61,7 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
 
 
 def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str) -> int:
-    numbers = sum(value[0].numel() for value in values)
+    numbers = sum(value.numel() for value in values) // len(values[0])
     layers = [module for module in modules_of(model) if module._parameters]
     if device == "cuda" or all(plain_type(layer) in (nn.Linear, nn.BatchNorm1d) for layer in layers):
         most, least = NUMBERS["cuda" if device == "cuda" else "dense"]
@@ -70,7 +73,7 @@ def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str) -> int:
 
 def _numbers_given(layer: Any, x: Tensor) -> int:
     """About how many numbers the first layer gives for an example."""
-    numbers = x[0].numel()
+    numbers = x.numel() // len(x)
     if isinstance(layer, _ConvNd):
         return int(numbers * layer.out_channels / layer.in_channels / prod(layer.stride))
     if isinstance(layer, nn.RNNBase):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,9 @@ class Graph(nn.Module):
 
     def bind(self) -> None:
         """From now on call parts without what modules do before and after."""
-        parts = {name: part for name, part in self._modules.items() if part is not None and name.startswith(PART)}
-        vars(self).update({name: part.forward for name, part in parts.items()})
+        for name, part in self._modules.items():
+            if part is not None and name.startswith(PART):
+                vars(self)[name] = part.bound() if isinstance(part, OfLayer) else part.forward
 
     def forward(self, x: Any) -> Any:
         """What the network gives."""
@@ -93,6 +95,10 @@ class OfLayer(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Any], Any], layer: nn.Module):
         super().__init__()
         self.function, self.layer = function, layer
+
+    def bound(self) -> Callable[[Any], Any]:
+        """It without a module around it, which takes a while to read what it has."""
+        return partial(self.function, self.layer)
 
     def forward(self, x: Any) -> Any:
         """What it gives."""

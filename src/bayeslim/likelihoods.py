@@ -203,7 +203,7 @@ class Bernoulli(Likelihood):
         probs = _single(outputs).sigmoid()
         mean, spread = moments_over_draws(probs)
         both = torch.stack([probs, 1 - probs], -1)
-        entropy, aleatoric = entropy_of(both.mean(0)), entropy_of(both).mean(0)
+        entropy, aleatoric = entropy_of(both.mean(0)), entropy_of(both, (0, -1), 1 / len(both))
         return Prediction(
             kind="binary",
             mean=mean,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslim.blas import by_blas
+from bayeslim.blas import IS_ARM, by_blas
 from bayeslim.stochastic import plain_type
 
 MANY = 2**18
@@ -49,12 +49,15 @@ def continued(layer: Any, start: Any) -> Any:
     if type(start) is not tuple:
         return type(layer).forward(layer, start)
     x, zeros = start
-    kind = plain_type(layer)
-    is_quicker = x.dtype == torch.float32 and (kind is nn.GRU or x.shape[1] * 4 * layer.hidden_size**2 >= MANY)
-    with by_blas() if is_quicker else nullcontext():
+    kind, own = plain_type(layer), layer._parameters
+    with by_blas() if IS_ARM and _is_quicker(layer, kind, x) else nullcontext():
         outputs, *last = _FUNCTIONS[kind](
-            x, [zeros, zeros] if kind is nn.LSTM else zeros,
-            [layer._parameters[name] for name in layer._flat_weights_names],
+            x, [zeros, zeros] if kind is nn.LSTM else zeros, [own[name] for name in layer._flat_weights_names],
             layer.bias, layer.num_layers, 0.0, False, layer.bidirectional, False,
         )  # fmt: skip
     return outputs.transpose(0, 1) if layer.batch_first else outputs, tuple(last) if kind is nn.LSTM else last[0]
+
+
+def _is_quicker(layer: Any, kind: type[nn.Module], x: Tensor) -> bool:
+    """Whether a layer takes less time by BLAS."""
+    return x.dtype == torch.float32 and (kind is nn.GRU or x.shape[1] * 4 * layer.hidden_size**2 >= MANY)

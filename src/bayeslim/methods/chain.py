@@ -259,7 +259,7 @@ def _product(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     if not _adds_later(x):
         return torch.baddbmm(bias, weight, x)
     if x.stride(1) == 1:  # features lie along memory
-        return torch.baddbmm(bias.mT, x.mT, weight.mT).mT
+        return torch.bmm(x.mT, weight.mT).mT.add_(bias)
     return torch.bmm(weight, x).add_(bias)
 
 
