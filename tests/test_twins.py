@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from bayeslim import twins as module
+from bayeslim.errors import UnsupportedModel
+from bayeslim.fused import AtLeast
 from bayeslim.posteriors import Particles
 from bayeslim.twins import twins_of
 from oracles import alone, checked_ensemble, particles_of
@@ -139,7 +141,7 @@ def test_biases_are_moved_behind_rectifiers(between, dtype, monkeypatch):
     before = {name: value.clone() for name, value in particles.values.items()}
     for k, twin in enumerate(twins_of(particles, [0, 1], model)):
         moved = 0 if dtype == torch.bfloat16 else 3 + sum(isinstance(layer, nn.ReLU) for layer in between)
-        assert sum(isinstance(layer, module._AtLeast) for layer in twin) == moved
+        assert sum(isinstance(layer, AtLeast) for layer in twin) == moved
         for _ in range(2):
             with torch.no_grad():
                 torch.testing.assert_close(twin(x), alone(model, particles, k, x))
@@ -164,3 +166,9 @@ def test_nothing_is_kept_alive(kept):
     gc.collect()
     assert posterior() is None
     assert weight() is None
+
+
+def test_outputs_that_are_no_tensor_are_refused():
+    bnn, check = checked_ensemble(nn.Sequential(nn.LSTM(3, 2, batch_first=True)), torch.randn(4, 5, 3))
+    with pytest.raises(UnsupportedModel, match="must return a tensor"):
+        check()

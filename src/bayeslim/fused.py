@@ -48,6 +48,18 @@ _SAME = (nn.Identity, nn.Dropout, nn.Dropout2d)
 """What does nothing in evaluation mode."""
 
 
+class AtLeast(nn.Module):
+    """Writes least values over those that are less: a rectifier of products whose bias is added later."""
+
+    def __init__(self, least: Tensor):
+        super().__init__()
+        self.least = least
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The values."""
+        return x.clamp_min_(self.least)
+
+
 @contextmanager
 def fused(model: nn.Module) -> Iterator[None]:
     """Inside, layers of `model` that follow each other are called as one, where it is known to be the same.
@@ -89,6 +101,8 @@ def quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
 def _step_of(layer: Any, device: str) -> Step | None:
     """What to do in place of calling one layer; None for what is called as it is."""
     kind = plain_type(layer)
+    if kind is AtLeast:
+        return partial(torch.clamp_min_, min=layer.least)
     if kind in _DIMENSIONS:
         return partial(_normed, layer) if is_fixed(layer) else None
     if kind in _PRODUCTS:

@@ -22,12 +22,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from bayeslim.belongings import Belongings
 from bayeslim.blas import IS_ARM
-from bayeslim.fused import is_fixed, is_full, is_plain, is_quiet, quicker
+from bayeslim.fused import AtLeast, is_fixed, is_full, is_plain, is_quiet, quicker
 from bayeslim.graphs import Graph
 from bayeslim.passes import passes_of, quick_products, written
 from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
-from bayeslim.types import Batches, Params, modules_of
+from bayeslim.types import Batches, Params, as_tensor, modules_of
 from bayeslim.unrolled import is_unrolled
 
 KEPT = 2**12
@@ -104,9 +104,11 @@ def outputs_of(twins: Sequence[nn.Module], batches: Batches) -> Tensor:
     """The outputs of twins, one after the other, (S, N, ...); what is the same for all of them is computed once."""
     x, *more = islice(batches(), 2)
     model = twins[0]
-    if more or not isinstance(model, Graph):
+    if more:
         return passes_of(twins, model, batches)
     with quick_products(model, x):
+        if not isinstance(model, Graph):
+            return torch.stack([as_tensor(twin.forward(x), twin) for twin in twins])
         values = model.first(model, x)
         return torch.stack([twin.rest(twin, *values) for twin in cast(Sequence[Graph], twins)])
 
@@ -182,20 +184,8 @@ def _move_biases(row: nn.Sequential) -> None:
             continue
         moved = second.weight @ first.bias
         row._modules[before] = _linear(first.weight, None)
-        row._modules[rectifier] = _AtLeast(-first.bias)
+        row._modules[rectifier] = AtLeast(-first.bias)
         row._modules[after] = _linear(second.weight, moved if second.bias is None else moved + second.bias)
-
-
-class _AtLeast(nn.Module):
-    """Writes least values over those that are less."""
-
-    def __init__(self, least: Tensor):
-        super().__init__()
-        self.least = least
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The values."""
-        return x.clamp_min_(self.least)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
