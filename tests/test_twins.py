@@ -169,6 +169,6 @@ def test_nothing_is_kept_alive(kept):
 
 
 def test_outputs_that_are_no_tensor_are_refused():
-    bnn, check = checked_ensemble(nn.Sequential(nn.LSTM(3, 2, batch_first=True)), torch.randn(4, 5, 3))
+    _bnn, check = checked_ensemble(nn.Sequential(nn.LSTM(3, 2, batch_first=True)), torch.randn(4, 5, 3))
     with pytest.raises(UnsupportedModel, match="must return a tensor"):
         check()

@@ -52,6 +52,9 @@ def dense_width(model: nn.Module) -> int:
         known = type(module) in _TOGETHER or plain_type(module) in _TOGETHER
         if not known or own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return 0
+        if type(module) is nn.Linear:
+            widest = max(widest, own["out_features"])
+            continue
         for parameter in own["_parameters"].values():
             if parameter is not None and parameter.ndim:
                 widest = max(widest, parameter.shape[0])

@@ -175,15 +175,15 @@ class _Links:
             self.after.append(_convolution(layer, *every, groups))
         elif self.first is None:
             self.in_rows = True
-            column = None if bias is None else self._joined(bias).unsqueeze(-1)
+            rows = None if bias is None else self._joined(bias)
             few_only = self.has_norms or IS_ARM or weight.shape[1] < WIDE
-            self.after.append(partial(_first_product, self._joined(weight), column, self.members, few_only))
+            self.after.append(partial(_first_product, self._joined(weight), rows, self.members, few_only))
         elif not self.in_rows:
             return False
         elif bias is None:
             self.after.append(partial(torch.bmm, weight))
         else:
-            self.after.append(partial(_product, weight, bias.unsqueeze(-1)))
+            self.after.append(partial(_product, weight, weight.mT, bias.unsqueeze(-1)))
         self.first = self.first or (weight, own)
         return True
 
@@ -238,14 +238,15 @@ class _Links:
 def _first_product(weight: Tensor, bias: Tensor | None, members: int, few_only: bool, x: Tensor) -> Tensor:
     """Of all networks on the same inputs; features lie along memory of very few, and of many if not of few only."""
     if x.is_cpu and (x.shape[0] <= VERY_FEW or (x.shape[0] > MANY and not few_only)):
-        x = F.linear(x, weight, None if bias is None else bias.squeeze(-1))
+        x = F.linear(x, weight, bias)
         return x.view(x.shape[0], members, -1).permute(1, 2, 0)
     x = x.mT
-    if bias is not None and not _adds_later(x):
-        x = torch.addmm(bias, weight, x)
-    else:
+    if bias is None:
         x = weight @ x
-        x = x if bias is None else x.add_(bias)
+    elif _adds_later(x):
+        x = (weight @ x).add_(bias.unsqueeze(-1))
+    else:
+        x = torch.addmm(bias.unsqueeze(-1), weight, x)
     return x.view(members, -1, x.shape[1])
 
 
@@ -254,12 +255,12 @@ def _adds_later(x: Tensor) -> bool:
     return x.is_cpu and not IS_ARM
 
 
-def _product(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """Of each network on its own values."""
+def _product(weight: Tensor, turned: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    """Of each network on its own values; `turned` is Wᵀ, which takes a while to get to."""
     if not _adds_later(x):
         return torch.baddbmm(bias, weight, x)
     if x.stride(1) == 1:  # features lie along memory
-        return torch.bmm(x.mT, weight.mT).mT.add_(bias)
+        return torch.bmm(x.mT, turned).mT.add_(bias)
     return torch.bmm(weight, x).add_(bias)
 
 
