@@ -1,7 +1,7 @@
 """Networks that are called as graphs, in two parts: what is the same for all that have other weights, and the rest.
 
 Many a network brings its inputs into another shape before it comes to a weight, and a recurrent layer begins by putting
-positions first. Of several networks that is done once.
+positions first. Of several networks that is done once. Attention is found, so that it can be called in another way.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
 from bayeslim import recurrent
+from bayeslim.attention import attended
 from bayeslim.stochastic import plain_type
 
 PART = "part "
@@ -48,7 +50,7 @@ class Graph(nn.Module):
         """From now on call parts without what modules do before and after."""
         for name, part in self._modules.items():
             if part is not None and name.startswith(PART):
-                vars(self)[name] = part.bound() if isinstance(part, OfLayer) else part.forward
+                vars(self)[name] = part.bound() if isinstance(part, (OfLayer, Attention)) else part.forward
 
     def forward(self, x: Any) -> Any:
         """What the network gives."""
@@ -105,9 +107,22 @@ class OfLayer(nn.Module):
         return self.function(self.layer, x)
 
 
+class Attention(nn.Module):
+    """Attention without masks, as torch has it; where it is bound, as is quickest."""
+
+    def bound(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """What is quickest, which may round in another way."""
+        return attended
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What all positions get."""
+        return F.scaled_dot_product_attention(query, key, value)
+
+
 def graph_of(graph: fx.Graph, parts: dict[str, nn.Module]) -> Graph:
     """A network, of a graph that calls parts of it; both are changed."""
     _take_recurrent_layers_apart(graph, parts)
+    _find_attention(graph, parts)
     first, rest = _in_two(graph, parts)
     return Graph(parts, *(type(fx.GraphModule(parts, part)).forward for part in (first, rest)))
 
@@ -124,6 +139,14 @@ def _take_recurrent_layers_apart(graph: fx.Graph, parts: dict[str, nn.Module]) -
                         node.args = (graph.call_module(name, node.args),)
                 else:
                     node.target = name
+
+
+def _find_attention(graph: fx.Graph, parts: dict[str, nn.Module]) -> None:
+    for node in graph.nodes:
+        if node.target is F.scaled_dot_product_attention and len(node.args) == 3 and not node.kwargs:
+            name = f"{PART}{len(parts)}"
+            parts[name] = Attention()
+            node.op, node.target = "call_module", name
 
 
 def _in_two(graph: fx.Graph, parts: Mapping[str, nn.Module]) -> tuple[fx.Graph, fx.Graph]:

@@ -24,7 +24,7 @@ from torch.nn.modules.container import ModuleDict, ModuleList, Sequential
 
 from bayeslim.belongings import Belongings
 from bayeslim.fused import is_compiled, is_plain, is_quiet
-from bayeslim.graphs import PART, Call, Graph, OfLayer, Value, graph_of
+from bayeslim.graphs import PART, Attention, Call, Graph, OfLayer, Value, graph_of
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, call, device_of, modules_of
@@ -95,7 +95,7 @@ def is_followed(module: nn.Module | None) -> bool:
     kind = nn.Identity if module is None else plain_type(module)
     if kind in (Sequential, ModuleList, ModuleDict):
         return True
-    return kind not in (Call, OfLayer, Value) and not kind.__module__.startswith("torch.nn.modules.")
+    return kind not in (Attention, Call, OfLayer, Value) and not kind.__module__.startswith("torch.nn.modules.")
 
 
 class _Tracer(fx.Tracer):
