@@ -9,7 +9,7 @@ evaluation mode, without gradients, on the same inputs: S passes are those of S 
 one after the other, and nothing is averaged. Calling one network again and again is counted too; its weights stay in a
 cache that those of several may not fit into. A large tensor is freed before all else, as in any process that has
 trained a network: until then the C library may return memory after every layer, and getting it again takes as long as
-many a layer does. All take turns, and the median of eleven rounds is kept. Weights are random, as the cost does not
+many a layer does. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
 depend on what was learned. Every particle's outputs are compared with those of its plain network: the largest
 difference, relative to the largest output, is kept beside the cost.
 """
@@ -32,7 +32,8 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 
-ROUNDS = 11
+ROUNDS, FEWER = 31, 11
+"""How many rounds there are, and of networks of which a pass is a turn."""
 LEAST_SECONDS = 0.1
 """How long a turn takes at least."""
 LARGE = 2**23 - 2**12
@@ -137,7 +138,7 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
         seconds(action, 2)
     turns = max(1, round(LEAST_SECONDS / seconds(one, 3)))
     rounds = []
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if turns > 1 else FEWER):
         alike, of_all = seconds(one, turns), seconds(each, max(1, turns // members)) / members
         rounds.append((alike, of_all, seconds(several, max(1, turns // members))))
     return {
