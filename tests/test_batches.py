@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import bayeslim as bl
 from bayeslim.batches import batches_of
 
 
@@ -51,3 +52,10 @@ def test_all_that_belongs_to_an_example_counts_and_stays_together():
         tensors = [part.values() if isinstance(part, dict) else part for part in parts]
         for found, whole in zip(zip(*tensors, strict=True), (x, y), strict=True):
             assert torch.equal(torch.cat(found), whole)
+
+
+def test_methods_that_do_more_than_call_networks_get_many():
+    model, x = nn.Sequential(nn.Conv2d(1, 16, 3), nn.Flatten()), torch.zeros(150, 1, 32, 32)
+    assert [len(part) for part in batches_of(x, "auto", model, is_called=False)()] == [150]
+    assert not bl.Laplace().only_calls
+    assert bl.DeepEnsemble().only_calls

@@ -2,7 +2,8 @@
 
 A GPU wants many. A CPU is quickest with what stays in its caches, and with tensors that are so small that their memory
 is not returned after every layer: of large ones, fetching it again takes longer than a convolution does. What layers
-give is guessed from what the first one does. Networks of linear layers give little.
+give is guessed from what the first one does. Networks of linear layers give little, and methods that do more than call
+networks were not seen to gain.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ FEW = 2**17
 """Inputs of so few numbers are not taken apart."""
 
 
-def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> Batches:
+def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module, is_called: bool = True) -> Batches:
     """A function that starts a fresh pass over inputs.
 
     Args:
         x: inputs, or a loader of batches, which is read once.
         size: how many examples at once; None for all, "auto" for as many as suit the device and the network.
         model: what they are for, on whose device they are given.
+        is_called: whether it is merely called on them.
     """
     device = device_of(model)
     if _is_loader(x):
@@ -52,7 +54,7 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
     values = (*args, *kwargs.values())
     if not all(isinstance(v, Tensor) and v.ndim and v.shape[0] == total for v in values):
         return lambda: iter([x])
-    step = _suitable(values, model, device.type) if size == "auto" else size
+    step = _suitable(values, model, device.type, is_called) if size == "auto" else size
     if total <= step:
         return lambda: iter([x])
     if size == "auto":
@@ -60,11 +62,13 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
     return lambda: (_slice(x, slice(start, start + step)) for start in range(0, total, step))
 
 
-def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str) -> int:
+def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str, is_called: bool) -> int:
     numbers = sum(value.numel() for value in values) // len(values[0])
     layers = [module for module in modules_of(model) if module._parameters]
-    if device == "cuda" or all(plain_type(layer) in (nn.Linear, nn.BatchNorm1d) for layer in layers):
-        most, least = NUMBERS["cuda" if device == "cuda" else "dense"]
+    if device == "cuda":
+        most, least = NUMBERS["cuda"]
+    elif not is_called or all(plain_type(layer) in (nn.Linear, nn.BatchNorm1d) for layer in layers):
+        most, least = NUMBERS["dense"]
     else:
         most, least = NUMBERS["cpu"]
         numbers = max(numbers, _numbers_given(layers[0], values[0]))

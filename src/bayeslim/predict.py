@@ -98,7 +98,7 @@ def predict(
     if samples is None:
         samples = _all_samples(bnn, how)
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
-        batches = batches_of(x, batch_size, bnn.model)
+        batches = batches_of(x, batch_size, bnn.model, bnn.method.only_calls)
         known = bnn.method.predictive(bnn, batches, samples, how, generator)
         if known is not None:
             return known

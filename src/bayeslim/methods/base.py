@@ -87,10 +87,17 @@ class Terms:
 
 @dataclass(frozen=True)
 class Method:
-    """The base of all methods, with the default hooks."""
+    """The base of all methods, with the default hooks.
+
+    Attributes:
+        name: in files, reports and on the command line.
+        default_sites: what is random, if nobody says.
+        only_calls: whether predictions call networks and do no more, so that inputs in small parts are quickest.
+    """
 
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
+    only_calls: ClassVar[bool] = True
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:
