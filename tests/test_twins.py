@@ -148,6 +148,20 @@ def test_biases_are_moved_behind_rectifiers(between, dtype, monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in particles.values.items())
 
 
+@pytest.mark.parametrize("bias", [-1e6, 1e6, -torch.inf, torch.nan])
+def test_large_biases_stay_where_they_are(bias, monkeypatch):
+    monkeypatch.setattr(module, "IS_ARM", False)
+    torch.manual_seed(0)
+    model = dense()
+    particles, x = particles_of(model, 2), torch.randn(3, 2, 3)
+    particles.values["1.bias"][0, 2] = bias
+    first, second = twins_of(particles, [0, 1], model)
+    assert not isinstance(first[2], AtLeast)
+    assert isinstance(second[2], AtLeast)
+    with torch.no_grad():
+        torch.testing.assert_close(first(x), alone(model, particles, 0, x), equal_nan=True)
+
+
 def test_biases_are_moved_in_every_place_of_a_layer_that_stands_twice(monkeypatch):
     monkeypatch.setattr(module, "IS_ARM", False)
     torch.manual_seed(0)

@@ -67,7 +67,7 @@ def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str, is_call
     layers = [module for module in modules_of(model) if module._parameters]
     if device == "cuda":
         most, least = NUMBERS["cuda"]
-    elif not is_called or all(plain_type(layer) in (nn.Linear, nn.BatchNorm1d) for layer in layers):
+    elif device != "cpu" or not is_called or all(plain_type(layer) in (nn.Linear, nn.BatchNorm1d) for layer in layers):
         most, least = NUMBERS["dense"]
     else:
         most, least = NUMBERS["cpu"]

@@ -32,15 +32,7 @@ from bayeslim.passes import converted, networks_of, passes
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.results import Prediction
 from bayeslim.twins import outputs_of, twins_of
-from bayeslim.types import (
-    Batches,
-    Inputs,
-    Params,
-    batch_size,
-    call,
-    fitting,
-    modules_of,
-)
+from bayeslim.types import Batches, Inputs, Params, batch_size, call, fitting, modules_of
 from bayeslim.unrolled import is_unrolled, unrolled
 
 WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**26}

@@ -34,6 +34,8 @@ KEPT = 2**12
 """How many tensors all networks that are kept may have; a module around one takes some thousand bytes."""
 SCALED = 2**24
 """How many weights of all particles may be copied to scale batch norms into them."""
+LARGEST = 16
+"""How large a bias may be to be moved behind a rectifier."""
 
 
 @dataclass(eq=False, slots=True)
@@ -172,7 +174,8 @@ def _can_be_scaled(layer: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
 def _move_biases(row: nn.Sequential) -> None:
     """Add biases behind rectifiers, to the bias of the product that follows: one pass over values less each time.
 
-    V max(W x + b, 0) = V max(W x, −b) + V b. A GPU adds biases in the product; ARM CPUs were not seen to gain.
+    V max(W x + b, 0) = V max(W x, −b) + V b. Not of large biases, which would round away what is added to them. A GPU
+    adds biases in the product; ARM CPUs were not looked at.
     """
     names = list(row._modules)
     for before, rectifier, after in zip(names, names[1:], names[2:], strict=False):
@@ -181,6 +184,8 @@ def _move_biases(row: nn.Sequential) -> None:
             continue
         first, _, second = layers
         if IS_ARM or not first.bias.is_cpu or not is_full(first.weight, first.bias, second.weight):
+            continue
+        if not first.bias.abs().max() <= LARGEST:
             continue
         moved = second.weight @ first.bias
         row._modules[before] = _linear(first.weight, None)
