@@ -33,3 +33,12 @@ def test_moments_in_one_call_and_in_passes_agree():
     for one, all_of_them in zip(few, many, strict=True):
         torch.testing.assert_close(one, all_of_them[:10])
     torch.testing.assert_close(many[1], values.var(0, correction=0))
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 4), (3, 2, 6, 40), (2, 1, 3), (2, 3, 1)])
+def test_examples_that_lie_along_memory_are_averaged_as_others_are(shape):
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lying_so = logits.mT.contiguous().mT
+    for one, other in zip(averages.class_averages(logits), averages.class_averages(lying_so), strict=True):
+        torch.testing.assert_close(one, other)
+        assert other.is_contiguous()

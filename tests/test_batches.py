@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.batches import batches_of
+from bayeslim.batches import NUMBERS, batches_of
+
+
+@pytest.fixture(autouse=True)
+def _many(monkeypatch):
+    """ARM CPUs are given less at once."""
+    monkeypatch.setitem(NUMBERS, "cpu", (2**21, 2**4))
 
 
 class Written(nn.Module):

@@ -14,9 +14,9 @@ FEW = 2**10 if IS_ARM else 2**7
 """Of how many values one call for both moments is quicker than passes."""
 SOME = 2**13 if IS_ARM else 2**11
 """Of how many values of classes calls take longer than what they compute."""
-WIDE, MANY = 32, 2**13
+WIDE, MANY = 32, 2**12
 """How many classes are quicker to sum over where they lie along memory; of fewer, and of more values than so many,
-examples lie along it."""
+examples are put along it."""
 
 
 def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,8 +49,11 @@ def entropy_of(probs: Tensor, dim: int | tuple[int, ...] = -1, share: float = 1.
 
 
 def class_averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of class probabilities, (S, ..., C), over draws: mean, variance, the mean's entropy, and the mean entropy."""
-    lie_across = not logits.is_cuda and logits.numel() > MANY and logits.shape[-1] < WIDE
+    """Of class probabilities, (S, ..., C), over draws: mean, variance, the mean's entropy, and the mean entropy.
+
+    On a CPU examples may lie along memory (`methods.chain` gives such logits), and stay there.
+    """
+    lie_across = not logits.is_cuda and _are_to_lie_across(logits)
     dim = -2 if lie_across else -1
     probs = (logits.mT.contiguous() if lie_across else logits).softmax(dim)
     mean, variance = moments_over_draws(probs)
@@ -58,3 +61,8 @@ def class_averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if lie_across:
         mean, variance = mean.mT.contiguous(), variance.mT.contiguous()
     return mean, variance, entropy, aleatoric
+
+
+def _are_to_lie_across(logits: Tensor) -> bool:
+    lie_so = not logits.is_contiguous() and logits.mT.is_contiguous()
+    return lie_so or (logits.numel() > MANY and logits.shape[-1] < WIDE)

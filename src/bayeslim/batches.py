@@ -15,11 +15,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from bayeslim.blas import IS_ARM
 from bayeslim.errors import ShapeMismatch
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Batches, Inputs, arguments, batch_size, device_of, inputs_of, modules_of, to_device
 
-NUMBERS = {"cuda": (2**23, 2**10), "dense": (2**20, 2**10), "cpu": (2**21, 2**4)}
+NUMBERS = {"cuda": (2**23, 2**10), "dense": (2**20, 2**10), "cpu": (3 * 2**19 if IS_ARM else 2**21, 2**4)}
 """As many examples go through a network at once as have so many numbers together, but not fewer than so many: of what
 the first layer gives on a CPU, of inputs elsewhere, and for networks of linear layers."""
 MOST = 2**14

@@ -26,11 +26,9 @@ from torch import Tensor, nn
 
 from bayeslim.methods.mapped import is_same
 from bayeslim.posteriors import Particles
+from bayeslim.ready import Way
 from bayeslim.twins import twins_of
 from bayeslim.types import Batches, modules_of
-
-Way = Callable[[Tensor], Tensor | None]
-"""What all networks give, (S, N, ...), if they can be called so."""
 
 AGAIN = 3
 """The how manieth prediction of a kind is captured."""

@@ -8,8 +8,8 @@ new posteriors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import singledispatch
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, singledispatch
 from numbers import Integral
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.blas import IS_ARM, NARROW, by_blas
 from bayeslim.captured import outputs_captured
 from bayeslim.fused import is_plain
+from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.loaders import check_inputs
 from bayeslim.methods.abreast import dense_width, outputs_abreast
 from bayeslim.methods.chain import Chain, chain_of
@@ -30,8 +31,9 @@ from bayeslim.methods.mapped import is_worth_trying, outputs_mapped
 from bayeslim.noise import drawing_from
 from bayeslim.passes import converted, networks_of, passes
 from bayeslim.posteriors import Particles, Posterior
+from bayeslim.ready import Way, keep_ready, outputs_ready
 from bayeslim.results import Prediction
-from bayeslim.twins import outputs_of, twins_of
+from bayeslim.twins import outputs_of, outputs_of_part, twins_of
 from bayeslim.types import Batches, Inputs, Params, batch_size, call, fitting, modules_of
 from bayeslim.unrolled import is_unrolled, unrolled
 
@@ -85,11 +87,14 @@ def predict(
             f"Got {type(bnn).__name__}, whose only prediction is network(x)."
         )
     check_inputs(x)
-    if samples is not None or batch_size != "auto" or generator is not None:
+    is_usual = samples is None and batch_size == "auto" and generator is None
+    if not is_usual:
         _check(samples, batch_size, generator)
-    if samples is None:
-        samples = _all_samples(bnn, how)
     with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
+        if is_usual and how == "auto" and (outputs := outputs_ready(bnn, x)) is not None:
+            return _averaged(outputs, bnn.likelihood)
+        if samples is None:
+            samples = _all_samples(bnn, how)
         batches = batches_of(x, batch_size, bnn.model, bnn.method.only_calls)
         known = bnn.method.predictive(bnn, batches, samples, how, generator)
         if known is not None:
@@ -102,7 +107,12 @@ def predict(
             outputs = torch.stack([_local_pass(bnn, batches) for _ in range(samples)])
         else:
             outputs = predictive(bnn.posterior_, bnn, batches, samples, how, generator)
-        return bnn.likelihood.predict(outputs)
+        return _averaged(outputs, bnn.likelihood)
+
+
+def _averaged(outputs: Tensor, likelihood: Likelihood) -> Prediction:
+    """What a likelihood makes of outputs, which come as they lie in memory: of classes that is taken as it is."""
+    return likelihood.predict(outputs if type(likelihood) is Categorical else outputs.contiguous())
 
 
 def _check(samples: Any, batch_size: Any, generator: Any) -> None:
@@ -154,6 +164,10 @@ def _any(stack: Params) -> Tensor:
     return next(iter(stack.values()))
 
 
+def _device(stack: Params) -> str:
+    return "cuda" if _any(stack).is_cuda else "cpu"
+
+
 @predictive.register
 def _(
     posterior: Particles,
@@ -170,25 +184,42 @@ def _(
     row = unrolled(bnn.model, next(batches()))
     stack = posterior.values | posterior.buffers
 
-    def all_at_once() -> Chain | None:
-        step = _at_once(row, dense_width(row), next(batches()), "cuda")
-        return _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
+    def all_at_once() -> Way | None:
+        width = dense_width(row)
+        step = _at_once(row, width, next(batches()), _device(stack))
+        chain = _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
+        return partial(_chained, chain, width) if chain is not None and chain.lasts else None
+
+    def each_alone() -> Way | None:
+        twins = twins_of(posterior, chosen, row) if len(chosen) == posterior.count else None
+        return partial(outputs_of_part, twins) if twins is not None else None
 
     outputs = outputs_captured(posterior, chosen, row, batches, all_at_once)
     if outputs is None:
         outputs = _abreast(bnn.model, row, stack, chosen, batches, posterior)
     if outputs is not None:
+        keep_ready(bnn, batches, all_at_once)
         return outputs
 
     def one_by_one() -> Tensor:
         twins = twins_of(posterior, chosen, row)
-        if twins is not None:
-            return outputs_of(twins, batches)
-        return passes(row, networks_of(posterior, chosen, row), batches)
+        return outputs_of(twins, batches) if twins else passes(row, networks_of(posterior, chosen, row), batches)
 
     if is_worth_trying(bnn.model, posterior, chosen, batches, is_unrolled(row)):
         return outputs_mapped(bnn.model, posterior, batches, one_by_one)
+    keep_ready(bnn, batches, each_alone)
     return one_by_one()
+
+
+def _chained(chain: Chain, width: int, x: Tensor) -> Tensor | None:
+    """The outputs of a chain whose widest layer gives so many values."""
+    with _products(width):
+        return chain(x)
+
+
+def _products(width: int) -> AbstractContextManager[None]:
+    """Products of networks abreast are made by the library that is quickest, for layers of such a width."""
+    return nullcontext() if 0 < width <= NARROW else by_blas()
 
 
 def _kept_chain(particles: Particles | None, model: nn.Module, stack: Params) -> Chain | None:
@@ -226,11 +257,11 @@ def _abreast(
     if len(chosen) < 2:
         return None
     width = dense_width(row)  # of all layers, as those that are not random give an output for each of them, too
-    step = _at_once(row, width, next(batches()), "cuda" if _any(stack).is_cuda else "cpu")
+    step = _at_once(row, width, next(batches()), _device(stack))
     if not step:
         return None
     outputs = []
-    with nullcontext() if 0 < width <= NARROW else by_blas():
+    with _products(width):
         for start in range(0, len(chosen), step):
             some = _taken(stack, chosen[start : start + step])
             chain = _kept_chain(particles if some is stack else None, row, some)

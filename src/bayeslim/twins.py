@@ -12,7 +12,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter, is_
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -20,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from bayeslim.belongings import Belongings
 from bayeslim.blas import IS_ARM
 from bayeslim.fused import AtLeast, is_fixed, is_full, is_plain, is_quiet, quicker
 from bayeslim.graphs import Graph
 from bayeslim.passes import passes_of, quick_products, written
 from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
-from bayeslim.types import Batches, Params, as_tensor, modules_of
+from bayeslim.ready import Premises, kind_of
+from bayeslim.types import Batches, Inputs, Params, as_tensor, modules_of
 from bayeslim.unrolled import is_unrolled
 
 KEPT = 2**12
@@ -43,33 +42,12 @@ class _Twins:
     """Those of particles.
 
     Attributes:
-        model: what they are twins of.
-        belongings: what its modules held then.
-        slots: where these keep tensors.
-        fits: precision and device of the first ones there.
-        stack: all particles' tensors.
-        versions: of these.
+        premises: what they were made from.
         modules: the twins, by number.
     """
 
-    model: nn.Module
-    belongings: Belongings
-    slots: list[dict[str, Any]]
-    fits: list[Any]
-    stack: list[Tensor]
-    versions: list[int]
+    premises: Premises
     modules: dict[int, nn.Module] = field(default_factory=dict)
-
-    def are_of(self, model: nn.Module, tensors: list[Tensor]) -> bool:
-        """Whether they would be made the same now."""
-        return (
-            self.model is model
-            and len(self.stack) == len(tensors)
-            and all(map(is_, self.stack, tensors))
-            and self.versions == _versions_of(tensors)
-            and self.fits == _fits_of(self.slots)
-            and self.belongings.are_left()
-        )
 
 
 _kept: WeakKeyDictionary[Particles, _Twins] = WeakKeyDictionary()
@@ -88,14 +66,10 @@ def twins_of(particles: Particles, chosen: Sequence[int], model: nn.Module) -> l
     if not is_unrolled(model) or not is_quiet(tensors[0].device.type):
         return None
     kept = _kept.get(particles)
-    if kept is None or not kept.are_of(model, tensors):
+    if kept is None or not kept.premises.hold(model, tensors):
         if not _can_be_kept(model, stack):
             return None
-        modules = modules_of(model)
-        slots = [slots for module in modules for slots in (module._parameters, module._buffers) if slots]
-        belongings = Belongings(modules, seen=True)
-        kept = _Twins(model, belongings, slots, _fits_of(slots), tensors, _versions_of(tensors))
-        _kept[particles] = kept
+        kept = _kept[particles] = _Twins(Premises.of(model, tensors))
     for k in chosen:
         if k not in kept.modules:
             kept.modules[k] = _twin(model, {name: values[k].data for name, values in stack.items()}, particles.count)
@@ -105,25 +79,17 @@ def twins_of(particles: Particles, chosen: Sequence[int], model: nn.Module) -> l
 def outputs_of(twins: Sequence[nn.Module], batches: Batches) -> Tensor:
     """The outputs of twins, one after the other, (S, N, ...); what is the same for all of them is computed once."""
     x, *more = islice(batches(), 2)
+    return passes_of(twins, twins[0], batches) if more else outputs_of_part(twins, x)
+
+
+def outputs_of_part(twins: Sequence[nn.Module], x: Inputs) -> Tensor:
+    """The outputs of twins for inputs that come in one part, (S, N, ...)."""
     model = twins[0]
-    if more:
-        return passes_of(twins, model, batches)
     with quick_products(model, x):
         if not isinstance(model, Graph):
             return torch.stack([as_tensor(twin.forward(x), twin) for twin in twins])
         values = model.first(model, x)
         return torch.stack([twin.rest(twin, *values) for twin in cast(Sequence[Graph], twins)])
-
-
-_kind = attrgetter("dtype", "device")
-
-
-def _fits_of(slots: list[dict[str, Any]]) -> list[Any]:
-    return [_kind(tensor) for some in slots if (tensor := next(iter(some.values()))) is not None]
-
-
-def _versions_of(tensors: list[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]
 
 
 def _can_be_kept(model: nn.Module, stack: Params) -> bool:
@@ -134,7 +100,7 @@ def _can_be_kept(model: nn.Module, stack: Params) -> bool:
         and own.keys() == stack.keys()
         and not written(model, dict(model.named_buffers()))
         and len(stack) * len(next(iter(stack.values()))) <= KEPT
-        and all(_kind(values) == _kind(own[name]) and not values.is_inference() for name, values in stack.items())
+        and all(kind_of(values) == kind_of(own[name]) and not values.is_inference() for name, values in stack.items())
     )
 
 

@@ -76,7 +76,10 @@ class Chain:
         )
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """The outputs, (S, B, ...); None for inputs of other dimensions than those of a batch."""
+        """The outputs, (S, B, ...); None for inputs of other dimensions than those of a batch.
+
+        On a CPU they lie in memory as the last layer gives them: examples may be along it.
+        """
         for function in self.before:
             x = function(x)
         if x.ndim != self.dimensions:
@@ -89,7 +92,8 @@ class Chain:
             )
         for function in self.after:
             x = function(x)
-        return x.mT.contiguous() if self.in_rows else x.unflatten(1, (len(self.weight), -1)).movedim(1, 0).contiguous()
+        outputs: Tensor = x.mT if self.in_rows else x.unflatten(1, (len(self.weight), -1)).movedim(1, 0)
+        return outputs if x.is_cpu and self.in_rows else outputs.contiguous()
 
 
 def chain_of(model: nn.Module, stack: Params) -> Chain | None:
@@ -208,7 +212,7 @@ class _Links:
         if layer.start_dim != 1 or layer.end_dim != -1:
             return False
         if self.first is None:
-            self.before.append(partial(_flat, layer))
+            self.before.append(_flat)
         elif not self.in_rows:
             self.after.append(partial(_rows_of, self.members))
             self.in_rows = True
@@ -281,8 +285,8 @@ def _rows_of(members: int, x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], members, -1).permute(1, 2, 0)
 
 
-def _flat(layer: nn.Flatten, x: Tensor) -> Tensor:
-    return x if x.ndim == 2 else layer(x)
+def _flat(x: Tensor) -> Tensor:
+    return x if x.ndim == 2 else x.flatten(1)
 
 
 def _fits(values: Tensor, own: Tensor) -> bool:
