@@ -40,6 +40,8 @@ NETWORKS = [
     ((nn.Linear(4, 70, bias=False), measured(nn.BatchNorm1d(70)), nn.ReLU(), nn.Linear(70, 2)), ROWS),
     ((nn.Linear(4, 8), measured(nn.BatchNorm1d(6)), nn.ReLU()), (3, 6, 4)),  # whose channels are not the features
     ((nn.Flatten(), nn.ReLU(), nn.Linear(8, 3)), (5, 2, 4)),
+    ((measured(nn.LayerNorm(4)), nn.GELU(), nn.ReLU(), nn.LayerNorm(4, elementwise_affine=False), nn.Tanh()), ROWS),
+    ((nn.LayerNorm((2, 4), bias=False), nn.GELU(approximate="tanh"), nn.Sigmoid(), nn.ReLU()), (5, 2, 4)),
     ((nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2)), IMAGES[1:]),  # one image, no batch
 ]
 

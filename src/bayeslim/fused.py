@@ -6,10 +6,10 @@ For predictions, where nothing is differentiated. In every `nn.Sequential` of a 
 - a rectifier is part of what is before it on a GPU, and writes over what it reads elsewhere;
 - pooling comes before a rectifier, as max max(x, 0) = max(max x, 0), and leaves fewer values to it.
 
-On ARM CPUs they multiply, and convolve few images, by BLAS. Wherever they stand, products, convolutions, batch norms
-and recurrent layers go without what modules do around them, and on a CPU pooling takes maxima of shifted views, a tenth
-of the time of torch's own, which also finds out where they were. Layers with hooks, and all that is not known here, are
-called as they are.
+On ARM CPUs they multiply, and convolve few images, by BLAS. Wherever they stand, products, convolutions, norms,
+recurrent layers and some functions go without what modules do around them, and on a CPU pooling takes maxima of shifted
+views, a tenth of the time of torch's own, which also finds out where they were. Layers with hooks, and all that is not
+known here, are called as they are.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _NORMS = {nn.Conv2d: nn.BatchNorm2d, nn.Linear: nn.BatchNorm1d}
 _DIMENSIONS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)
 }  # fmt: skip
+_ELEMENTWISE: dict[type[nn.Module], Step] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid}
 _SAME = (nn.Identity, nn.Dropout, nn.Dropout2d)
 """What does nothing in evaluation mode."""
 
@@ -103,6 +104,12 @@ def _step_of(layer: Any, device: str) -> Step | None:
     kind = plain_type(layer)
     if kind is AtLeast:
         return partial(torch.clamp_min_, min=layer.least)
+    if kind in _ELEMENTWISE:
+        return _ELEMENTWISE[kind]
+    if kind is nn.GELU:
+        return partial(F.gelu, approximate=layer.approximate)
+    if kind is nn.LayerNorm:
+        return partial(_layer_normed, layer) if {"weight", "bias"} <= layer._parameters.keys() else None
     if kind in _DIMENSIONS:
         return partial(_normed, layer) if is_fixed(layer) else None
     if kind in _PRODUCTS:
@@ -220,6 +227,14 @@ def _normed(norm: Any, x: Tensor) -> Tensor:
         x, own["weight"], own["bias"], kept["running_mean"], kept["running_var"], False, 0.0, norm.eps,
         torch.backends.cudnn.enabled,
     )  # fmt: skip
+
+
+def _layer_normed(norm: Any, x: Tensor) -> Tensor:
+    """A layer norm, without what a module does before it."""
+    own = norm._parameters
+    return torch.layer_norm(
+        x, norm.normalized_shape, own["weight"], own["bias"], norm.eps, torch.backends.cudnn.enabled
+    )
 
 
 def _numbers_given(layer: Any, x: Tensor, weight: Tensor) -> int:
