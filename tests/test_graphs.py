@@ -70,9 +70,21 @@ class Rectifying(Patches):
         return self.layer(y) * y.sum(1, keepdim=True) + self.row(x.reshape(-1, 3, 4)).sum(1)
 
 
+class Named(nn.Module):
+    """Its layers have names that a graph has a use for."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest, self.targets, self.bind = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.bind(self.first(x) + self.rest(x) * self.targets(x))
+
+
 def test_all_networks_say_what_each_says_alone():
     torch.manual_seed(0)
-    for make in (Recurrent, Listening, Patches, Overwriting, Rectifying):
+    for make in (Recurrent, Listening, Patches, Overwriting, Rectifying, Named):
         for examples in (2, 30):
             _, check = checked_ensemble(make(), torch.randn(examples, 1, 3, 4))
             check()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
+import bayeslim as bl
 from bayeslim import twins as module
 from bayeslim.errors import UnsupportedModel
 from bayeslim.fused import AtLeast
@@ -188,3 +190,69 @@ def test_outputs_that_are_no_tensor_are_refused():
     _bnn, check = checked_ensemble(nn.Sequential(nn.LSTM(3, 2, batch_first=True)), torch.randn(4, 5, 3))
     with pytest.raises(UnsupportedModel, match="must return a tensor"):
         check()
+
+
+class Viewed(nn.Module):
+    """Reads values as they lie in memory, so that another layout would be an error."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.conv(x)
+        return self.head((h.view(h.shape[0], 4, 36) + 1).mean(2))
+
+
+class Shortcut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.head(x + self.second(x))
+
+
+def images_row():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3), nn.ReLU(),
+        nn.Linear(3, 2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "is_laid_out"), [(images_row, True), (Shortcut, True), (Viewed, False)])
+@pytest.mark.parametrize("size", [None, 12])
+def test_images_are_laid_out_for_convolutions_where_nobody_asks(build, is_laid_out, size, monkeypatch):
+    monkeypatch.setitem(importlib.import_module("bayeslim.predict").FEW, "cpu", 0)  # else they go at once
+    given = []
+    laid_out = module.laid_out
+    monkeypatch.setattr(module, "laid_out", lambda *args: given.append(laid_out(*args)) or given[-1])
+    torch.manual_seed(0)
+    x = torch.randn(30, 3, 8, 8)
+    bnn = checked_ensemble(build(), x)[0]
+    for _ in range(2):
+        samples = bl.predict(bnn, x, batch_size=size).samples
+        for k, found in enumerate(samples):
+            torch.testing.assert_close(found, alone(bnn.model, bnn.posterior_, k, x), rtol=1e-4, atol=1e-4)
+        assert samples.is_contiguous()
+    few = [part for part in given if len(part) < module.IMAGES]
+    many = [part for part in given if len(part) >= module.IMAGES]
+    assert len(few) == (0 if size is None else len(given) // 3)
+    assert all(part.is_contiguous() for part in few)
+    assert all(part.is_contiguous(memory_format=torch.channels_last) == is_laid_out for part in many)
+    assert many
+
+
+@pytest.mark.parametrize(
+    ("first", "x"),
+    [
+        (nn.Linear(8, 8), torch.zeros(9, 3, 8, 8)),  # not by products
+        (nn.Conv2d(1, 2, 3), torch.zeros(9, 1, 8, 8)),  # one channel lies either way
+        (nn.Conv2d(3, 2, 3).double(), torch.zeros(9, 3, 8, 8, dtype=torch.float64)),
+        (nn.Conv2d(3, 2, 3), torch.zeros(9, 3, 8, 8, device="meta")),
+        (nn.Conv2d(3, 2, 3), (torch.zeros(9, 3, 8, 8),)),
+    ],
+)
+def test_what_would_not_gain_is_left_as_it_is(first, x):
+    assert module.laid_out(x, nn.Sequential(first)) is x

@@ -27,6 +27,11 @@ _SHAPED = frozenset({
     torch.movedim, operator.getitem, getattr, "flatten", "unflatten", "reshape", "view", "squeeze", "unsqueeze",
     "transpose", "permute", "movedim", "contiguous", "size",
 })  # fmt: skip
+LAYOUTS = frozenset({
+    torch.as_strided, torch.view_as_real, torch.view_as_complex, "as_strided", "view", "view_as", "stride",
+    "is_contiguous", "data_ptr", "storage_offset", "untyped_storage", "numpy",
+})  # fmt: skip
+"""What depends on how values lie in memory."""
 _SHAPERS = (nn.Flatten, nn.Unflatten, nn.Identity)
 """What gives the same values in another shape, or a shape."""
 
@@ -38,12 +43,23 @@ class Graph(nn.Module):
         parts: modules by their paths, then whatever is called, by a name of its own: layers, rows of them, and values.
         first: gives what is the same for all networks that have other weights, a tuple.
         rest: gives the outputs for that.
+        targets: what it calls besides parts.
     """
 
-    def __init__(self, parts: Mapping[str, nn.Module], first: Callable[..., Any], rest: Callable[..., Any]):
+    first: Callable[..., Any]
+    rest: Callable[..., Any]
+    targets: frozenset[Any]
+
+    def __init__(
+        self,
+        parts: Mapping[str, nn.Module],
+        first: Callable[..., Any],
+        rest: Callable[..., Any],
+        targets: frozenset[Any] = frozenset(),
+    ):
         super().__init__()
         self._modules.update(parts)
-        self.first, self.rest = first, rest
+        vars(self).update(first=first, rest=rest, targets=targets)  # a part may have the same name
         self.training = False
 
     def bind(self) -> None:
@@ -123,8 +139,9 @@ def graph_of(graph: fx.Graph, parts: dict[str, nn.Module]) -> Graph:
     """A network, of a graph that calls parts of it; both are changed."""
     _take_recurrent_layers_apart(graph, parts)
     _find_attention(graph, parts)
-    first, rest = _in_two(graph, parts)
-    return Graph(parts, *(type(fx.GraphModule(parts, part)).forward for part in (first, rest)))
+    targets = frozenset(node.target for node in graph.nodes if node.op in ("call_function", "call_method"))
+    first, rest = (type(fx.GraphModule(parts, part)).forward for part in _in_two(graph, parts))
+    return Graph(parts, first, rest, targets)
 
 
 def _take_recurrent_layers_apart(graph: fx.Graph, parts: dict[str, nn.Module]) -> None:

@@ -21,7 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from bayeslim.blas import IS_ARM
 from bayeslim.fused import AtLeast, is_fixed, is_full, is_plain, is_quiet, quicker
-from bayeslim.graphs import Graph
+from bayeslim.graphs import LAYOUTS, Call, Graph
 from bayeslim.passes import passes_of, quick_products, written
 from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
@@ -33,6 +33,8 @@ KEPT = 2**12
 """How many tensors all networks that are kept may have; a module around one takes some thousand bytes."""
 SCALED = 2**24
 """How many weights of all particles may be copied to scale batch norms into them."""
+IMAGES = 8
+"""From how many images on they are laid out for convolutions."""
 LARGEST = 16
 """How large a bias may be to be moved behind a rectifier."""
 
@@ -79,17 +81,39 @@ def twins_of(particles: Particles, chosen: Sequence[int], model: nn.Module) -> l
 def outputs_of(twins: Sequence[nn.Module], batches: Batches) -> Tensor:
     """The outputs of twins, one after the other, (S, N, ...); what is the same for all of them is computed once."""
     x, *more = islice(batches(), 2)
-    return passes_of(twins, twins[0], batches) if more else outputs_of_part(twins, x)
+    if not more:
+        return outputs_of_part(twins, x)
+    model = twins[0]
+    return passes_of(twins, model, lambda: (laid_out(part, model) for part in batches()))
 
 
 def outputs_of_part(twins: Sequence[nn.Module], x: Inputs) -> Tensor:
     """The outputs of twins for inputs that come in one part, (S, N, ...)."""
     model = twins[0]
+    x = laid_out(x, model)
     with quick_products(model, x):
         if not isinstance(model, Graph):
             return torch.stack([as_tensor(twin.forward(x), twin) for twin in twins])
         values = model.first(model, x)
         return torch.stack([twin.rest(twin, *values) for twin in cast(Sequence[Graph], twins)])
+
+
+def laid_out(x: Inputs, model: nn.Module) -> Inputs:
+    """Inputs as twins take the least time: a sixth less of images with channels along memory, on a CPU.
+
+    Not where a network asks how values lie there.
+    """
+    if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_cpu or x.dtype != torch.float32:
+        return x
+    if x.shape[0] < IMAGES or x.shape[1] == 1:
+        return x
+    modules = modules_of(model)
+    first = next((module for module in modules if module._parameters), None)
+    targets = {module.target for module in modules if isinstance(module, Call)}
+    if isinstance(model, Graph):
+        targets |= model.targets
+    is_safe = type(first) is nn.Conv2d and LAYOUTS.isdisjoint(targets)
+    return x.contiguous(memory_format=torch.channels_last) if is_safe else x
 
 
 def _can_be_kept(model: nn.Module, stack: Params) -> bool:
