@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import bayeslim as bl
+from bayeslim import batches as module
 from bayeslim.batches import NUMBERS, batches_of
+from bayeslim.types import to_device
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +67,22 @@ def test_methods_that_do_more_than_call_networks_get_many():
     assert [len(part) for part in batches_of(x, "auto", model, is_called=False)()] == [150]
     assert not bl.Laplace().only_calls
     assert bl.DeepEnsemble().only_calls
+
+
+@pytest.mark.parametrize(("most", "moves"), [(2**30, 2), (100, 6)])
+def test_batches_of_a_loader_are_moved_once_unless_they_are_many(most, moves, monkeypatch):
+    monkeypatch.setattr(module, "MOVED", most)
+    moved = []
+
+    def counted(inputs, device):
+        if inputs.device != device:
+            moved.append(1)
+        return to_device(inputs, device)
+
+    monkeypatch.setattr(module, "to_device", counted)
+    loader = bl.data.Loader(torch.rand(10, 4), torch.zeros(10), batch_size=5)
+    batches = batches_of(loader, "auto", nn.Linear(4, 2, device="meta"))
+    assert not moved or most == 2**30
+    for _ in range(3):
+        assert [x.device.type for x in batches()] == ["meta", "meta"]
+    assert len(moved) == moves

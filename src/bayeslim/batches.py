@@ -25,6 +25,8 @@ NUMBERS = {"cuda": (2**23, 2**10), "dense": (2**20, 2**10), "cpu": (3 * 2**19 if
 the first layer gives on a CPU, of inputs elsewhere, and for networks of linear layers."""
 MOST = 2**14
 """How many examples at most."""
+MOVED = 2**30
+"""How many bytes of a loader's batches are moved to a GPU once, and not for every network anew."""
 FEW = 2**17
 """Inputs of so few numbers are not taken apart."""
 
@@ -43,6 +45,8 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module, is_
         kept = [inputs_of(batch) for batch in x]
         if not kept:
             raise ShapeMismatch("The loader gave no batches: there is nothing to predict.")
+        if sum(map(_bytes, kept)) <= MOVED:
+            kept = [to_device(inputs, device) for inputs in kept]
         return lambda: (to_device(inputs, device) for inputs in kept)
     x = to_device(x, device)
     total = batch_size(x)
@@ -61,6 +65,11 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module, is_
     if size == "auto":
         step = ceil(total / ceil(total / step))  # parts of one size
     return lambda: (_slice(x, slice(start, start + step)) for start in range(0, total, step))
+
+
+def _bytes(inputs: Inputs) -> int:
+    args, kwargs = arguments(inputs)
+    return sum(value.nbytes for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
 
 def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str, is_called: bool) -> int:
