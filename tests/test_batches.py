@@ -27,6 +27,17 @@ class Written(nn.Module):
         return self.layer(x.flatten(1))
 
 
+class Positioned(nn.Module):
+    """Has a parameter of its own before its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions, self.embed, self.norm = nn.Parameter(torch.zeros(100, 4)), nn.Linear(4, 64), nn.LayerNorm(64)
+
+    def forward(self, x):
+        return self.norm(self.embed(x + self.positions))
+
+
 @pytest.mark.parametrize(
     ("layers", "inputs", "sizes"),
     [
@@ -43,6 +54,8 @@ class Written(nn.Module):
         ([nn.LSTM(4, 64)], (400, 100, 4), [200, 200]),
         ([nn.Linear(4, 64), nn.LayerNorm(64)], (400, 100, 4), [200, 200]),
         ([nn.LayerNorm(64)], (400, 100, 64), [200, 200]),
+        ([nn.LayerNorm(4), nn.Linear(4, 64)], (400, 100, 4), [200, 200]),
+        ([Positioned()], (400, 100, 4), [200, 200]),
         ([nn.Flatten()], (1_500, 4), [1_500]),
     ],
 )

@@ -45,3 +45,12 @@ def test_elsewhere_nothing_changes(monkeypatch):
     before = torch.backends.mkldnn.enabled
     with blas.by_blas():
         assert torch.backends.mkldnn.enabled is before
+
+
+@pytest.mark.parametrize(
+    ("shape", "units", "expected"),
+    [((100, 784), 400, True), ((9_000, 784), 400, True), ((100, 28, 64), 128, False), ((16, 28, 64), 128, True),
+     ((16, 784), 64, False)],
+)  # fmt: skip
+def test_many_rows_of_small_matrices_and_narrow_layers_stay_where_they_are(shape, units, expected):
+    assert blas.is_quicker_by_blas(torch.empty(shape), torch.empty(units, shape[-1])) == expected

@@ -8,7 +8,7 @@ networks were not seen to gain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, prod
 from typing import Any, Literal
 
@@ -81,20 +81,23 @@ def _suitable(values: tuple[Tensor, ...], model: nn.Module, device: str, is_call
         most, least = NUMBERS["dense"]
     else:
         most, least = NUMBERS["cpu"]
-        numbers = max(numbers, _numbers_given(layers[0], values[0]))
+        numbers = max(numbers, _numbers_given(layers, values[0]))
     return min(max(most // max(numbers, 1), least), MOST)
 
 
-def _numbers_given(layer: Any, x: Tensor) -> int:
-    """About how many numbers the first layer gives for an example."""
+def _numbers_given(layers: Iterable[Any], x: Tensor) -> int:
+    """About how many numbers the first layer that is known gives for an example."""
     numbers = x.numel() // len(x)
-    if isinstance(layer, _ConvNd):
-        return int(numbers * layer.out_channels / layer.in_channels / prod(layer.stride))
-    if isinstance(layer, nn.RNNBase):
-        return int(numbers * layer.hidden_size / layer.input_size)
-    if isinstance(layer, nn.Linear):
-        return int(numbers * layer.out_features / layer.in_features)
-    return numbers * layer.embedding_dim if isinstance(layer, nn.Embedding) else numbers
+    for layer in layers:
+        if isinstance(layer, _ConvNd):
+            return int(numbers * layer.out_channels / layer.in_channels / prod(layer.stride))
+        if isinstance(layer, nn.RNNBase):
+            return int(numbers * layer.hidden_size / layer.input_size)
+        if isinstance(layer, nn.Linear):
+            return int(numbers * layer.out_features / layer.in_features)
+        if isinstance(layer, nn.Embedding):
+            return numbers * layer.embedding_dim
+    return numbers
 
 
 def _slice(x: Inputs, part: slice) -> Inputs:

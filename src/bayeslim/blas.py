@@ -1,8 +1,9 @@
 """Matrix products on ARM CPUs.
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
-several times as long as the product itself, and a tenth longer of many. BLAS gets along without. Convolutions are
-better off with oneDNN but for a few images, small LSTMs, too, and GELUs where there is much for them to do.
+several times as long as the product itself, and a tenth longer of many. BLAS gets along without, and is slower only of
+many rows times small matrices. Convolutions are better off with oneDNN but for a few images, small LSTMs, too, and
+GELUs where there is much for them to do.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from bayeslim.types import modules_of
 IS_ARM = platform.machine() == "aarch64"
 NARROW = 64
 """Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
+LITTLE, ROWS = 2**14, 2**11
+"""Of how few weights products of how many rows are quicker by oneDNN."""
 _OTHERS = (_ConvNd, nn.RNNBase, nn.RNNCellBase)
 FEW, SMALL = 4, 2**16
 """Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
@@ -34,6 +37,11 @@ def products_of(model: nn.Module, few: bool = False) -> AbstractContextManager[N
     others = _OTHERS if few else (*_OTHERS, nn.GELU)
     helps = IS_ARM and not torch.compiler.is_compiling() and _has_matrices_only(model, others)
     return by_blas() if helps else nullcontext()
+
+
+def is_quicker_by_blas(x: Tensor, weight: Tensor) -> bool:
+    """Whether x Wᵀ is worth going by BLAS."""
+    return weight.shape[0] > NARROW and (weight.numel() > LITTLE or x.numel() // x.shape[-1] < ROWS)
 
 
 def convolution_of(x: Tensor, weight: Tensor, groups: int) -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ from torch.nn.modules import module as every_module
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayeslim import recurrent
-from bayeslim.blas import IS_ARM, NARROW, by_blas, convolution_of
+from bayeslim.blas import IS_ARM, by_blas, convolution_of, is_quicker_by_blas
 from bayeslim.stochastic import plain_type
 from bayeslim.types import device_of, modules_of
 
@@ -246,7 +246,7 @@ def _numbers_given(layer: Any, x: Tensor, weight: Tensor) -> int:
 def _linear(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool) -> Tensor:
     if rectified and x.is_cuda and x.ndim == 2 and bias is not None:
         return torch._addmm_activation(bias, x, weight.mT)
-    with by_blas() if weight.shape[0] > NARROW and is_full(x, weight) else nullcontext():
+    with by_blas() if is_full(x, weight) and is_quicker_by_blas(x, weight) else nullcontext():
         x = F.linear(x, weight, bias)
     return x.relu_() if rectified else x
 
