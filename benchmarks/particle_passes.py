@@ -78,7 +78,13 @@ class WrittenCNN(nn.Module):
         return self.fc2(F.relu(self.fc1(x.view(x.size(0), -1))))
 
 
+def small() -> nn.Module:
+    """As for a table of numbers."""
+    return nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 10))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "small": (small, (13,)),
     "mlp": (bl.zoo.mlp, (1, 28, 28)),
     "written_mlp": (WrittenMLP, (1, 28, 28)),
     "lenet5": (bl.zoo.lenet5, (1, 28, 28)),

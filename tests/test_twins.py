@@ -210,8 +210,8 @@ class Shortcut(nn.Module):
         self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
 
     def forward(self, x):
-        x = self.first(x).relu()
-        return self.head(x + self.second(x))
+        x = torch.relu(self.first(x))
+        return self.head(x + nn.functional.gelu(self.second(x)).abs())
 
 
 def images_row():
@@ -221,7 +221,25 @@ def images_row():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("build", "is_laid_out"), [(images_row, True), (Shortcut, True), (Viewed, False)])
+@torch.fx.wrap
+def somebodys(x):
+    return x.view(len(x), -1)
+
+
+class Wrapped(nn.Module):
+    """Calls a function that is not looked into."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(144, 2)
+
+    def forward(self, x):
+        return self.head(somebodys(self.conv(x) + 1))
+
+
+@pytest.mark.parametrize(
+    ("build", "is_laid_out"), [(images_row, True), (Shortcut, True), (Viewed, False), (Wrapped, False)]
+)
 @pytest.mark.parametrize("size", [None, 12])
 def test_images_are_laid_out_for_convolutions_where_nobody_asks(build, is_laid_out, size, monkeypatch):
     monkeypatch.setitem(importlib.import_module("bayeslim.predict").FEW, "cpu", 0)  # else they go at once

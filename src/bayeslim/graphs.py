@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from bayeslim import recurrent
 from bayeslim.attention import attended
 from bayeslim.stochastic import plain_type
+from bayeslim.types import modules_of
 
 PART = "part "
 """How names of parts begin that are called."""
@@ -27,7 +28,7 @@ _SHAPED = frozenset({
     torch.movedim, operator.getitem, getattr, "flatten", "unflatten", "reshape", "view", "squeeze", "unsqueeze",
     "transpose", "permute", "movedim", "contiguous", "size",
 })  # fmt: skip
-LAYOUTS = frozenset({
+_LAYOUTS = frozenset({
     torch.as_strided, torch.view_as_real, torch.view_as_complex, "as_strided", "view", "view_as", "stride",
     "is_contiguous", "data_ptr", "storage_offset", "untyped_storage", "numpy",
 })  # fmt: skip
@@ -133,6 +134,15 @@ class Attention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """What all positions get."""
         return F.scaled_dot_product_attention(query, key, value)
+
+
+def asks_for_layout(model: nn.Module) -> bool:
+    """Whether a network made of rows may do something else with values that lie in memory in another way."""
+    targets = {module.target for module in modules_of(model) if isinstance(module, Call)}
+    if isinstance(model, Graph):
+        targets |= model.targets
+    homes = {str(getattr(target, "__module__", "torch")).split(".")[0] for target in targets}  # methods have none
+    return not _LAYOUTS.isdisjoint(targets) or not homes <= {"torch", "_operator", "builtins"}
 
 
 def graph_of(graph: fx.Graph, parts: dict[str, nn.Module]) -> Graph:

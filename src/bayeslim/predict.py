@@ -198,7 +198,7 @@ def _(
     if outputs is None:
         outputs = _abreast(bnn.model, row, stack, chosen, batches, posterior)
     if outputs is not None:
-        keep_ready(bnn, batches, all_at_once)
+        keep_ready(bnn, posterior, batches, all_at_once)
         return outputs
 
     def one_by_one() -> Tensor:
@@ -207,7 +207,7 @@ def _(
 
     if is_worth_trying(bnn.model, posterior, chosen, batches, is_unrolled(row)):
         return outputs_mapped(bnn.model, posterior, batches, one_by_one)
-    keep_ready(bnn, batches, each_alone)
+    keep_ready(bnn, posterior, batches, each_alone)
     return one_by_one()
 
 

@@ -109,18 +109,18 @@ def outputs_ready(bnn: Bayesian, x: Any) -> Tensor | None:
         return None
     if bnn.method is ready.method and ready.premises.hold(bnn.model, _tensors(particles)):
         return way(x)
-    del _ready[particles]
+    _ready.pop(particles, None)
     return None
 
 
-def keep_ready(bnn: Bayesian, batches: Batches, found: Callable[[], Way | None]) -> None:
+def keep_ready(bnn: Bayesian, particles: Particles, batches: Batches, found: Callable[[], Way | None]) -> None:
     """Call all particles of a network in the way that was found, if there is one, when such inputs come again.
 
     Only on a CPU, as calls are captured on a GPU (`captured`), for inputs that come in one part, and where a prediction
     is no more than calls, and changes would be seen.
     """
-    particles, x = bnn.state.get("posterior"), next(batches())
-    if type(x) is not Tensor or not x.is_cpu or not isinstance(particles, Particles) or not is_quiet("cpu"):
+    x = next(batches())
+    if type(x) is not Tensor or not x.is_cpu or bnn.state.get("posterior") is not particles or not is_quiet("cpu"):
         return
     ready = _ready.get(particles)
     known = {} if ready is None else ready.ways
