@@ -124,6 +124,19 @@ def gaussian_kl(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_cova
     )
 
 
+class Residual(nn.Module):
+    """A convolution and a norm beside a shortcut, of images with one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two numbers for each image."""
+        h = self.norm(self.conv(x)).relu()
+        return self.head((x + h).mean((2, 3)))
+
+
 def particles_of(model: nn.Module, members: int = 4) -> Particles:
     """Networks with random weights and statistics, the same ones each time."""
     generator = torch.Generator().manual_seed(1)

@@ -12,7 +12,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim import ready as module
-from oracles import checked_ensemble, particles_of
+from oracles import Residual, checked_ensemble, particles_of
 
 
 class Written(nn.Module):
@@ -22,16 +22,6 @@ class Written(nn.Module):
 
     def forward(self, x):
         return self.last(nn.functional.leaky_relu(self.first(x.flatten(1)), self.slope))
-
-
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 2)
-
-    def forward(self, x):
-        h = self.norm(self.conv(x)).relu()
-        return self.head((x + h).mean((2, 3)))
 
 
 def row():

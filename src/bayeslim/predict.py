@@ -184,11 +184,11 @@ def _(
     row = unrolled(bnn.model, next(batches()))
     stack = posterior.values | posterior.buffers
 
-    def all_at_once() -> Way | None:
+    def all_at_once(lasting: bool = False) -> Way | None:
         width = dense_width(row)
         step = _at_once(row, width, next(batches()), _device(stack))
         chain = _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
-        return partial(_chained, chain, width) if chain is not None and chain.lasts else None
+        return None if chain is None or (lasting and not chain.lasts) else partial(_chained, chain, width)
 
     def each_alone() -> Way | None:
         twins = twins_of(posterior, chosen, row) if len(chosen) == posterior.count else None
@@ -198,7 +198,7 @@ def _(
     if outputs is None:
         outputs = _abreast(bnn.model, row, stack, chosen, batches, posterior)
     if outputs is not None:
-        keep_ready(bnn, posterior, batches, all_at_once)
+        keep_ready(bnn, posterior, batches, partial(all_at_once, lasting=True))
         return outputs
 
     def one_by_one() -> Tensor:
