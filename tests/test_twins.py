@@ -274,3 +274,27 @@ def test_images_are_laid_out_for_convolutions_where_nobody_asks(build, is_laid_o
 )
 def test_what_would_not_gain_is_left_as_it_is(first, x):
     assert module.laid_out(x, nn.Sequential(first)) is x
+
+
+def test_images_for_drawn_networks_are_laid_out_unless_somebody_looks_on(monkeypatch):
+    torch.manual_seed(0)
+    bnn = bl.bayesianize(images_row(), bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    x = torch.randn(30, 3, 8, 8)
+    given = []
+    laid_out = module.laid_out
+    monkeypatch.setattr(
+        importlib.import_module("bayeslim.predict"), "laid_out", lambda *a: given.append(laid_out(*a)) or given[-1]
+    )
+
+    def samples():
+        return bl.predict(bnn, x, 3, "sample", generator=torch.Generator().manual_seed(1)).samples
+
+    found = samples()
+    assert given
+    assert all(part.is_contiguous(memory_format=torch.channels_last) for part in given)
+    seen = []
+    bnn.model[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].view(-1)))
+    given.clear()
+    torch.testing.assert_close(samples(), found)
+    assert seen
+    assert not given

@@ -7,7 +7,7 @@ new posteriors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, singledispatch
 from numbers import Integral
@@ -33,7 +33,7 @@ from bayeslim.passes import converted, networks_of, passes
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.ready import Way, keep_ready, outputs_ready
 from bayeslim.results import Prediction
-from bayeslim.twins import outputs_of, outputs_of_part, twins_of
+from bayeslim.twins import laid_out, outputs_of, outputs_of_part, twins_of
 from bayeslim.types import Batches, Inputs, Params, batch_size, call, fitting, modules_of
 from bayeslim.unrolled import is_unrolled, unrolled
 
@@ -142,7 +142,7 @@ def predictive(
     stacks = stacks_of(posterior, bnn.model, samples, generator)
     if not dense_width(bnn.model):
         row = unrolled(bnn.model, next(batches()))
-        return passes(row, converted(network for stack in stacks for network in unstacked(stack)), batches)
+        return _one_by_one(row, converted(network for stack in stacks for network in unstacked(stack)), batches)
     return torch.cat([_of_stack(bnn.model, stack, batches) for stack in stacks])
 
 
@@ -203,7 +203,7 @@ def _(
 
     def one_by_one() -> Tensor:
         twins = twins_of(posterior, chosen, row)
-        return outputs_of(twins, batches) if twins else passes(row, networks_of(posterior, chosen, row), batches)
+        return outputs_of(twins, batches) if twins else _one_by_one(row, networks_of(posterior, chosen, row), batches)
 
     if is_worth_trying(bnn.model, posterior, chosen, batches, is_unrolled(row)):
         return outputs_mapped(bnn.model, posterior, batches, one_by_one)
@@ -238,7 +238,13 @@ def _of_stack(model: nn.Module, stack: Params, batches: Batches) -> Tensor:
     """The outputs of all networks of a stack, (S, N, ...): abreast where that takes less time, else one by one."""
     row = unrolled(model, next(batches()))
     outputs = _abreast(model, row, stack, range(len(_any(stack))), batches)
-    return passes(row, converted(unstacked(stack)), batches) if outputs is None else outputs
+    return _one_by_one(row, converted(unstacked(stack)), batches) if outputs is None else outputs
+
+
+def _one_by_one(row: nn.Module, networks: Callable[[Params], Iterable[Params]], batches: Batches) -> Tensor:
+    """The outputs of networks one after the other, (S, N, ...), of inputs laid out for them if nobody looks on."""
+    known = is_unrolled(row) and all(map(is_plain, modules_of(row)))
+    return passes(row, networks, (lambda: (laid_out(x, row) for x in batches())) if known else batches)
 
 
 def _abreast(
