@@ -99,7 +99,7 @@ def outputs_of_part(twins: Sequence[nn.Module], x: Inputs) -> Tensor:
 
 
 def laid_out(x: Inputs, model: nn.Module) -> Inputs:
-    """Inputs as twins take the least time: a sixth less of images with channels along memory, on a CPU.
+    """Inputs as unrolled networks take the least time: a sixth less of images with channels along memory, on a CPU.
 
     Not where a network may ask how values lie there.
     """
