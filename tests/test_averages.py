@@ -8,18 +8,24 @@ import torch
 from bayeslim import averages
 
 
+def all_averages(logits):
+    mean, uncertainty = averages.class_averages(logits, lambda: logits)
+    return mean, *uncertainty()
+
+
 @pytest.mark.parametrize("shape", [(5, 7, 4), (3, 2, 6, 3), (1, 4, 2)])
 @pytest.mark.parametrize("wide", [0, 100])
 def test_all_ways_to_average_classes_agree(shape, wide, monkeypatch):
     logits = 4 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits.view(-1)[0] = -torch.inf
     logits[-1, 0, ..., 0] = 2e4  # as sure as can be
-    of_few = averages.class_averages(logits)
+    of_few = all_averages(logits)
     monkeypatch.setattr(averages, "FEW", 0)
     monkeypatch.setattr(averages, "SOME", 0)
     monkeypatch.setattr(averages, "MANY", 0)
+    monkeypatch.setattr(averages, "KEPT", 0)
     monkeypatch.setattr(averages, "WIDE", wide)
-    for one, other in zip(of_few, averages.class_averages(logits), strict=True):
+    for one, other in zip(of_few, all_averages(logits), strict=True):
         torch.testing.assert_close(one, other)
         assert one.is_contiguous()
         assert other.is_contiguous()
@@ -39,6 +45,6 @@ def test_moments_in_one_call_and_in_passes_agree():
 def test_examples_that_lie_along_memory_are_averaged_as_others_are(shape):
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lying_so = logits.mT.contiguous().mT
-    for one, other in zip(averages.class_averages(logits), averages.class_averages(lying_so), strict=True):
+    for one, other in zip(all_averages(logits), all_averages(lying_so), strict=True):
         torch.testing.assert_close(one, other)
         assert other.is_contiguous()

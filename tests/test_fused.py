@@ -43,6 +43,8 @@ NETWORKS = [
     ((measured(nn.LayerNorm(4)), nn.GELU(), nn.ReLU(), nn.LayerNorm(4, elementwise_affine=False), nn.Tanh()), ROWS),
     ((nn.LayerNorm((2, 4), bias=False), nn.GELU(approximate="tanh"), nn.Sigmoid(), nn.ReLU()), (5, 2, 4)),
     ((nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2)), IMAGES[1:]),  # one image, no batch
+    ((nn.Conv1d(4, 6, 3, 2, 1, dilation=2), nn.ReLU(), nn.Conv1d(6, 2, 3, groups=2), nn.SiLU()), (3, 4, 15)),
+    ((nn.Conv1d(4, 6, 3, padding="same"), nn.SiLU(inplace=True), nn.Conv1d(6, 2, 1, bias=False), nn.ReLU()), (4, 15)),
 ]
 
 

@@ -218,17 +218,26 @@ CONVOLUTIONS = [
     ),
     nn.Sequential(nn.Conv2d(2, 4, 3), nn.Sigmoid(), nn.Conv2d(4, 3, 1)),
 ]  # fmt: skip
+SERIES = [
+    nn.Sequential(
+        nn.Conv1d(2, 4, 3, dilation=2), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(4, 6, 3, 2, 1, groups=2),
+        nn.BatchNorm1d(6), nn.Dropout1d(), nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4),
+        nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2),
+    ),
+    nn.Sequential(nn.Conv1d(2, 4, 3, padding="same", bias=False), nn.GELU(), nn.AvgPool1d(2), nn.Conv1d(4, 3, 1)),
+    nn.Sequential(nn.ConstantPad1d(1, 0.0), nn.Conv1d(2, 4, 3), nn.LayerNorm(32), nn.Conv1d(4, 2, 1)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", CONVOLUTIONS)
+@pytest.mark.parametrize("model", CONVOLUTIONS + SERIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_networks_with_convolutions_are_called_abreast_on_few_inputs(model, dtype, monkeypatch):
-    x = torch.randn(7, 2, 8, 8)
+    x = torch.randn(7, 2, 8, 8) if model in CONVOLUTIONS else torch.randn(7, 2, 32)
     bnn = bl.bayesianize(model.eval(), bl.DeepEnsemble(4), likelihood=bl.likelihoods.Gaussian())
     posterior = particles_of(model)
     posterior = Particles({n: v.to(dtype) for n, v in posterior.values.items()}, buffers=posterior.buffers)
     bnn.state["posterior"] = posterior
-    known = not any(isinstance(layer, nn.ZeroPad2d) for layer in model)
+    known = not any(isinstance(layer, (nn.ZeroPad2d, nn.ConstantPad1d)) for layer in model)
     if known:
         monkeypatch.setattr(predicting, "passes", None)
     for numbers in (2**17, 2 * x.numel()):  # all at once, and two at a time
@@ -239,6 +248,18 @@ def test_networks_with_convolutions_are_called_abreast_on_few_inputs(model, dtyp
             for k in range(4):
                 close(found[k], alone(model, posterior, k, x))
             posterior.values[next(iter(posterior.values))].mul_(1.5)  # which is seen
+
+
+@pytest.mark.parametrize("examples", [1, 5, 400])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_network_may_be_but_a_linear_layer(examples, bias, monkeypatch):
+    monkeypatch.setattr(predicting, "passes", None)
+    bnn, check = checked_ensemble(nn.Linear(6, 2, bias=bias), torch.randn(examples, 6))
+    for _ in range(3):
+        check()
+    bnn.posterior_.values["weight"].mul_(2)
+    check()
+    check(1)
 
 
 def test_convolutions_of_which_a_part_is_random_are_called_abreast(monkeypatch):

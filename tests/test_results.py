@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -62,6 +64,49 @@ def test_few_and_many_values_have_the_same_moments(examples):
     torch.testing.assert_close(prediction.mean, outputs.mean(0))
     torch.testing.assert_close(prediction.epistemic, outputs.double().var(0, correction=0).float())
     torch.testing.assert_close(prediction.aleatoric, torch.full((examples, 1), 0.25))
+
+
+LIKELIHOODS = [
+    likelihoods.Categorical(),
+    likelihoods.Bernoulli(),
+    likelihoods.Poisson(),
+    likelihoods.Gaussian("learned"),
+    likelihoods.Gaussian("heteroscedastic"),
+]
+PARTS = ("aleatoric", "epistemic", "variance")
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)
+def test_uncertainty_is_worked_out_once_and_when_it_is_read(likelihood):
+    prediction = likelihood.predict(torch.randn(5, 7, 4))
+    waiting = prediction.uncertainty
+    assert callable(waiting)
+    assert prediction.epistemic is prediction.epistemic
+    assert prediction.uncertainty is not waiting  # and with it goes what was kept for it
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)
+def test_uncertainty_is_that_of_when_it_was_predicted(likelihood):
+    """Whatever is learned, or written over the mean, before it is read."""
+    likelihood, outputs = copy.deepcopy(likelihood), torch.randn(5, 7, 4)
+    with torch.no_grad():
+        read, unread = likelihood.predict(outputs), likelihood.predict(outputs)
+        expected = [getattr(read, name).clone() for name in PARTS]
+        for parameter in likelihood.parameters():
+            parameter.add_(1)
+        unread.mean.mul_(3)
+        for name, value in zip(PARTS, expected, strict=True):
+            torch.testing.assert_close(getattr(unread, name), value)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)
+def test_a_prediction_that_was_not_read_can_be_copied_and_stored(likelihood):
+    outputs = torch.randn(5, 7, 4)
+    with torch.no_grad():
+        prediction, expected = likelihood.predict(outputs), likelihood.predict(outputs)
+    for other in (copy.deepcopy(prediction), pickle.loads(pickle.dumps(prediction))):
+        for name in ("mean", "samples", *PARTS):
+            assert torch.equal(getattr(other, name), getattr(expected, name))
 
 
 def test_a_prediction_goes_to_another_device():

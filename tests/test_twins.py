@@ -214,6 +214,22 @@ class Shortcut(nn.Module):
         return self.head(x + nn.functional.gelu(self.second(x)).abs())
 
 
+def series_row():
+    return nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("examples", [3, 30])
+def test_series_are_laid_out_for_convolutions(examples, monkeypatch):
+    monkeypatch.setitem(importlib.import_module("bayeslim.predict").FEW, "cpu", 0)  # else they go at once
+    torch.manual_seed(0)
+    x = torch.randn(examples, 3, 9)
+    bnn, check = checked_ensemble(series_row(), x)
+    for _ in range(3):
+        check()
+    row = module.twins_of(bnn.posterior_, range(4), bnn.model.eval())[0]
+    assert module.laid_out(x, row).mT.is_contiguous() == (examples >= module.IMAGES)
+
+
 def images_row():
     return nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3), nn.ReLU(),

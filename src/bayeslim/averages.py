@@ -1,22 +1,28 @@
 """Averages over draws of networks: moments, probabilities and entropies, each in the way that suits the device.
 
-A GPU wants few calls; a CPU passes that run along memory, and few calls where there are few values.
+A GPU wants few calls; a CPU passes that run along memory, and few calls where there are few values. The mean is there
+at once; uncertainty takes several times as long, of small networks as long as passes do, and waits until it is read.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from bayeslim.blas import IS_ARM
+from bayeslim.results import Uncertainty
 
-FEW = 2**10 if IS_ARM else 2**7
+FEW = 2**8 if IS_ARM else 2**7
 """Of how many values one call for both moments is quicker than passes."""
 SOME = 2**13 if IS_ARM else 2**11
 """Of how many values of classes calls take longer than what they compute."""
 WIDE, MANY = 32, 2**12
 """How many classes are quicker to sum over where they lie along memory; of fewer, and of more values than so many,
 examples are put along it."""
+KEPT = 2**20
+"""How many probabilities are kept until they are read; more are made anew."""
 
 
 def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,21 +54,37 @@ def entropy_of(probs: Tensor, dim: int | tuple[int, ...] = -1, share: float = 1.
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().mul_(probs).sum(dim).mul_(-share)
 
 
-def class_averages(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of class probabilities, (S, ..., C), over draws: mean, variance, the mean's entropy, and the mean entropy.
+def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Uncertainty]]:
+    """The mean of class probabilities over draws, (S, ..., C), and a function for their uncertainty.
 
     On a CPU examples may lie along memory (`methods.chain` gives such logits), and stay there.
+
+    Args:
+        logits: of the classes.
+        again: gives them again, contiguous, if that is better, or there are too many probabilities to keep.
     """
     lie_across = not logits.is_cuda and _are_to_lie_across(logits)
     dim = -2 if lie_across else -1
-    probs = (logits.mT.contiguous() if lie_across else logits).softmax(dim)
-    mean, variance = moments_over_draws(probs)
-    entropy, aleatoric = entropy_of(mean, dim), entropy_of(probs, (0, dim), 1 / len(probs))
-    if lie_across:
-        mean, variance = mean.mT.contiguous(), variance.mT.contiguous()
-    return mean, variance, entropy, aleatoric
+
+    def probabilities(logits: Tensor) -> Tensor:
+        return (logits.mT.contiguous() if lie_across else logits).softmax(dim)
+
+    def as_asked(average: Tensor) -> Tensor:
+        return average.mT.contiguous() if lie_across else average
+
+    probs = probabilities(logits if lie_across else again())
+    kept = probs if probs.numel() <= KEPT else None
+
+    def uncertainty() -> Uncertainty:
+        probs = probabilities(again()) if kept is None else kept
+        mean, spread = moments_over_draws(probs)
+        entropy, aleatoric = entropy_of(mean, dim), entropy_of(probs, (0, dim), 1 / len(probs))
+        return Uncertainty(aleatoric, (entropy - aleatoric).relu_(), as_asked(spread))
+
+    return as_asked(probs.mean(0)), uncertainty
 
 
 def _are_to_lie_across(logits: Tensor) -> bool:
-    lie_so = not logits.is_contiguous() and logits.mT.is_contiguous()
-    return lie_so or (logits.numel() > MANY and logits.shape[-1] < WIDE)
+    if logits.shape[-1] >= WIDE:
+        return False
+    return logits.numel() > MANY or (not logits.is_contiguous() and logits.mT.is_contiguous())

@@ -2,12 +2,13 @@
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
 several times as long as the product itself, and a tenth longer of many. BLAS gets along without, and is slower only of
-many rows times small matrices. Convolutions are better off with oneDNN but for a few images, small LSTMs, too, and
-GELUs where there is much for them to do.
+many rows times matrices that have far more columns than rows. Convolutions are better off with oneDNN but for a few
+images, small LSTMs, too, and GELUs where there is much for them to do.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 from contextlib import AbstractContextManager, nullcontext
 
@@ -18,10 +19,10 @@ from torch.nn.modules.conv import _ConvNd
 from bayeslim.types import modules_of
 
 IS_ARM = platform.machine() == "aarch64"
-NARROW = 64
-"""Layers so narrow are multiplied as fast by either library, and changing it would take longer."""
-LITTLE, ROWS = 2**14, 2**11
-"""Of how few weights products of how many rows are quicker by oneDNN."""
+FEW_ROWS = 8
+"""Of so few torch does not ask oneDNN."""
+ROWS, SHARE = 2**11, 8
+"""Of how many rows products are quicker by oneDNN, of layers that take how many times as much as they give."""
 _OTHERS = (_ConvNd, nn.RNNBase, nn.RNNCellBase)
 FEW, SMALL = 4, 2**16
 """Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
@@ -40,8 +41,12 @@ def products_of(model: nn.Module, few: bool = False) -> AbstractContextManager[N
 
 
 def is_quicker_by_blas(x: Tensor, weight: Tensor) -> bool:
-    """Whether x Wᵀ is worth going by BLAS."""
-    return weight.shape[0] > NARROW and (weight.numel() > LITTLE or x.numel() // x.shape[-1] < ROWS)
+    """Whether x Wᵀ is worth going by BLAS, where there is a choice."""
+    if not IS_ARM:
+        return False
+    outputs, inputs = weight.shape
+    most = ROWS * inputs if inputs >= SHARE * outputs else math.inf
+    return FEW_ROWS * inputs < x.numel() < most and bool(torch.backends.mkldnn.enabled)
 
 
 def convolution_of(x: Tensor, weight: Tensor, groups: int) -> AbstractContextManager[None]:

@@ -44,8 +44,10 @@ _NORMS = {nn.Conv2d: nn.BatchNorm2d, nn.Linear: nn.BatchNorm1d}
 _DIMENSIONS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)
 }  # fmt: skip
-_ELEMENTWISE: dict[type[nn.Module], Step] = {nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid}
-_SAME = (nn.Identity, nn.Dropout, nn.Dropout2d)
+_ELEMENTWISE: dict[type[nn.Module], Step] = {
+    nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid, nn.ReLU: torch.relu, nn.SiLU: F.silu
+}  # fmt: skip
+_SAME = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 """What does nothing in evaluation mode."""
 
 
@@ -105,7 +107,7 @@ def _step_of(layer: Any, device: str) -> Step | None:
     if kind is AtLeast:
         return partial(torch.clamp_min_, min=layer.least)
     if kind in _ELEMENTWISE:
-        return _ELEMENTWISE[kind]
+        return None if getattr(layer, "inplace", False) else _ELEMENTWISE[kind]
     if kind is nn.GELU:
         return partial(F.gelu, approximate=layer.approximate)
     if kind is nn.LayerNorm:
@@ -246,7 +248,7 @@ def _numbers_given(layer: Any, x: Tensor, weight: Tensor) -> int:
 def _linear(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool) -> Tensor:
     if rectified and x.is_cuda and x.ndim == 2 and bias is not None:
         return torch._addmm_activation(bias, x, weight.mT)
-    with by_blas() if is_full(x, weight) and is_quicker_by_blas(x, weight) else nullcontext():
+    with by_blas() if is_quicker_by_blas(x, weight) and is_full(x, weight) else nullcontext():
         x = F.linear(x, weight, bias)
     return x.relu_() if rectified else x
 
@@ -268,10 +270,26 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
 def _multiplied(layer: Any, x: Tensor) -> Tensor:
     """A linear layer, without what a module does before it."""
     own = layer._parameters
-    return F.linear(x, own["weight"], own["bias"])
+    weight = own["weight"]
+    if is_quicker_by_blas(x, weight) and is_full(x, weight):
+        with by_blas():
+            return F.linear(x, weight, own["bias"])
+    return F.linear(x, weight, own["bias"])
 
 
-_PRODUCTS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {nn.Conv2d: _convolved, nn.Linear: _multiplied}
+def _convolved_along(layer: Any, x: Tensor) -> Tensor:
+    """A convolution along one dimension, as one of images of one row, which may have channels along memory."""
+    own = layer._parameters
+    if x.ndim != 3 or isinstance(layer.padding, str):
+        return torch.conv1d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
+    stride, padding, dilation = (1, *layer.stride), (0, *layer.padding), (1, *layer.dilation)
+    weight = own["weight"].unsqueeze(2)
+    return torch.conv2d(x.unsqueeze(2), weight, own["bias"], stride, padding, dilation, layer.groups).squeeze(2)
+
+
+_PRODUCTS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.Conv1d: _convolved_along, nn.Conv2d: _convolved, nn.Linear: _multiplied
+}  # fmt: skip
 
 
 def is_fixed(norm: Any) -> bool:

@@ -33,6 +33,10 @@ _LAYOUTS = frozenset({
     "is_contiguous", "data_ptr", "storage_offset", "untyped_storage", "numpy",
 })  # fmt: skip
 """What depends on how values lie in memory."""
+_ELEMENTWISE = frozenset({
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.neg,
+    torch.add, torch.sub, torch.mul, torch.div, torch.exp, torch.sin, torch.cos, torch.tanh, torch.sigmoid,
+})  # fmt: skip
 _SHAPERS = (nn.Flatten, nn.Unflatten, nn.Identity)
 """What gives the same values in another shape, or a shape."""
 
@@ -45,11 +49,14 @@ class Graph(nn.Module):
         first: gives what is the same for all networks that have other weights, a tuple.
         rest: gives the outputs for that.
         targets: what it calls besides parts.
+        abreast: which parts the rest calls, if it does the same with values of several networks, that have one more
+            dimension in front, where these do; else None.
     """
 
     first: Callable[..., Any]
     rest: Callable[..., Any]
     targets: frozenset[Any]
+    abreast: frozenset[str] | None
 
     def __init__(
         self,
@@ -57,10 +64,11 @@ class Graph(nn.Module):
         first: Callable[..., Any],
         rest: Callable[..., Any],
         targets: frozenset[Any] = frozenset(),
+        abreast: frozenset[str] | None = None,
     ):
         super().__init__()
         self._modules.update(parts)
-        vars(self).update(first=first, rest=rest, targets=targets)  # a part may have the same name
+        vars(self).update(first=first, rest=rest, targets=targets, abreast=abreast)  # a part may have the same name
         self.training = False
 
     def bind(self) -> None:
@@ -150,8 +158,22 @@ def graph_of(graph: fx.Graph, parts: dict[str, nn.Module]) -> Graph:
     _take_recurrent_layers_apart(graph, parts)
     _find_attention(graph, parts)
     targets = frozenset(node.target for node in graph.nodes if node.op in ("call_function", "call_method"))
-    first, rest = (type(fx.GraphModule(parts, part)).forward for part in _in_two(graph, parts))
-    return Graph(parts, first, rest, targets)
+    two = _in_two(graph, parts)
+    first, rest = (type(fx.GraphModule(parts, part)).forward for part in two)
+    called = frozenset(str(node.target) for node in two[1].nodes if node.op == "call_module")
+    return Graph(parts, first, rest, targets, called if all(map(_is_of_each, two[1].nodes)) else None)
+
+
+def _is_of_each(node: fx.Node) -> bool:
+    """Whether a node does the same to every row of its values, wherever that is."""
+    if node.op in ("placeholder", "call_module"):
+        return True
+    if node.op == "output":
+        return isinstance(node.args[0], fx.Node)
+    if node.target is torch.cat:
+        dims = [*node.args[1:], *node.kwargs.values()]
+        return dims == [-1] and node.kwargs.keys() <= {"dim"}
+    return node.op == "call_function" and node.target in _ELEMENTWISE and not node.kwargs
 
 
 def _take_recurrent_layers_apart(graph: fx.Graph, parts: dict[str, nn.Module]) -> None:
@@ -179,7 +201,7 @@ def _find_attention(graph: fx.Graph, parts: dict[str, nn.Module]) -> None:
 def _in_two(graph: fx.Graph, parts: Mapping[str, nn.Module]) -> tuple[fx.Graph, fx.Graph]:
     """What a graph does to shapes before it comes to weights, and the rest of it.
 
-    All is left to the rest where anything but a layer with weights is given what is the same, as it may write to it.
+    All is left to the rest where anything is given what is the same that may write to it.
     """
     source = next(iter(graph.nodes))
     same = {source}
@@ -187,7 +209,7 @@ def _in_two(graph: fx.Graph, parts: Mapping[str, nn.Module]) -> tuple[fx.Graph, 
         if _is_of_shapes(node, parts) and same.issuperset(node.all_input_nodes):
             same.add(node)
     given = [node for node in graph.nodes if node in same and not same.issuperset(node.users)]
-    if not all(user in same or _has_weights(user, parts) for node in given for user in node.users):
+    if not all(user in same or _only_reads(user, parts) for node in given for user in node.users):
         same, given = {source}, [source]
     first, rest = fx.Graph(), fx.Graph()
     begun: dict[fx.Node, fx.Node] = {}
@@ -208,10 +230,10 @@ def _is_of_shapes(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
     return node.op in ("call_function", "call_method") and node.target in _SHAPED
 
 
-def _has_weights(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
-    """Whether a node is a layer with weights, or a row that comes to one: none of these writes to its inputs."""
+def _only_reads(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
+    """Whether a node is a layer with weights, a row that comes to one, or a function that does not write to inputs."""
     if node.op != "call_module":
-        return False
+        return node.op == "call_function" and node.target in _ELEMENTWISE and not node.kwargs
     part = parts[str(node.target)]
     layers = iter(part) if type(part) is nn.Sequential else iter([part])
     layer = next((layer for layer in layers if type(layer) not in _SHAPERS), part)

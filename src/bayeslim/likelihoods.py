@@ -10,6 +10,7 @@ example and is summed, so that one example counts once in `num_data`.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from bayeslim.averages import class_averages, entropy_of, moments_over_draws
 from bayeslim.errors import BayeslimError, ShapeMismatch
-from bayeslim.results import Prediction
+from bayeslim.results import Prediction, Uncertainty
 
 
 class Likelihood(nn.Module):
@@ -140,19 +141,13 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        logits = _single(outputs)
-        if self.class_dim != -1:
-            logits = logits.movedim(self._stacked_class_dim, -1)
-        mean, spread, entropy, aleatoric = class_averages(logits)
-        return Prediction(
-            kind="classes",
-            mean=mean,
-            aleatoric=aleatoric,
-            epistemic=(entropy - aleatoric).relu_(),
-            samples=outputs.contiguous(),
-            probs=mean,
-            spread=spread,
-        )
+        samples = outputs.contiguous()
+        mean, uncertainty = class_averages(self._stacked_logits(outputs), partial(self._stacked_logits, samples))
+        return Prediction("classes", mean, samples, uncertainty, probs=mean)
+
+    def _stacked_logits(self, outputs: Tensor) -> Tensor:
+        outputs = _single(outputs)
+        return outputs if self.class_dim == -1 else outputs.movedim(self._stacked_class_dim, -1)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """Each class against those after it: Σ_c s_c s_cᵀ = diag(p) − p pᵀ, (C − 1, *outputs.shape).
@@ -200,19 +195,15 @@ class Bernoulli(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the probabilities over draws, (S, B, ...)."""
-        probs = _single(outputs).sigmoid()
-        mean, spread = moments_over_draws(probs)
-        both = torch.stack([probs, 1 - probs], -1)
-        entropy, aleatoric = entropy_of(both.mean(0)), entropy_of(both, (0, -1), 1 / len(both))
-        return Prediction(
-            kind="binary",
-            mean=mean,
-            aleatoric=aleatoric,
-            epistemic=(entropy - aleatoric).relu_(),
-            samples=outputs,
-            probs=mean,
-            spread=spread,
-        )
+        mean = _single(outputs).sigmoid().mean(0)
+
+        def uncertainty() -> Uncertainty:
+            probs = _single(outputs).sigmoid()
+            both = torch.stack([probs, 1 - probs], -1)
+            entropy, aleatoric = entropy_of(both.mean(0)), entropy_of(both, (0, -1), 1 / len(both))
+            return Uncertainty(aleatoric, (entropy - aleatoric).relu_(), moments_over_draws(probs)[1])
+
+        return Prediction("binary", mean, outputs, uncertainty, probs=mean)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """√(p(1−p)) on each output's own axis, (K, *outputs.shape)."""
@@ -240,9 +231,11 @@ class Poisson(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the rates over draws, (S, B, ...); a count's own variance is its rate."""
-        rates = _single(outputs).exp()
-        mean, spread = moments_over_draws(rates)
-        return Prediction(kind="counts", mean=mean, aleatoric=mean, epistemic=spread, samples=outputs)
+
+        def rates() -> Tensor:
+            return _single(outputs).exp()
+
+        return Prediction("counts", rates().mean(0), outputs, lambda: Uncertainty(*moments_over_draws(rates())))
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """√rate on each output's own axis, (K, *outputs.shape)."""
@@ -319,11 +312,16 @@ class Gaussian(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Mean over draws, (S, B, ...); the noise is aleatoric, the spread of the means epistemic."""
         means, log_std = self._moments(outputs)
-        mean, spread = moments_over_draws(means)
-        noise = log_std.exp()
-        noise = noise * noise
-        aleatoric = noise.mean(0) if self.mode == "heteroscedastic" else noise.expand_as(mean)
-        return Prediction(kind="values", mean=mean, aleatoric=aleatoric, epistemic=spread, samples=outputs)
+        mean = means.mean(0)
+        varies = self.mode == "heteroscedastic"
+        log_std = log_std if varies else log_std.clone()  # what is learned goes on from there
+
+        def uncertainty() -> Uncertainty:
+            noise = log_std.exp()
+            noise = noise * noise
+            return Uncertainty(noise.mean(0) if varies else noise.expand_as(mean), moments_over_draws(means)[1])
+
+        return Prediction("values", mean, outputs, uncertainty)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """1/noise on each output's own axis, (K, *outputs.shape).

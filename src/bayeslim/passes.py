@@ -19,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from bayeslim.blas import IS_ARM, products_of
+from bayeslim.blas import IS_ARM, ROWS, products_of
 from bayeslim.fused import fused
 from bayeslim.posteriors import Particles
 from bayeslim.types import Batches, Inputs, Params, batch_size, call, modules_of
 
 FEW = 2**7
-"""For how many inputs all products of a network go by BLAS on ARM: of more, functions beside them may lose what these
-gain."""
+"""For how many inputs products gain by BLAS on ARM what functions beside them may lose."""
 KEPT = 2**14
 """How many tensors of particles are kept at most."""
 
@@ -61,7 +60,7 @@ def passes_of(networks: Iterable[nn.Module], model: nn.Module, batches: Batches)
 
 def quick_products(model: nn.Module, x: Inputs) -> AbstractContextManager[None]:
     """Passes of a network inside, of inputs such as `x`, multiply in the quickest way."""
-    return products_of(model, True) if IS_ARM and batch_size(x) <= FEW else nullcontext()
+    return products_of(model, batch_size(x) <= FEW) if IS_ARM and batch_size(x) < ROWS else nullcontext()
 
 
 def converted(networks: Iterable[Params]) -> Callable[[Params], Iterable[Params]]:

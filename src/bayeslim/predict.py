@@ -8,7 +8,6 @@ new posteriors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial, singledispatch
 from numbers import Integral
 from typing import Any, Literal
@@ -20,20 +19,21 @@ from torch import Tensor, nn
 from bayeslim import moments, stochastic
 from bayeslim.batches import batches_of
 from bayeslim.bayesian import Bayesian
-from bayeslim.blas import IS_ARM, NARROW, by_blas
+from bayeslim.blas import FEW_ROWS, IS_ARM, by_blas
 from bayeslim.captured import outputs_captured
 from bayeslim.fused import is_plain
 from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.loaders import check_inputs
 from bayeslim.methods.abreast import dense_width, outputs_abreast
-from bayeslim.methods.chain import Chain, chain_of
+from bayeslim.methods.braid import Braid, at_once
+from bayeslim.methods.chain import Chain
 from bayeslim.methods.mapped import is_worth_trying, outputs_mapped
 from bayeslim.noise import drawing_from
 from bayeslim.passes import converted, networks_of, passes
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.ready import Way, keep_ready, outputs_ready
 from bayeslim.results import Prediction
-from bayeslim.twins import laid_out, outputs_of, outputs_of_part, twins_of
+from bayeslim.twins import laid_out, outputs_of, twins_of, way_of
 from bayeslim.types import Batches, Inputs, Params, batch_size, call, fitting, modules_of
 from bayeslim.unrolled import is_unrolled, unrolled
 
@@ -48,7 +48,7 @@ FEW, MAPS = {"cpu": 2**12, "cuda": 2**20}, {"cpu": 2**17, "cuda": 2**23}
 """Inputs of how many numbers networks with convolutions are called abreast for, and how many of all networks together
 there may be."""
 
-_chains: WeakKeyDictionary[Particles, Chain] = WeakKeyDictionary()
+_chains: WeakKeyDictionary[Particles, Chain | Braid] = WeakKeyDictionary()
 """Particles ready to be called."""
 
 WAYS = ("auto", "sample", "local", "moments", "mean", "map")
@@ -188,11 +188,11 @@ def _(
         width = dense_width(row)
         step = _at_once(row, width, next(batches()), _device(stack))
         chain = _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
-        return None if chain is None or (lasting and not chain.lasts) else partial(_chained, chain, width)
+        return None if chain is None or (lasting and not chain.lasts) else partial(_chained, chain)
 
     def each_alone() -> Way | None:
         twins = twins_of(posterior, chosen, row) if len(chosen) == posterior.count else None
-        return partial(outputs_of_part, twins) if twins is not None else None
+        return way_of(twins, next(batches())) if twins is not None else None
 
     outputs = outputs_captured(posterior, chosen, row, batches, all_at_once)
     if outputs is None:
@@ -211,24 +211,21 @@ def _(
     return one_by_one()
 
 
-def _chained(chain: Chain, width: int, x: Tensor) -> Tensor | None:
-    """The outputs of a chain whose widest layer gives so many values."""
-    with _products(width):
+def _chained(chain: Chain | Braid, x: Tensor) -> Tensor | None:
+    """The outputs of a chain; of few inputs torch has no choice between libraries."""
+    if not IS_ARM or x.shape[0] <= FEW_ROWS:
+        return chain(x)
+    with by_blas():
         return chain(x)
 
 
-def _products(width: int) -> AbstractContextManager[None]:
-    """Products of networks abreast are made by the library that is quickest, for layers of such a width."""
-    return nullcontext() if 0 < width <= NARROW else by_blas()
-
-
-def _kept_chain(particles: Particles | None, model: nn.Module, stack: Params) -> Chain | None:
+def _kept_chain(particles: Particles | None, model: nn.Module, stack: Params) -> Chain | Braid | None:
     """Networks as one chain; that of all particles is kept for the next prediction if it lasts."""
     if particles is None:
-        return chain_of(model, stack)
+        return at_once(model, stack)
     chain = _chains.get(particles)
     if chain is None or not chain.is_of(model, stack):
-        chain = chain_of(model, stack)
+        chain = at_once(model, stack)
         if chain is not None and chain.lasts:
             _chains[particles] = chain
     return chain
@@ -267,7 +264,7 @@ def _abreast(
     if not step:
         return None
     outputs = []
-    with _products(width):
+    with by_blas():
         for start in range(0, len(chosen), step):
             some = _taken(stack, chosen[start : start + step])
             chain = _kept_chain(particles if some is stack else None, row, some)

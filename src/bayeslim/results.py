@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+class Uncertainty(NamedTuple):
+    """How unsure a prediction is, and why; see `Prediction`.
+
+    Attributes:
+        aleatoric: the part that more training data would not remove, (B, ...).
+        epistemic: the part that more training data would remove.
+        spread: the variance of the probabilities across networks, or None for values and counts.
+    """
+
+    aleatoric: Tensor
+    epistemic: Tensor
+    spread: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """A predictive distribution, summarised.
 
@@ -21,20 +36,38 @@ class Prediction:
     Attributes:
         kind: what the targets are: "classes", "binary", "values" or "counts".
         mean: the predictive mean, (B, ...): probabilities, means or rates.
-        aleatoric: the part of the uncertainty that more training data would not remove, (B, ...).
-        epistemic: the part that more training data would remove.
         samples: the raw network outputs of every draw, (S, B, ...).
+        uncertainty: its parts, or how to work them out from the samples, which is done when one of them is first read.
         probs: class probabilities, (B, ..., C), or None for values and counts.
-        spread: the variance of the probabilities across networks, or None for values and counts.
     """
 
     kind: Literal["classes", "binary", "values", "counts"]
     mean: Tensor
-    aleatoric: Tensor
-    epistemic: Tensor
     samples: Tensor
+    uncertainty: Uncertainty | Callable[[], Uncertainty]
     probs: Tensor | None = None
-    spread: Tensor | None = None
+
+    def known(self) -> Uncertainty:
+        """The parts of its uncertainty."""
+        if not isinstance(self.uncertainty, Uncertainty):
+            object.__setattr__(self, "uncertainty", self.uncertainty())
+        assert isinstance(self.uncertainty, Uncertainty)
+        return self.uncertainty
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The part of the uncertainty that more training data would not remove, (B, ...)."""
+        return self.known().aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The part that more training data would remove, (B, ...)."""
+        return self.known().epistemic
+
+    @property
+    def spread(self) -> Tensor | None:
+        """The variance of the probabilities across networks, or None for values and counts."""
+        return self.known().spread
 
     @property
     def variance(self) -> Tensor:
@@ -58,9 +91,23 @@ class Prediction:
 
     def to(self, device: torch.device | str) -> Prediction:
         """The same with all of it on another device."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device)
+
+        aleatoric, epistemic, spread = self.known()
+        return replace(
+            self,
+            mean=moved(self.mean),
+            samples=moved(self.samples),
+            uncertainty=Uncertainty(moved(aleatoric), moved(epistemic), None if spread is None else moved(spread)),
+            probs=None if self.probs is None else moved(self.probs),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that is to be known, for copies and files."""
+        self.known()
+        return vars(self)
 
     def __len__(self) -> int:
         return self.mean.shape[0]

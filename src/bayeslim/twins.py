@@ -9,8 +9,9 @@ network does.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -35,6 +36,7 @@ SCALED = 2**24
 """How many weights of all particles may be copied to scale batch norms into them."""
 IMAGES = 8
 """From how many images on they are laid out for convolutions."""
+_CONVOLUTIONS = {3: nn.Conv1d, 4: nn.Conv2d}
 LARGEST = 16
 """How large a bias may be to be moved behind a rectifier."""
 
@@ -82,20 +84,34 @@ def outputs_of(twins: Sequence[nn.Module], batches: Batches) -> Tensor:
     """The outputs of twins, one after the other, (S, N, ...); what is the same for all of them is computed once."""
     x, *more = islice(batches(), 2)
     if not more:
-        return outputs_of_part(twins, x)
+        return way_of(twins, x)(x)
     model = twins[0]
     return passes_of(twins, model, lambda: (laid_out(part, model) for part in batches()))
 
 
-def outputs_of_part(twins: Sequence[nn.Module], x: Inputs) -> Tensor:
-    """The outputs of twins for inputs that come in one part, (S, N, ...)."""
+def way_of(twins: Sequence[nn.Module], x: Inputs) -> Callable[[Inputs], Tensor]:
+    """How twins are called on inputs such as `x`, that come in one part; gives their outputs, (S, N, ...)."""
     model = twins[0]
-    x = laid_out(x, model)
-    with quick_products(model, x):
-        if not isinstance(model, Graph):
-            return torch.stack([as_tensor(twin.forward(x), twin) for twin in twins])
-        values = model.first(model, x)
-        return torch.stack([twin.rest(twin, *values) for twin in cast(Sequence[Graph], twins)])
+    are_laid_out = laid_out(x, model) is not x
+    products = type(quick_products(model, x))
+    calls: list[Callable[..., Any]]
+    if isinstance(model, Graph):
+        calls = [partial(twin.rest, twin) for twin in cast(Sequence[Graph], twins)]
+    else:
+        calls = [partial(_forward, twin) for twin in twins]
+
+    def outputs(x: Inputs) -> Tensor:
+        if are_laid_out:
+            x = laid_out(x, model)
+        with products():
+            values = model.first(model, x) if isinstance(model, Graph) else (x,)
+            return torch.stack([called(*values) for called in calls])
+
+    return outputs
+
+
+def _forward(twin: nn.Module, x: Inputs) -> Tensor:
+    return as_tensor(twin.forward(x), twin)
 
 
 def laid_out(x: Inputs, model: nn.Module) -> Inputs:
@@ -103,14 +119,14 @@ def laid_out(x: Inputs, model: nn.Module) -> Inputs:
 
     Not where a network may ask how values lie there.
     """
-    if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_cpu or x.dtype != torch.float32:
+    if not isinstance(x, Tensor) or x.ndim not in _CONVOLUTIONS or not x.is_cpu or x.dtype != torch.float32:
         return x
     if x.shape[0] < IMAGES or x.shape[1] == 1:
         return x
     first = next((module for module in modules_of(model) if module._parameters), None)
-    if type(first) is not nn.Conv2d or asks_for_layout(model):
+    if type(first) is not _CONVOLUTIONS[x.ndim] or asks_for_layout(model):
         return x
-    return x.contiguous(memory_format=torch.channels_last)
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _can_be_kept(model: nn.Module, stack: Params) -> bool:

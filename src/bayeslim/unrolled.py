@@ -35,8 +35,9 @@ EXAMPLES = 7
 _MODULES: dict[Any, type[nn.Module]] = {
     F.relu: nn.ReLU, torch.relu: nn.ReLU, "relu": nn.ReLU, F.gelu: nn.GELU, F.silu: nn.SiLU, F.elu: nn.ELU,
     F.leaky_relu: nn.LeakyReLU, F.softplus: nn.Softplus, F.tanh: nn.Tanh, torch.tanh: nn.Tanh, "tanh": nn.Tanh,
-    F.sigmoid: nn.Sigmoid, torch.sigmoid: nn.Sigmoid, "sigmoid": nn.Sigmoid, F.max_pool2d: nn.MaxPool2d,
-    F.avg_pool2d: nn.AvgPool2d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.sigmoid: nn.Sigmoid, torch.sigmoid: nn.Sigmoid, "sigmoid": nn.Sigmoid,
+    F.max_pool1d: nn.MaxPool1d, F.avg_pool1d: nn.AvgPool1d, F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.max_pool2d: nn.MaxPool2d, F.avg_pool2d: nn.AvgPool2d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
 }  # fmt: skip
 """Modules that do the same as functions and methods, given the same arguments."""
 _FLATTENED = (torch.flatten, "flatten")
@@ -110,6 +111,8 @@ def _rows_of(model: nn.Module) -> nn.Module | None:
         return None
     if any(module._buffers and not isinstance(module, _NormBase) for module in modules):
         return None
+    if plain_type(model) is nn.Linear:
+        return _row_of({"": model})  # tensors have the names that they had
     if len(inspect.signature(model.forward).parameters) != 1:
         return None
     before = Belongings(modules)
@@ -219,7 +222,7 @@ def _modules_of(node: fx.Node, counts: set[fx.Node], layers: Mapping[str, nn.Mod
     if target in _DROPPED and kwargs.get("training", True) is False:
         return [nn.Identity()]
     kind = _MODULES.get(target)
-    if kind is None or (kind is nn.MaxPool2d and len(args) > 4):  # then its arguments are in another order
+    if kind is None or (kind in (nn.MaxPool1d, nn.MaxPool2d) and len(args) > 4):  # which are in another order
         return []
     return [kind(*args, **kwargs).eval()]
 
@@ -233,8 +236,10 @@ def _are_rows(shape: tuple[Any, ...], counts: set[fx.Node]) -> bool:
 
 
 def _call_of(node: fx.Node) -> list[nn.Module]:
-    """A node as a module that calls the same."""
-    known = node.op in ("call_function", "call_method") and node.all_input_nodes == list(node.args[:1])
+    """A node as a module that calls the same, if it is given one value, once."""
+    others: list[fx.Node] = []
+    fx.node.map_arg((node.args[1:], dict(node.kwargs)), others.append)
+    known = node.op in ("call_function", "call_method") and node.all_input_nodes == list(node.args[:1]) and not others
     return [Call(node.target, node.args[1:], node.kwargs)] if known else []
 
 

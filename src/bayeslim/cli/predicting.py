@@ -21,7 +21,7 @@ from bayeslim.gaussian_outputs import concatenate
 from bayeslim.predict import predict
 from bayeslim.progress import progress
 from bayeslim.report.scores import Batches, collected
-from bayeslim.results import Prediction
+from bayeslim.results import Prediction, Uncertainty
 from bayeslim.types import Inputs, batch_size, device_of
 
 AT_ONCE = 2000
@@ -111,12 +111,8 @@ def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
     if prediction.kind != "values":
         return prediction
     std = scale.std.to(prediction.mean)
-    return dataclasses.replace(
-        prediction,
-        mean=scale.restore(prediction.mean),
-        aleatoric=prediction.aleatoric * std**2,
-        epistemic=prediction.epistemic * std**2,
-    )
+    uncertainty = Uncertainty(prediction.aleatoric * std**2, prediction.epistemic * std**2)
+    return dataclasses.replace(prediction, mean=scale.restore(prediction.mean), uncertainty=uncertainty)
 
 
 def _has_scale(name: str) -> bool:

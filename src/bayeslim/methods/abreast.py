@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.methods.chain import ELEMENTWISE, FEW, Chain, chain_of
+from bayeslim.graphs import Graph
+from bayeslim.methods.braid import Braid, at_once
+from bayeslim.methods.chain import ELEMENTWISE, FEW, Chain
 from bayeslim.posteriors.particles import stacked, tensors_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, Params, batch_size, call
@@ -50,6 +52,7 @@ def dense_width(model: nn.Module) -> int:
     for module in modules:
         own = vars(module)
         known = type(module) in _TOGETHER or plain_type(module) in _TOGETHER
+        known = known or (isinstance(module, Graph) and module.abreast is not None)
         if not known or own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return 0
         if type(module) is nn.Linear:  # reading its shapes takes longer
@@ -62,7 +65,9 @@ def dense_width(model: nn.Module) -> int:
     return widest
 
 
-def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs, chain: Chain | None = None) -> Tensor | None:
+def outputs_abreast(
+    model: nn.Module, stack: Params, inputs: Inputs, chain: Chain | Braid | None = None
+) -> Tensor | None:
     """The outputs of S networks on the same inputs, (S, B, ...), in evaluation mode; None where that would be slower.
 
     A chain of linear layers takes less time for any number of inputs than network after network, as the first product
@@ -74,7 +79,7 @@ def outputs_abreast(model: nn.Module, stack: Params, inputs: Inputs, chain: Chai
         inputs: (B, ...).
         chain: of these, if there is one that is known.
     """
-    chain = chain or chain_of(model, stack)
+    chain = chain or at_once(model, stack)
     if chain is not None and isinstance(inputs, Tensor):
         outputs = chain(inputs)
         if outputs is not None:

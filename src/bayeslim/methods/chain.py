@@ -2,7 +2,7 @@
 
 `vmap` takes longer than small networks themselves, and so does finding out what is in a network, so that a chain can be
 kept. The first product or convolution is one for all networks. From there on they have values of their own: maps,
-(B, S · channels, height, width), which convolutions take in S groups, or rows, (S, features, B), which products take
+(B, S · channels, ...), which convolutions take in S groups, or rows, (S, features, B), which products take
 and give as they are.
 """
 
@@ -27,9 +27,16 @@ ELEMENTWISE = frozenset({
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
 })  # fmt: skip
-_POOLS = frozenset({nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d})
-_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d})
-_CHAINED = ELEMENTWISE | _POOLS | _NORMS | {nn.Linear, nn.Conv2d, nn.Flatten, nn.Dropout2d}
+SAME = frozenset({nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d})
+"""What does nothing in evaluation mode."""
+_POOLS = frozenset({
+    nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d,
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+})  # fmt: skip
+_NORMS: dict[type[nn.Module], tuple[int, ...]] = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,)}
+"""Of values of how many dimensions each is."""
+_CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
+_CHAINED = ELEMENTWISE | SAME | _POOLS | _NORMS.keys() | _CONVOLUTIONS.keys() | {nn.Linear, nn.LayerNorm, nn.Flatten}
 
 FEW = 2**8
 """Of how many inputs calls take longer than what they compute."""
@@ -72,7 +79,7 @@ class Chain:
             self.layers == tuple(model._modules.values())
             and len(self.stack) == len(stack)
             and all(map(is_, self.stack, stack.values()))
-            and _fits(self.weight, self.own["weight"])
+            and fits(self.weight, self.own["weight"])
         )
 
     def __call__(self, x: Tensor) -> Tensor | None:
@@ -85,11 +92,7 @@ class Chain:
         if x.ndim != self.dimensions:
             return None
         if x.shape[1] != self.weight.shape[2]:
-            kind = "features" if x.ndim == 2 else "channels"
-            raise ShapeMismatch(
-                f"The first layer with weights takes {self.weight.shape[2]} {kind}, and was given {x.shape[1]}, in a "
-                f"batch of shape {tuple(x.shape)}. Give inputs such as the network was trained on, examples first."
-            )
+            raise features_differ(self.weight.shape[2], x)
         for function in self.after:
             x = function(x)
         outputs: Tensor = x.mT if self.in_rows else x.unflatten(1, (len(self.weight), -1)).movedim(1, 0)
@@ -104,7 +107,7 @@ def chain_of(model: nn.Module, stack: Params) -> Chain | None:
     kinds = [kind if (kind := type(layer)) in _CHAINED else plain_type(layer) for layer in layers.values()]
     if not _CHAINED.issuperset(kinds):
         return None
-    links = _Links(model, stack, not _NORMS.isdisjoint(kinds))
+    links = _Links(model, stack, not _NORMS.keys().isdisjoint(kinds))
     for kind, (name, layer) in zip(kinds, layers.items(), strict=True):
         if not links.takes(kind, name, layer):
             return None
@@ -132,10 +135,12 @@ class _Links:
 
     def takes(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
         """Add a layer; False if it cannot be added."""
-        if kind in (nn.Linear, nn.Conv2d):
+        if kind is nn.Linear or kind in _CONVOLUTIONS:
             return self._product(kind, name, layer)
         if kind in _NORMS:
             return self._norm(kind, name, layer)
+        if kind is nn.LayerNorm:
+            return self._layer_norm(name, layer)
         if kind is nn.Flatten:
             return self._flatten(layer)
         if self.first is None:
@@ -144,7 +149,7 @@ class _Links:
             return False
         elif kind is nn.ReLU:
             self.after.append(Tensor.relu_)
-        elif kind not in (nn.Identity, nn.Dropout, nn.Dropout2d):
+        elif kind not in SAME:
             self.after.append(layer)
         return True
 
@@ -162,7 +167,7 @@ class _Links:
         own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
         if not {"weight", "bias"} <= own.keys():
             return False  # what stands in for a parameter is none
-        given = [leaf for leaf in ("weight", "bias") if f"{name}.{leaf}" in self.stack]
+        given = [leaf for leaf in ("weight", "bias") if _path(name, leaf) in self.stack]
         if len(given) < 1 + (own["bias"] is not None):
             if has_ties(self.model):
                 return False  # tied weights are in the stack under one of their names
@@ -171,12 +176,12 @@ class _Links:
                 return True
         weight, bias = self._of_all(name, "weight", own), self._of_all(name, "bias", own)
         assert weight is not None
-        if kind is nn.Conv2d:
+        if kind in _CONVOLUTIONS:
             if layer.padding_mode != "zeros" or self.in_rows or (self.first is None and layer.groups > 1):
                 return False
             groups = 1 if self.first is None else self.members * layer.groups
             every = self._joined(weight), None if bias is None else self._joined(bias)
-            self.after.append(_convolution(layer, *every, groups))
+            self.after.append(_convolution(_CONVOLUTIONS[kind], layer, *every, groups))
         elif self.first is None:
             self.in_rows = True
             rows = None if bias is None else self._joined(bias)
@@ -195,10 +200,11 @@ class _Links:
         slots = layer._parameters | layer._buffers
         if not {"weight", "bias", "running_mean", "running_var"} <= slots.keys():
             return False
-        self.unread -= f"{name}.num_batches_tracked" in self.stack
+        self.unread -= _path(name, "num_batches_tracked") in self.stack
         mean, variance = self._of_all(name, "running_mean", slots), self._of_all(name, "running_var", slots)
         weight, bias = self._of_all(name, "weight", slots), self._of_all(name, "bias", slots)
-        if self.first is None or self.in_rows != (kind is nn.BatchNorm1d) or has_ties(self.model):
+        dimensions = 2 if self.first is None or self.in_rows else self.first[0].ndim - 1
+        if self.first is None or dimensions not in _NORMS[kind] or has_ties(self.model):
             return False
         if layer.training or mean is None or variance is None:
             return False
@@ -206,6 +212,16 @@ class _Links:
         norm = partial(F.batch_norm, running_mean=self._joined(mean), running_var=self._joined(variance),
                        weight=weight, bias=bias, eps=layer.eps)  # fmt: skip
         self.after.append(partial(_normed_rows, norm) if self.in_rows else norm)
+        return True
+
+    def _layer_norm(self, name: str, layer: nn.LayerNorm) -> bool:
+        own = layer._parameters
+        if not {"weight", "bias"} <= own.keys() or len(layer.normalized_shape) > 1 or not self.in_rows:
+            return False
+        if has_ties(self.model):
+            return False
+        norm = partial(layer_normed, self._of_all(name, "weight", own), self._of_all(name, "bias", own), layer)
+        self.after.append(lambda x: norm(x.mT).mT)
         return True
 
     def _flatten(self, layer: nn.Flatten) -> bool:
@@ -221,14 +237,14 @@ class _Links:
     def _of_all(self, name: str, leaf: str, slots: Mapping[str, Any]) -> Tensor | None:
         """A tensor of every network, (S, *shape), that fits the model's own; its own, where networks have none."""
         own: Tensor | None = slots[leaf]
-        values = self.stack.get(f"{name}.{leaf}")
+        values = self.stack.get(_path(name, leaf))
         if own is None:
             return None
         if values is None:
             self.lasts = False
             return own.expand(self.members, *own.shape)
         self.unread -= 1
-        if not _fits(values, own):
+        if not fits(values, own):
             self.lasts = False
             values = values.to(own)
         return values
@@ -239,6 +255,20 @@ class _Links:
         return values.flatten(0, 1)
 
 
+def features_differ(features: int, x: Tensor) -> ShapeMismatch:
+    """What to say of inputs that have others than a layer takes."""
+    kind = "features" if x.ndim == 2 else "channels"
+    return ShapeMismatch(
+        f"The first layer with weights takes {features} {kind}, and was given {x.shape[1]}, in a batch of shape "
+        f"{tuple(x.shape)}. Give inputs such as the network was trained on, examples first."
+    )
+
+
+def _path(name: str, leaf: str) -> str:
+    """Of a tensor; a network that is but a layer has no name for that."""
+    return f"{name}.{leaf}" if name else leaf
+
+
 def _first_product(weight: Tensor, bias: Tensor | None, members: int, few_only: bool, x: Tensor) -> Tensor:
     """Of all networks on the same inputs; features lie along memory of very few, and of many if not of few only."""
     if x.is_cpu and (x.shape[0] <= VERY_FEW or (x.shape[0] > MANY and not few_only)):
@@ -247,30 +277,32 @@ def _first_product(weight: Tensor, bias: Tensor | None, members: int, few_only: 
     x = x.mT
     if bias is None:
         x = weight @ x
-    elif _adds_later(x):
+    elif adds_later(x):
         x = (weight @ x).add_(bias.unsqueeze(-1))
     else:
         x = torch.addmm(bias.unsqueeze(-1), weight, x)
     return x.view(members, -1, x.shape[1])
 
 
-def _adds_later(x: Tensor) -> bool:
+def adds_later(x: Tensor) -> bool:
     """Whether biases are quicker to add to products than to start these from."""
     return x.is_cpu and not IS_ARM
 
 
 def _product(weight: Tensor, turned: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     """Of each network on its own values; `turned` is Wᵀ, which takes a while to get to."""
-    if not _adds_later(x):
+    if not adds_later(x):
         return torch.baddbmm(bias, weight, x)
     if x.stride(1) == 1:  # features lie along memory
         return torch.bmm(x.mT, turned).mT.add_(bias)
     return torch.bmm(weight, x).add_(bias)
 
 
-def _convolution(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, groups: int) -> Function:
+def _convolution(
+    convolve: Callable[..., Tensor], layer: Any, weight: Tensor, bias: Tensor | None, groups: int
+) -> Function:
     def convolved(x: Tensor) -> Tensor:
-        return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
+        return convolve(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
 
     return convolved
 
@@ -280,8 +312,18 @@ def _normed_rows(norm: Function, x: Tensor) -> Tensor:
     return norm(x.reshape(1, -1, x.shape[-1])).view(x.shape)
 
 
+def layer_normed(weight: Tensor | None, bias: Tensor | None, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """A layer norm of values of all networks, (S, B, features), with what each scales and shifts by."""
+    x = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
+    if weight is not None:
+        x *= weight.unsqueeze(1)
+    if bias is not None:
+        x += bias.unsqueeze(1)
+    return x
+
+
 def _rows_of(members: int, x: Tensor) -> Tensor:
-    """Maps of all networks, (B, S · C, H, W), as rows, (S, C · H · W, B)."""
+    """Maps of all networks, (B, S · C, ...), as rows, (S, features, B)."""
     return x.reshape(x.shape[0], members, -1).permute(1, 2, 0)
 
 
@@ -289,7 +331,7 @@ def _flat(x: Tensor) -> Tensor:
     return x if x.ndim == 2 else x.flatten(1)
 
 
-def _fits(values: Tensor, own: Tensor) -> bool:
+def fits(values: Tensor, own: Tensor) -> bool:
     """Whether both are of one precision and on one device; `to` would take longer to see that."""
     return values.dtype == own.dtype and values.device == own.device
 

@@ -21,7 +21,7 @@ from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.moments.shared_noise import EXACT, cholesky
 from bayeslim.moments.tensor import Moments
 from bayeslim.noise import standard_normal
-from bayeslim.results import Prediction
+from bayeslim.results import Prediction, Uncertainty
 
 CHUNK = 1 << 19
 """Numbers handled at a time: what fits into a processor's cache."""
@@ -140,12 +140,5 @@ def _(likelihood: Categorical, draws: Tensor) -> Prediction:
     aleatoric = bits * math.log(2)
     spread = probs.sub_(mean.unsqueeze(-1)).square_().mean(-1)
     entropy = torch.special.entr(mean).sum(-1)
-    return Prediction(
-        kind="classes",
-        mean=mean,
-        aleatoric=aleatoric,
-        epistemic=(entropy - aleatoric).clamp_min(0),
-        samples=draws.movedim(-1, 0),
-        probs=mean,
-        spread=spread,
-    )
+    uncertainty = Uncertainty(aleatoric, (entropy - aleatoric).clamp_min(0), spread)
+    return Prediction("classes", mean, draws.movedim(-1, 0), uncertainty, probs=mean)

@@ -1,0 +1,150 @@
+"""Braids: S networks that are graphs of linear layers, called on the same inputs at once.
+
+As `chain` calls rows of layers, for networks whose values part and come together again: residual ones, and those with
+several heads. The first product on inputs is one for all networks; from there on values are (S, B, features), and every
+layer is one product for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from operator import is_
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayeslim.graphs import Graph
+from bayeslim.methods.chain import ELEMENTWISE, SAME, Chain, adds_later, chain_of, features_differ, fits, layer_normed
+from bayeslim.stochastic import plain_type
+from bayeslim.types import Params
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Braid:
+    """S networks, ready for inputs.
+
+    Attributes:
+        graph: what they do.
+        stack: the parameters of all networks.
+        parts: what the graph calls, for all networks at once.
+        first: a tensor of the stack, and that of the model.
+        lasts: whether all of it are views of the stack, so that whoever has that may keep it.
+    """
+
+    graph: Graph
+    stack: list[Tensor]
+    parts: SimpleNamespace
+    first: tuple[Tensor, Tensor]
+    lasts = True
+
+    def is_of(self, model: nn.Module, stack: Params) -> bool:
+        """Whether a model and a stack would make the same now."""
+        return (
+            self.graph is model
+            and len(self.stack) == len(stack)
+            and all(map(is_, self.stack, stack.values()))
+            and fits(*self.first)
+        )
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """The outputs, (S, B, ...); None for inputs that are no rows of features."""
+        values = self.graph.first(self.graph, x)
+        if any(not isinstance(value, Tensor) or value.ndim != 2 for value in values):
+            return None
+        outputs: Tensor = self.graph.rest(self.parts, *values)
+        return outputs if outputs.is_cpu else outputs.contiguous()
+
+
+def at_once(model: nn.Module, stack: Params) -> Chain | Braid | None:
+    """Networks ready to be called at once, if they can be: a row of layers, or a graph of them."""
+    return braid_of(model, stack) if isinstance(model, Graph) else chain_of(model, stack)
+
+
+def braid_of(graph: Graph, stack: Params) -> Braid | None:
+    """The braid that networks are; None where a layer is not known, or something in the stack would not be read."""
+    if graph.abreast is None:
+        return None
+    strands = _Strands(stack, {module: path for path, module in graph.named_modules()})
+    parts = SimpleNamespace()
+    for name in graph.abreast:
+        part: Any = graph._modules[name]
+        layers = list(part._modules.values()) if type(part) is nn.Sequential else [part]
+        steps = [step for layer in layers if (step := strands.step_of(layer)) is not None]
+        if len(steps) < len(layers):
+            return None
+        vars(parts)[name] = steps[0] if len(steps) == 1 else partial(_run, steps)
+    if strands.unread or strands.first is None:
+        return None
+    return Braid(graph, list(stack.values()), parts, strands.first)
+
+
+class _Strands:
+    """Layers of all networks.
+
+    Args:
+        stack: the parameters of all networks.
+        paths: of layers in the model.
+    """
+
+    def __init__(self, stack: Params, paths: dict[nn.Module, str]):
+        self.stack, self.paths = stack, paths
+        self.unread = set(stack)
+        self.first: tuple[Tensor, Tensor] | None = None
+
+    def step_of(self, layer: Any) -> Function | None:
+        """A layer of all networks; None if it is not known."""
+        kind = plain_type(layer)
+        if kind in SAME or (kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)):
+            return _same  # rows of features are flat
+        if kind in ELEMENTWISE:
+            return layer  # type: ignore[no-any-return]
+        if kind not in (nn.Linear, nn.LayerNorm):
+            return None
+        own = layer._parameters
+        if not {"weight", "bias"} <= own.keys():
+            return None
+        weight, bias = (self._of_all(f"{self.paths[layer]}.{leaf}", own[leaf]) for leaf in ("weight", "bias"))
+        if (weight is None) != (own["weight"] is None) or (bias is None) != (own["bias"] is None):
+            return None
+        if kind is nn.LayerNorm:
+            return partial(layer_normed, weight, bias, layer) if len(layer.normalized_shape) == 1 else None
+        assert weight is not None
+        self.first = self.first or (weight, own["weight"])
+        return partial(_product, weight, weight.mT, None if bias is None else bias.unsqueeze(1))
+
+    def _of_all(self, path: str, own: Tensor | None) -> Tensor | None:
+        """A tensor of every network, (S, *shape), if there is one that fits the model's own."""
+        values = self.stack.get(path)
+        if own is None or values is None or not fits(values, own) or not values.is_contiguous():
+            return None
+        self.unread.discard(path)
+        return values
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _run(steps: Iterable[Function], x: Tensor) -> Tensor:
+    for step in steps:
+        x = step(x)
+    return x
+
+
+def _product(weight: Tensor, turned: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Of each network on its own values, (S, B, features), or of all on the same, (B, features)."""
+    if x.ndim == 2:
+        if x.shape[1] != weight.shape[2]:
+            raise features_differ(weight.shape[2], x)
+        rows = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        return rows.view(len(x), len(weight), -1).transpose(0, 1)
+    if bias is None:
+        return torch.bmm(x, turned)
+    return torch.bmm(x, turned).add_(bias) if adds_later(x) else torch.baddbmm(bias, x, turned)
