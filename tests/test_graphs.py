@@ -93,7 +93,7 @@ def test_all_networks_say_what_each_says_alone():
             check(samples=2)
 
 
-@pytest.mark.parametrize(("make", "values"), [(Recurrent, 1), (Listening, 2), (Patches, 1)])
+@pytest.mark.parametrize(("make", "values"), [(Recurrent, 1), (Listening, 2), (Patches, 2)])
 def test_what_comes_before_weights_is_computed_once(make, values, monkeypatch):
     counts = {"begun": 0}
     begun = module.recurrent.begun

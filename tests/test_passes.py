@@ -222,7 +222,7 @@ SERIES = [
     nn.Sequential(
         nn.Conv1d(2, 4, 3, dilation=2), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(4, 6, 3, 2, 1, groups=2),
         nn.BatchNorm1d(6), nn.Dropout1d(), nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4),
-        nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2),
+        nn.ReLU(), nn.Linear(4, 2),
     ),
     nn.Sequential(nn.Conv1d(2, 4, 3, padding="same", bias=False), nn.GELU(), nn.AvgPool1d(2), nn.Conv1d(4, 3, 1)),
     nn.Sequential(nn.ConstantPad1d(1, 0.0), nn.Conv1d(2, 4, 3), nn.LayerNorm(32), nn.Conv1d(4, 2, 1)),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial, reduce
-from operator import is_
+from operator import is_, methodcaller
 from typing import Any, cast
 
 import torch
@@ -28,6 +28,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bayeslim import recurrent
 from bayeslim.blas import IS_ARM, by_blas, convolution_of, is_quicker_by_blas
+from bayeslim.graphs import Call
 from bayeslim.stochastic import plain_type
 from bayeslim.types import device_of, modules_of
 
@@ -80,8 +81,13 @@ def fused(model: nn.Module) -> Iterator[None]:
             del vars(module)["forward"]
 
 
-def quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
-    """Modules that can be called in another way, the outermost of those within each other, with that way."""
+def quicker(model: nn.Module, lasting: bool = False) -> Iterator[tuple[nn.Module, Step]]:
+    """Modules that can be called in another way, the outermost of those within each other, with that way.
+
+    Args:
+        model: the network.
+        lasting: whether its layers keep the tensors that they have now.
+    """
     device = device_of(model).type
     modules = modules_of(model)
     if not is_quiet(device) or any(map(is_compiled, modules)):
@@ -92,18 +98,22 @@ def quicker(model: nn.Module) -> Iterator[tuple[nn.Module, Step]]:
             continue
         if _is_row(module):
             layers = list(_layers(module, within))
-            steps = steps_of(layers, device)
+            steps = steps_of(layers, device, lasting)
             if len(steps) < len(layers) or not all(map(is_, steps, layers)):
                 has_norms = any(isinstance(layer, _NormBase) for layer in layers)
-                alone = [(_step_of(layer, device) if is_plain(layer) else None) or layer for layer in layers]
+                alone = [(_step_of(layer, device, lasting) if is_plain(layer) else None) or layer for layer in layers]
                 yield module, partial(_run, steps, alone, SOME[device] if has_norms or device == "cpu" else 0)
-        elif (step := _step_of(module, device)) is not None:
+        elif (step := _step_of(module, device, lasting)) is not None:
             yield module, step
 
 
-def _step_of(layer: Any, device: str) -> Step | None:
+def _step_of(layer: Any, device: str, lasting: bool) -> Step | None:
     """What to do in place of calling one layer; None for what is called as it is."""
     kind = plain_type(layer)
+    if kind is Call:
+        return cast(Step, layer.bound())
+    if kind is nn.Flatten:
+        return methodcaller("flatten", layer.start_dim, layer.end_dim)
     if kind is AtLeast:
         return partial(torch.clamp_min_, min=layer.least)
     if kind in _ELEMENTWISE:
@@ -116,7 +126,11 @@ def _step_of(layer: Any, device: str) -> Step | None:
         return partial(_normed, layer) if is_fixed(layer) else None
     if kind in _PRODUCTS:
         known = {"weight", "bias"} <= layer._parameters.keys() and getattr(layer, "padding_mode", "zeros") == "zeros"
+        if known and lasting and kind is nn.Linear and not IS_ARM:
+            return partial(F.linear, weight=layer.weight, bias=layer.bias)
         return partial(_PRODUCTS[kind], layer) if known else None
+    if kind is nn.Embedding:
+        return partial(_embedded, layer) if "weight" in layer._parameters and layer.max_norm is None else None
     if isinstance(layer, nn.RNNBase):
         return partial(recurrent.called, layer) if recurrent.is_known(layer) else None
     return partial(_pooled, layer) if device == "cpu" and _is_simple_pool(layer) else None
@@ -166,7 +180,7 @@ def _run(steps: Sequence[Step], alone: Sequence[Step], some: int, x: Any) -> Any
     return x
 
 
-def steps_of(layers: Sequence[nn.Module], device: str) -> list[Step]:
+def steps_of(layers: Sequence[nn.Module], device: str, lasting: bool = False) -> list[Step]:
     """What to do in place of calling layers in evaluation mode, one after the other."""
     kinds: list[Any] = [plain_type(layer) if is_plain(layer) else None for layer in layers]
     steps: list[Step] = []
@@ -185,7 +199,8 @@ def steps_of(layers: Sequence[nn.Module], device: str) -> list[Step]:
             rectified = device == "cuda" and i < len(layers) and kinds[i] is nn.ReLU
             i += rectified
             changes = norm or rectified or IS_ARM
-            steps.append(_product(layer, norm, rectified, device) if changes else layer)
+            own = None if changes else _step_of(layer, device, lasting)
+            steps.append(_product(layer, norm, rectified, device) if changes else own or layer)
             fresh = True
         elif kind is nn.ReLU and (fresh or not cast(nn.ReLU, layer).inplace):  # else others read what it writes to
             if device == "cpu" and i < len(layers) and kinds[i] is nn.MaxPool2d and _is_simple_pool(layers[i]):
@@ -194,8 +209,8 @@ def steps_of(layers: Sequence[nn.Module], device: str) -> list[Step]:
             steps.append(torch.relu_ if fresh else torch.relu)
             fresh = True
         else:
-            steps.append((None if kind is None else _step_of(layer, device)) or layer)
-            fresh = steps[-1] is not layer or (fresh and kind is nn.Flatten)
+            steps.append((None if kind is None else _step_of(layer, device, lasting)) or layer)
+            fresh = fresh if kind is nn.Flatten else kind is not Call and steps[-1] is not layer
     return steps
 
 
@@ -265,6 +280,12 @@ def _convolved(layer: Any, x: Tensor) -> Tensor:
     """A convolution, without what a module does before it."""
     own = layer._parameters
     return torch.conv2d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def _embedded(layer: Any, x: Tensor) -> Tensor:
+    """Rows of a table, without what a module does before it."""
+    padding = -1 if layer.padding_idx is None else layer.padding_idx
+    return torch.embedding(layer._parameters["weight"], x, padding)
 
 
 def _multiplied(layer: Any, x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ _ELEMENTWISE = frozenset({
     operator.add, operator.sub, operator.mul, operator.truediv, operator.neg,
     torch.add, torch.sub, torch.mul, torch.div, torch.exp, torch.sin, torch.cos, torch.tanh, torch.sigmoid,
 })  # fmt: skip
-_SHAPERS = (nn.Flatten, nn.Unflatten, nn.Identity)
+SHAPERS = (nn.Flatten, nn.Unflatten, nn.Identity)
 """What gives the same values in another shape, or a shape."""
 
 
@@ -109,11 +109,18 @@ class Call(nn.Module):
         super().__init__()
         self.target, self.args, self.kwargs = target, args, kwargs
 
+    def bound(self) -> Callable[[Any], Any]:
+        """It without a module around it."""
+        if isinstance(self.target, str):
+            return operator.methodcaller(self.target, *self.args, **self.kwargs)
+        if not self.args and not self.kwargs:
+            return self.target  # type: ignore[no-any-return]
+        target, args, kwargs = self.target, self.args, self.kwargs
+        return lambda x: target(x, *args, **kwargs)
+
     def forward(self, x: Any) -> Any:
         """What it gives."""
-        if isinstance(self.target, str):
-            return getattr(x, self.target)(*self.args, **self.kwargs)
-        return self.target(x, *self.args, **self.kwargs)
+        return self.bound()(x)
 
 
 class OfLayer(nn.Module):
@@ -226,7 +233,7 @@ def _in_two(graph: fx.Graph, parts: Mapping[str, nn.Module]) -> tuple[fx.Graph, 
 def _is_of_shapes(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
     if node.op == "call_module":
         part = parts[str(node.target)]
-        return type(part) in _SHAPERS or (isinstance(part, OfLayer) and part.function is recurrent.begun)
+        return type(part) in SHAPERS or (isinstance(part, OfLayer) and part.function is recurrent.begun)
     return node.op in ("call_function", "call_method") and node.target in _SHAPED
 
 
@@ -236,6 +243,6 @@ def _only_reads(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
         return node.op == "call_function" and node.target in _ELEMENTWISE and not node.kwargs
     part = parts[str(node.target)]
     layers = iter(part) if type(part) is nn.Sequential else iter([part])
-    layer = next((layer for layer in layers if type(layer) not in _SHAPERS), part)
+    layer = next((layer for layer in layers if type(layer) not in SHAPERS), part)
     is_torchs = plain_type(layer).__module__.startswith("torch.nn.modules.")
     return isinstance(layer, OfLayer) or (is_torchs and bool(layer._parameters))

@@ -44,9 +44,14 @@ called abreast. A CPU is quickest with what stays in its caches; a GPU wants as 
 BUSY = {"cpu": 2**21 if IS_ARM else 300_000, "cuda": 5_500_000}
 """Networks of which a layer gives more numbers are as quick one after the other."""
 
-FEW, MAPS = {"cpu": 2**12, "cuda": 2**20}, {"cpu": 2**17, "cuda": 2**23}
+BRAIDED = {"cpu": 2**17 if IS_ARM else 2**15, "cuda": 5_500_000}
+"""The same of those that are no chains, as they pass over values more often."""
+
+FEW, MAPS = {"cpu": 2**12 if IS_ARM else 2**13, "cuda": 2**20}, {"cpu": 2**17, "cuda": 2**23}
 """Inputs of how many numbers networks with convolutions are called abreast for, and how many of all networks together
 there may be."""
+LONG = 1 if IS_ARM else 4
+"""Of how many times as many, if convolutions run along one dimension, on a CPU."""
 
 _chains: WeakKeyDictionary[Particles, Chain | Braid] = WeakKeyDictionary()
 """Particles ready to be called."""
@@ -188,7 +193,9 @@ def _(
         width = dense_width(row)
         step = _at_once(row, width, next(batches()), _device(stack))
         chain = _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
-        return None if chain is None or (lasting and not chain.lasts) else partial(_chained, chain)
+        if chain is None or (lasting and not chain.lasts):
+            return None
+        return partial(_chained, chain)
 
     def each_alone() -> Way | None:
         twins = twins_of(posterior, chosen, row) if len(chosen) == posterior.count else None
@@ -212,7 +219,7 @@ def _(
 
 
 def _chained(chain: Chain | Braid, x: Tensor) -> Tensor | None:
-    """The outputs of a chain; of few inputs torch has no choice between libraries."""
+    """The outputs of networks at once; of few inputs torch has no choice between libraries."""
     if not IS_ARM or x.shape[0] <= FEW_ROWS:
         return chain(x)
     with by_blas():
@@ -285,8 +292,11 @@ def _at_once(model: nn.Module, width: int, x: Inputs, device: str) -> int:
     """
     if width:
         numbers = width * batch_size(x)
-        return ACTIVATIONS[device] // numbers if numbers <= BUSY[device] else 0
-    if type(model) is not nn.Sequential or not isinstance(x, Tensor) or x.numel() > FEW[device]:
+        busy = BUSY if type(model) is nn.Sequential and nn.LayerNorm not in map(type, model) else BRAIDED
+        return ACTIVATIONS[device] // numbers if numbers <= busy[device] else 0
+    if type(model) is not nn.Sequential or not isinstance(x, Tensor):
+        return 0
+    if x.numel() > FEW[device] * (LONG if x.ndim == 3 and x.is_cpu else 1):
         return 0
     return MAPS[device] // x.numel() if all(map(is_plain, modules_of(model))) else 0
 

@@ -37,6 +37,7 @@ SCALED = 2**24
 IMAGES = 8
 """From how many images on they are laid out for convolutions."""
 _CONVOLUTIONS = {3: nn.Conv1d, 4: nn.Conv2d}
+_SCALED = ((nn.Conv1d, nn.BatchNorm1d), (nn.Conv2d, nn.BatchNorm2d))
 LARGEST = 16
 """How large a bias may be to be moved behind a rectifier."""
 
@@ -144,7 +145,7 @@ def _can_be_kept(model: nn.Module, stack: Params) -> bool:
 def _twin(model: nn.Module, network: Params, count: int) -> nn.Module:
     twin = copy.deepcopy(model, {id(own): network[name] for name, own in tensors_of(model).items()})
     modules = modules_of(twin)
-    scaled = sum(c.weight.numel() for c in modules if isinstance(c, nn.Conv2d)) * count <= SCALED
+    scaled = sum(c.weight.numel() for c in modules if isinstance(c, (nn.Conv1d, nn.Conv2d))) * count <= SCALED
     for module in modules:
         if type(module) is nn.Sequential:
             if scaled:
@@ -152,7 +153,7 @@ def _twin(model: nn.Module, network: Params, count: int) -> nn.Module:
             _move_biases(module)
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
-    for module, forward in list(quicker(twin)):
+    for module, forward in list(quicker(twin, lasting=True)):
         vars(module)["forward"] = forward
     if isinstance(twin, Graph):
         twin.bind()
@@ -162,15 +163,16 @@ def _twin(model: nn.Module, network: Params, count: int) -> nn.Module:
 def _scale_norms(row: nn.Sequential) -> None:
     """Scale every batch norm after a convolution into a copy of that."""
     before = ""
-    for name, norm in list(row._modules.items()):
-        layer = row._modules.get(before)
-        if type(layer) is nn.Conv2d and type(norm) is nn.BatchNorm2d and _can_be_scaled(layer, norm):
+    modules: list[tuple[str, Any]] = list(row._modules.items())
+    for name, norm in modules:
+        layer: Any = row._modules.get(before)
+        if (type(layer), type(norm)) in _SCALED and _can_be_scaled(layer, norm):
             row._modules[before] = fuse_conv_bn_eval(layer, norm)
             del row._modules[name]
         before = name
 
 
-def _can_be_scaled(layer: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
+def _can_be_scaled(layer: Any, norm: Any) -> bool:
     return is_fixed(norm) and norm.running_var is not None and is_full(layer.weight, norm.running_var)
 
 

@@ -24,7 +24,7 @@ from torch.nn.modules.container import ModuleDict, ModuleList, Sequential
 
 from bayeslim.belongings import Belongings
 from bayeslim.fused import is_compiled, is_plain, is_quiet
-from bayeslim.graphs import PART, Attention, Call, Graph, OfLayer, Value, graph_of
+from bayeslim.graphs import PART, SHAPERS, Attention, Call, Graph, OfLayer, Value, graph_of
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, call, device_of, modules_of
@@ -164,7 +164,10 @@ def _row_of(modules: Mapping[str, nn.Module]) -> nn.Sequential:
 
 
 def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module:
-    """A network that calls rows, of layers of which each is given what the one before gave, and nobody else is."""
+    """A network that calls rows, of layers of which each is given what the one before gave, and nobody else is.
+
+    What only gives another shape stands alone, as it may be the same for all networks.
+    """
     nodes = list(graph.nodes)
     parts: dict[str, nn.Module] = {node.target: layers[node.target] for node in nodes if node.op == "call_module"}
     called: dict[fx.Node, list[nn.Module]] = {}
@@ -173,7 +176,8 @@ def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module
             called[node] = [Value.of(str(node.target), layers, parts)]
         elif modules := _modules_of(node, set(), layers):
             before: Any = node.args[0]
-            if before.args and before in called and len(before.users) == 1:
+            is_followed_by_one = before.args and before in called and len(before.users) == 1
+            if is_followed_by_one and not all(isinstance(module, SHAPERS) for module in called[before]):
                 modules = called.pop(before) + modules
                 node.args = (before.args[0], *node.args[1:])
                 graph.erase_node(before)

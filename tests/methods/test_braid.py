@@ -94,7 +94,23 @@ class Growing(Around):
         return self.outer(h + h)
 
 
-BRAIDS = [Residual, lambda: Residual(elementwise_affine=False), lambda: Residual(bias=False), Heads, Around, Growing]
+def row():
+    """With norms, of which one comes before all weights of layers."""
+    return nn.Sequential(
+        nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.SiLU(), nn.Dropout(),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+BRAIDS = [
+    row,
+    Residual,
+    lambda: Residual(elementwise_affine=False),
+    lambda: Residual(bias=False),
+    Heads,
+    Around,
+    Growing,
+]
 OTHERS = [lambda: Heads(dim=1), Weighted, Tied, Mixing]
 
 
@@ -138,7 +154,7 @@ def test_other_tensors_and_models_are_seen():
     model = Residual().eval()
     particles = particles_of(model)
     ready = braid(model, x, particles)
-    row = ready.graph
+    row = ready.model
     stack = particles.values | particles.buffers
     assert isinstance(ready, Braid)
     assert ready.is_of(row, stack)
@@ -148,12 +164,29 @@ def test_other_tensors_and_models_are_seen():
     assert not ready.is_of(row, stack)
 
 
-@pytest.mark.parametrize(("make", "shape"), [(Residual, (4, 3, 6)), (Growing, (4, 3, 2)), (Growing, (4, 3, 2, 1))])
-def test_inputs_that_are_no_rows_of_features_go_to_each_network(make, shape):
+def test_a_layer_that_was_replaced_is_seen():
+    torch.manual_seed(0)
+    bnn, check = checked_ensemble(row(), torch.randn(5, 6))
+    check()
+    bnn.model[3] = nn.Sigmoid()
+    check()
+
+
+def test_images_are_flattened_for_all_networks():
+    torch.manual_seed(0)
+    x = torch.randn(5, 2, 3)
+    bnn, check = checked_ensemble(row(), x)
+    for _ in range(2):
+        check()
+    assert isinstance(importlib.import_module("bayeslim.predict")._chains[bnn.posterior_], Braid)
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Residual, (4, 3, 6)), (Around, (4, 3, 2)), (Growing, (4, 3, 2))])
+def test_inputs_that_are_no_rows_of_features_go_to_each_network_unless_they_are_made_such(make, shape):
     torch.manual_seed(0)
     x = torch.randn(shape)
     bnn = checked_ensemble(make(), torch.randn(4, 6))[0]
-    assert braid(bnn.model, torch.randn(4, 6), bnn.posterior_)(x) is None
+    assert (braid(bnn.model, torch.randn(4, 6), bnn.posterior_)(x) is None) == (make is Residual)
     for _ in range(2):
         for k, found in enumerate(bl.predict(bnn, x).samples):
             torch.testing.assert_close(found, alone(bnn.model, bnn.posterior_, k, x), rtol=1e-4, atol=1e-4)

@@ -399,7 +399,7 @@ def test_networks_abreast_say_what_each_says_alone(model, examples, is_arm, monk
         (nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3), nn.Flatten()), True),
         (nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), True),
         (nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.LayerNorm(8, bias=False), nn.Linear(8, 3)), True),
-        (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), False),
+        (nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), True),
         (nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 3)), False),
         (nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3), nn.Flatten()), False),
     ],

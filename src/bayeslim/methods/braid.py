@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from operator import is_
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslim.graphs import Graph
-from bayeslim.methods.chain import ELEMENTWISE, SAME, Chain, adds_later, chain_of, features_differ, fits, layer_normed
+from bayeslim.methods.chain import ELEMENTWISE, IN_PLACE, SAME, Chain, adds_later, chain_of, features_differ, fits
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Params
 
@@ -31,58 +31,63 @@ class Braid:
     """S networks, ready for inputs.
 
     Attributes:
-        graph: what they do.
+        model: their architecture, unrolled.
+        layers: what it is made of.
         stack: the parameters of all networks.
-        parts: what the graph calls, for all networks at once.
-        first: a tensor of the stack, and that of the model.
+        first: gives what is the same for all networks.
+        rest: gives the outputs for that.
+        own: a tensor of the stack, and that of the model.
         lasts: whether all of it are views of the stack, so that whoever has that may keep it.
     """
 
-    graph: Graph
+    model: nn.Module
+    layers: tuple[nn.Module | None, ...]
     stack: list[Tensor]
-    parts: SimpleNamespace
-    first: tuple[Tensor, Tensor]
+    first: Callable[[Tensor], tuple[Any, ...]]
+    rest: Callable[..., Tensor]
+    own: tuple[Tensor, Tensor]
     lasts = True
 
     def is_of(self, model: nn.Module, stack: Params) -> bool:
         """Whether a model and a stack would make the same now."""
         return (
-            self.graph is model
+            self.model is model
+            and self.layers == tuple(model._modules.values())
             and len(self.stack) == len(stack)
             and all(map(is_, self.stack, stack.values()))
-            and fits(*self.first)
+            and fits(*self.own)
         )
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """The outputs, (S, B, ...); None for inputs that are no rows of features."""
-        values = self.graph.first(self.graph, x)
+        values = self.first(x)
         if any(not isinstance(value, Tensor) or value.ndim != 2 for value in values):
             return None
-        outputs: Tensor = self.graph.rest(self.parts, *values)
+        outputs = self.rest(*values)
         return outputs if outputs.is_cpu else outputs.contiguous()
 
 
 def at_once(model: nn.Module, stack: Params) -> Chain | Braid | None:
     """Networks ready to be called at once, if they can be: a row of layers, or a graph of them."""
-    return braid_of(model, stack) if isinstance(model, Graph) else chain_of(model, stack)
+    return braid_of(model, stack) if isinstance(model, Graph) else chain_of(model, stack) or braid_of(model, stack)
 
 
-def braid_of(graph: Graph, stack: Params) -> Braid | None:
+def braid_of(model: nn.Module, stack: Params) -> Braid | None:
     """The braid that networks are; None where a layer is not known, or something in the stack would not be read."""
-    if graph.abreast is None:
+    strands = _Strands(stack, {module: path for path, module in model.named_modules()})
+    first: Callable[[Tensor], tuple[Any, ...]]
+    rest: Callable[..., Tensor] | None
+    if isinstance(model, Graph) and model.abreast is not None:
+        every = {name: strands.part_of(model._modules[name]) for name in model.abreast}
+        parts = SimpleNamespace(**{name: part for name, part in every.items() if part is not None})
+        first, rest = partial(model.first, model), partial(model.rest, parts) if None not in every.values() else None
+    elif type(model) is nn.Sequential:
+        first, rest = _flat if type(next(iter(model), None)) is nn.Flatten else _alone, strands.part_of(model)
+    else:
         return None
-    strands = _Strands(stack, {module: path for path, module in graph.named_modules()})
-    parts = SimpleNamespace()
-    for name in graph.abreast:
-        part: Any = graph._modules[name]
-        layers = list(part._modules.values()) if type(part) is nn.Sequential else [part]
-        steps = [step for layer in layers if (step := strands.step_of(layer)) is not None]
-        if len(steps) < len(layers):
-            return None
-        vars(parts)[name] = steps[0] if len(steps) == 1 else partial(_run, steps)
-    if strands.unread or strands.first is None:
+    if rest is None or strands.unread or strands.own is None:
         return None
-    return Braid(graph, list(stack.values()), parts, strands.first)
+    return Braid(model, tuple(model._modules.values()), list(stack.values()), first, rest, strands.own)
 
 
 class _Strands:
@@ -96,15 +101,27 @@ class _Strands:
     def __init__(self, stack: Params, paths: dict[nn.Module, str]):
         self.stack, self.paths = stack, paths
         self.unread = set(stack)
-        self.first: tuple[Tensor, Tensor] | None = None
+        self.own: tuple[Tensor, Tensor] | None = None
 
-    def step_of(self, layer: Any) -> Function | None:
-        """A layer of all networks; None if it is not known."""
+    def part_of(self, part: Any) -> Function | None:
+        """A layer, or a row of layers, of all networks; None if one is not known."""
+        layers = list(part._modules.values()) if type(part) is nn.Sequential else [part]
+        steps: list[Function] = []
+        fresh = False  # whether nobody else reads what a step is given
+        for layer in layers:
+            step = self._step_of(layer, fresh)
+            if step is None:
+                return None
+            steps.append(step)
+            fresh = fresh or plain_type(layer) in (nn.Linear, nn.LayerNorm)
+        return steps[0] if len(steps) == 1 else partial(_run, steps)
+
+    def _step_of(self, layer: Any, fresh: bool) -> Function | None:
         kind = plain_type(layer)
         if kind in SAME or (kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)):
             return _same  # rows of features are flat
         if kind in ELEMENTWISE:
-            return layer  # type: ignore[no-any-return]
+            return cast(Function, IN_PLACE.get(kind, layer) if fresh else layer)
         if kind not in (nn.Linear, nn.LayerNorm):
             return None
         own = layer._parameters
@@ -114,9 +131,9 @@ class _Strands:
         if (weight is None) != (own["weight"] is None) or (bias is None) != (own["bias"] is None):
             return None
         if kind is nn.LayerNorm:
-            return partial(layer_normed, weight, bias, layer) if len(layer.normalized_shape) == 1 else None
+            return partial(_normed, weight, bias, layer) if len(layer.normalized_shape) == 1 else None
         assert weight is not None
-        self.first = self.first or (weight, own["weight"])
+        self.own = self.own or (weight, own["weight"])
         return partial(_product, weight, weight.mT, None if bias is None else bias.unsqueeze(1))
 
     def _of_all(self, path: str, own: Tensor | None) -> Tensor | None:
@@ -148,3 +165,21 @@ def _product(weight: Tensor, turned: Tensor, bias: Tensor | None, x: Tensor) -> 
     if bias is None:
         return torch.bmm(x, turned)
     return torch.bmm(x, turned).add_(bias) if adds_later(x) else torch.baddbmm(bias, x, turned)
+
+
+def _normed(weight: Tensor | None, bias: Tensor | None, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """A layer norm, with what each network scales and shifts by."""
+    x = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
+    if weight is not None:
+        x = x * weight.unsqueeze(1) if x.ndim == 2 else x.mul_(weight.unsqueeze(1))
+    if bias is not None:
+        x = x + bias.unsqueeze(1) if x.ndim == 2 else x.add_(bias.unsqueeze(1))
+    return x
+
+
+def _alone(x: Tensor) -> tuple[Tensor]:
+    return (x,)
+
+
+def _flat(x: Tensor) -> tuple[Tensor]:
+    return (x.flatten(1),)

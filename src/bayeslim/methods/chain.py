@@ -36,7 +36,7 @@ _POOLS = frozenset({
 _NORMS: dict[type[nn.Module], tuple[int, ...]] = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,)}
 """Of values of how many dimensions each is."""
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
-_CHAINED = ELEMENTWISE | SAME | _POOLS | _NORMS.keys() | _CONVOLUTIONS.keys() | {nn.Linear, nn.LayerNorm, nn.Flatten}
+_CHAINED = ELEMENTWISE | SAME | _POOLS | _NORMS.keys() | _CONVOLUTIONS.keys() | {nn.Linear, nn.Flatten}
 
 FEW = 2**8
 """Of how many inputs calls take longer than what they compute."""
@@ -45,6 +45,11 @@ VERY_FEW, MANY, WIDE = 0 if IS_ARM else 3, 2**6, 2**8
 many units, a tenth less, but for ARM."""
 
 Function = Callable[[Tensor], Tensor]
+
+IN_PLACE: dict[type[nn.Module], Function] = {
+    nn.ReLU: Tensor.relu_, nn.Tanh: Tensor.tanh_, nn.Sigmoid: Tensor.sigmoid_, nn.SiLU: partial(F.silu, inplace=True),
+}  # fmt: skip
+"""What writes over values that nobody else reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,18 +144,14 @@ class _Links:
             return self._product(kind, name, layer)
         if kind in _NORMS:
             return self._norm(kind, name, layer)
-        if kind is nn.LayerNorm:
-            return self._layer_norm(name, layer)
         if kind is nn.Flatten:
             return self._flatten(layer)
         if self.first is None:
             self.before.append(layer)
         elif kind in _POOLS and (self.in_rows or getattr(layer, "return_indices", False)):
             return False
-        elif kind is nn.ReLU:
-            self.after.append(Tensor.relu_)
         elif kind not in SAME:
-            self.after.append(layer)
+            self.after.append(IN_PLACE.get(kind, layer))
         return True
 
     def chain(self) -> Chain | None:
@@ -212,16 +213,6 @@ class _Links:
         norm = partial(F.batch_norm, running_mean=self._joined(mean), running_var=self._joined(variance),
                        weight=weight, bias=bias, eps=layer.eps)  # fmt: skip
         self.after.append(partial(_normed_rows, norm) if self.in_rows else norm)
-        return True
-
-    def _layer_norm(self, name: str, layer: nn.LayerNorm) -> bool:
-        own = layer._parameters
-        if not {"weight", "bias"} <= own.keys() or len(layer.normalized_shape) > 1 or not self.in_rows:
-            return False
-        if has_ties(self.model):
-            return False
-        norm = partial(layer_normed, self._of_all(name, "weight", own), self._of_all(name, "bias", own), layer)
-        self.after.append(lambda x: norm(x.mT).mT)
         return True
 
     def _flatten(self, layer: nn.Flatten) -> bool:
@@ -310,16 +301,6 @@ def _convolution(
 def _normed_rows(norm: Function, x: Tensor) -> Tensor:
     """Batch norms of all networks, to which features are channels of one example."""
     return norm(x.reshape(1, -1, x.shape[-1])).view(x.shape)
-
-
-def layer_normed(weight: Tensor | None, bias: Tensor | None, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """A layer norm of values of all networks, (S, B, features), with what each scales and shifts by."""
-    x = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
-    if weight is not None:
-        x *= weight.unsqueeze(1)
-    if bias is not None:
-        x += bias.unsqueeze(1)
-    return x
 
 
 def _rows_of(members: int, x: Tensor) -> Tensor:
