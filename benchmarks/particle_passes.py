@@ -1,16 +1,16 @@
 """What a prediction from S particles costs, in passes of the plain network, for networks of several kinds.
 
-    python benchmarks/particle_passes.py                                  on two CPU threads, about ten minutes
-    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about three
+    python benchmarks/particle_passes.py                                  on two CPU threads, about six minutes
+    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about eight
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
 
 The prediction is `bl.predict(bnn, x)`, with its mean: the probabilities, averaged. Uncertainty is worked out when it is
 read, and counted beside that: the same with the variance and both parts of the entropy. A pass is a call of a plain
 network in evaluation mode, without gradients, on the same inputs: S passes are those of S plain networks, each with its
-weights, one after the other, and nothing is averaged. Calling one network again and again is counted too; its weights stay in a
-cache that those of several may not fit into. A large tensor is freed before all else, as in any process that has
-trained a network: until then the C library may return memory after every layer, and getting it again takes as long as
-many a layer does. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
+weights, one after the other, and nothing is averaged. Calling one network again and again is counted too; its weights
+stay in a cache that those of several may not fit into. A large tensor is freed before all else, as in any process that
+has trained a network: until then the C library may return memory after every layer, and getting it again takes as long
+as many a layer does. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
 depend on what was learned. Every particle's outputs are compared with those of its plain network: the largest
 difference, relative to the largest output, is kept beside the cost.
 """
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 
-ROUNDS, FEWER = 31, 11
+ROUNDS, FEWER = 21, 9
 """How many rounds there are, and of networks of which a pass is a turn."""
 LEAST_SECONDS = 0.1
 """How long a turn takes at least."""
@@ -84,10 +84,38 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 10))
 
 
+class Residual(nn.Module):
+    """As for a table of numbers, too, with norms and shortcuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(30, 64), nn.Linear(64, 10)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features to logits."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+def series() -> nn.Module:
+    """For signals in time."""
+    return nn.Sequential(
+        nn.Conv1d(8, 32, 5, padding=2), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(32, 64, 3, padding=1),
+        nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small": (small, (13,)),
+    "residual": (Residual, (30,)),
     "mlp": (bl.zoo.mlp, (1, 28, 28)),
     "written_mlp": (WrittenMLP, (1, 28, 28)),
+    "series": (series, (8, 128)),
     "lenet5": (bl.zoo.lenet5, (1, 28, 28)),
     "batch_normalised": (batch_normalised, (3, 32, 32)),
     "written_cnn": (WrittenCNN, (3, 32, 32)),
