@@ -49,10 +49,10 @@ def test_elsewhere_nothing_changes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("shape", "units", "expected"),
-    [((100, 784), 400, True), ((9_000, 784), 400, True), ((100, 28, 64), 64, True), ((16, 784), 32, True),
-     ((9_000, 784), 32, False), ((8, 784), 400, False)],
+    [((100, 784), 400, True), ((9_000, 784), 400, True), ((100, 28, 64), 64, False), ((16, 28, 64), 64, True),
+     ((16, 784), 32, True), ((9_000, 784), 32, False), ((8, 784), 400, False)],
 )  # fmt: skip
-def test_many_rows_of_wide_inputs_and_few_of_all_stay_where_they_are(arm, shape, units, expected):
+def test_many_rows_times_small_or_wide_matrices_and_few_of_all_stay_where_they_are(arm, shape, units, expected):
     torch.backends.mkldnn.enabled = True
     x, weight = torch.empty(shape), torch.empty(units, shape[-1])
     assert blas.is_quicker_by_blas(x, weight) == expected

@@ -2,8 +2,8 @@
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
 several times as long as the product itself, and a tenth longer of many. BLAS gets along without, and is slower only of
-many rows times matrices that have far more columns than rows. Convolutions are better off with oneDNN but for a few
-images, small LSTMs, too, and GELUs where there is much for them to do.
+many rows times matrices that are small, or have far more columns than rows. Convolutions are better off with oneDNN but
+for a few images, small LSTMs, too, and GELUs where there is much for them to do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from bayeslim.types import modules_of
 IS_ARM = platform.machine() == "aarch64"
 FEW_ROWS = 8
 """Of so few torch does not ask oneDNN."""
-ROWS, SHARE = 2**11, 8
-"""Of how many rows products are quicker by oneDNN, of layers that take how many times as much as they give."""
+ROWS, LITTLE, SHARE = 2**11, 2**14, 8
+"""Of how many rows products are quicker by oneDNN, of layers of how few weights, or that take how many times as much as
+they give."""
 _OTHERS = (_ConvNd, nn.RNNBase, nn.RNNCellBase)
 FEW, SMALL = 4, 2**16
 """Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
@@ -45,7 +46,7 @@ def is_quicker_by_blas(x: Tensor, weight: Tensor) -> bool:
     if not IS_ARM:
         return False
     outputs, inputs = weight.shape
-    most = ROWS * inputs if inputs >= SHARE * outputs else math.inf
+    most = ROWS * inputs if outputs * inputs <= LITTLE or inputs >= SHARE * outputs else math.inf
     return FEW_ROWS * inputs < x.numel() < most and bool(torch.backends.mkldnn.enabled)
 
 

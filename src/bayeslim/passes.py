@@ -60,7 +60,8 @@ def passes_of(networks: Iterable[nn.Module], model: nn.Module, batches: Batches)
 
 def quick_products(model: nn.Module, x: Inputs) -> AbstractContextManager[None]:
     """Passes of a network inside, of inputs such as `x`, multiply in the quickest way."""
-    return products_of(model, batch_size(x) <= FEW) if IS_ARM and batch_size(x) < ROWS else nullcontext()
+    most = ROWS if isinstance(x, Tensor) and x.ndim == 2 else FEW  # an example may have many rows
+    return products_of(model, batch_size(x) <= FEW) if IS_ARM and batch_size(x) <= most else nullcontext()
 
 
 def converted(networks: Iterable[Params]) -> Callable[[Params], Iterable[Params]]:

@@ -219,8 +219,8 @@ def _(
 
 
 def _chained(chain: Chain | Braid, x: Tensor) -> Tensor | None:
-    """The outputs of networks at once; of few inputs torch has no choice between libraries."""
-    if not IS_ARM or x.shape[0] <= FEW_ROWS:
+    """The outputs of networks at once; products of few rows are none that torch has a choice of libraries for."""
+    if not IS_ARM or (x.ndim == 2 and x.shape[0] <= FEW_ROWS):
         return chain(x)
     with by_blas():
         return chain(x)
