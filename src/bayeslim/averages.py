@@ -30,7 +30,7 @@ def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
 
     Of few values one call is quicker all the same.
     """
-    if values.is_cuda or values.numel() <= FEW:
+    if values.is_cuda or _are_few(values, FEW):
         variance, mean = torch.var_mean(values, 0, correction=0)
         return mean, variance
     mean = values.mean(0)
@@ -48,7 +48,7 @@ def entropy_of(probs: Tensor, dim: int | tuple[int, ...] = -1, share: float = 1.
         dim: where the classes are, and whatever else is summed over.
         share: of the sum.
     """
-    if probs.is_cuda or probs.numel() <= SOME:
+    if probs.is_cuda or _are_few(probs, SOME):
         entropy: Tensor = torch.special.entr(probs).sum(dim)
         return entropy if share == 1 else entropy.mul_(share)
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().mul_(probs).sum(dim).mul_(-share)
@@ -73,7 +73,7 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
         return average.mT.contiguous() if lie_across else average
 
     probs = probabilities(logits if lie_across else again())
-    kept = probs if probs.numel() <= KEPT else None
+    kept = probs if _are_few(probs, KEPT) else None
 
     def uncertainty() -> Uncertainty:
         probs = probabilities(again()) if kept is None else kept
@@ -87,4 +87,9 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
 def _are_to_lie_across(logits: Tensor) -> bool:
     if logits.shape[-1] >= WIDE:
         return False
-    return logits.numel() > MANY or (not logits.is_contiguous() and logits.mT.is_contiguous())
+    return not _are_few(logits, MANY) or (not logits.is_contiguous() and logits.mT.is_contiguous())
+
+
+def _are_few(values: Tensor, most: int) -> bool:
+    """Whether values are no more than so many; in a graph, whose batches may be of any size, that is not asked."""
+    return torch.compiler.is_compiling() or values.numel() <= most

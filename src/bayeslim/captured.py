@@ -96,7 +96,7 @@ def outputs_captured(
     if isinstance(known, int) and known + 1 < AGAIN:
         kinds[kind] = known + 1
         return None
-    networks = twins_of(particles, chosen, model)
+    networks = twins_of(particles, chosen, model, x)
     if networks is None:
         return None
     if isinstance(known, int):

@@ -167,19 +167,35 @@ def graph_of(graph: fx.Graph, parts: dict[str, nn.Module]) -> Graph:
     targets = frozenset(node.target for node in graph.nodes if node.op in ("call_function", "call_method"))
     two = _in_two(graph, parts)
     first, rest = (type(fx.GraphModule(parts, part)).forward for part in two)
-    called = frozenset(str(node.target) for node in two[1].nodes if node.op == "call_module")
-    return Graph(parts, first, rest, targets, called if all(map(_is_of_each, two[1].nodes)) else None)
+    return Graph(parts, first, rest, targets, _called_abreast(two[1], parts))
 
 
-def _is_of_each(node: fx.Node) -> bool:
-    """Whether a node does the same to every row of its values, wherever that is."""
-    if node.op in ("placeholder", "call_module"):
-        return True
-    if node.op == "output":
-        return isinstance(node.args[0], fx.Node)
+def _called_abreast(rest: fx.Graph, parts: Mapping[str, nn.Module]) -> frozenset[str] | None:
+    """Which parts a graph calls; None if not all that it does is done to every row of values, wherever that is."""
+    own: set[fx.Node] = set()  # what is not the same for all networks
+    for node in rest.nodes:
+        if node.op == "output":
+            called = frozenset(str(node.target) for node in rest.nodes if node.op == "call_module")
+            return called if node.args[0] in own else None
+        if not _is_of_each(node, own):
+            return None
+        has_weights = node.op == "call_module" and any(True for _ in parts[str(node.target)].parameters())
+        if has_weights or not own.isdisjoint(node.all_input_nodes):
+            own.add(node)
+    return None
+
+
+def _is_of_each(node: fx.Node, own: set[fx.Node]) -> bool:
+    """Whether a node does the same to every row of its values; rows are joined only of values of one kind."""
+    if node.op == "call_module":
+        return len(node.args) == 1 and not node.kwargs
     if node.target is torch.cat:
         dims = [*node.args[1:], *node.kwargs.values()]
-        return dims == [-1] and node.kwargs.keys() <= {"dim"}
+        return dims == [-1] and node.kwargs.keys() <= {"dim"} and len({n in own for n in node.all_input_nodes}) == 1
+    return node.op == "placeholder" or _is_elementwise(node)
+
+
+def _is_elementwise(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _ELEMENTWISE and not node.kwargs
 
 
@@ -240,7 +256,7 @@ def _is_of_shapes(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
 def _only_reads(node: fx.Node, parts: Mapping[str, nn.Module]) -> bool:
     """Whether a node is a layer with weights, a row that comes to one, or a function that does not write to inputs."""
     if node.op != "call_module":
-        return node.op == "call_function" and node.target in _ELEMENTWISE and not node.kwargs
+        return _is_elementwise(node)
     part = parts[str(node.target)]
     layers = iter(part) if type(part) is nn.Sequential else iter([part])
     layer = next((layer for layer in layers if type(layer) not in SHAPERS), part)

@@ -88,17 +88,20 @@ def lent(model: nn.Module) -> Iterator[tuple[Params, Callable[[Params], None]]]:
             moved.extend(place for place in places if place[2] in network and place[2] not in before)
         for slots, leaf, name in moved:
             slots[leaf] = network[name]
-        for name in before:
-            if name in network:
-                own[name].data = network[name]
+        give({name: network[name] for name in before.keys() & network.keys()})
+
+    def give(data: Params) -> None:
+        for name, values in data.items():
+            own[name].data = values
+        if data:
+            torch.clear_autocast_cache()  # which knows tensors by what they are, not by their data
 
     try:
         yield own, put
     finally:
         for slots, leaf, name in places:
             slots[leaf] = own[name]
-        for name, data in before.items():
-            own[name].data = data
+        give(before)
 
 
 def _places_of(model: nn.Module) -> tuple[Params, list[tuple[dict[str, Any], str, str]]]:

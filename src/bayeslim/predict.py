@@ -198,8 +198,9 @@ def _(
         return partial(_chained, chain)
 
     def each_alone() -> Way | None:
-        twins = twins_of(posterior, chosen, row) if len(chosen) == posterior.count else None
-        return way_of(twins, next(batches())) if twins is not None else None
+        x = next(batches())
+        twins = twins_of(posterior, chosen, row, x) if len(chosen) == posterior.count else None
+        return way_of(twins, x) if twins is not None else None
 
     outputs = outputs_captured(posterior, chosen, row, batches, all_at_once)
     if outputs is None:
@@ -209,7 +210,7 @@ def _(
         return outputs
 
     def one_by_one() -> Tensor:
-        twins = twins_of(posterior, chosen, row)
+        twins = twins_of(posterior, chosen, row, next(batches()))
         return outputs_of(twins, batches) if twins else _one_by_one(row, networks_of(posterior, chosen, row), batches)
 
     if is_worth_trying(bnn.model, posterior, chosen, batches, is_unrolled(row)):

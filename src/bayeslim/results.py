@@ -37,7 +37,8 @@ class Prediction:
         kind: what the targets are: "classes", "binary", "values" or "counts".
         mean: the predictive mean, (B, ...): probabilities, means or rates.
         samples: the raw network outputs of every draw, (S, B, ...).
-        uncertainty: its parts, or how to work them out from the samples, which is done when one of them is first read.
+        uncertainty: its parts, or how to work them out from the samples, which is done when one of them is first read:
+            do not write over samples before that.
         probs: class probabilities, (B, ..., C), or None for values and counts.
     """
 
@@ -49,10 +50,11 @@ class Prediction:
 
     def known(self) -> Uncertainty:
         """The parts of its uncertainty."""
-        if not isinstance(self.uncertainty, Uncertainty):
-            object.__setattr__(self, "uncertainty", self.uncertainty())
-        assert isinstance(self.uncertainty, Uncertainty)
-        return self.uncertainty
+        known = self.uncertainty  # read once: another thread may put it in place meanwhile
+        if not isinstance(known, Uncertainty):
+            known = known()
+            object.__setattr__(self, "uncertainty", known)
+        return known
 
     @property
     def aleatoric(self) -> Tensor:

@@ -58,17 +58,20 @@ class _Twins:
 _kept: WeakKeyDictionary[Particles, _Twins] = WeakKeyDictionary()
 
 
-def twins_of(particles: Particles, chosen: Sequence[int], model: nn.Module) -> list[nn.Module] | None:
+def twins_of(
+    particles: Particles, chosen: Sequence[int], model: nn.Module, x: Inputs | None = None
+) -> list[nn.Module] | None:
     """Modules that are networks of the particles; None where they cannot be kept, or anything else has a say in calls.
 
     Args:
         particles: the networks.
         chosen: their numbers.
         model: their architecture, unrolled, in evaluation mode.
+        x: inputs such as they are called on.
     """
     stack = particles.values | particles.buffers
     tensors = list(stack.values())
-    if not is_unrolled(model) or not is_quiet(tensors[0].device.type):
+    if not is_unrolled(model) or not is_quiet(tensors[0].device.type) or _may_have_no_batch(model, x):
         return None
     kept = _kept.get(particles)
     if kept is None or not kept.premises.hold(model, tensors):
@@ -79,6 +82,14 @@ def twins_of(particles: Particles, chosen: Sequence[int], model: nn.Module) -> l
         if k not in kept.modules:
             kept.modules[k] = _twin(model, {name: values[k].data for name, values in stack.items()}, particles.count)
     return [kept.modules[k] for k in chosen]
+
+
+def _may_have_no_batch(model: nn.Module, x: Inputs | None) -> bool:
+    """Whether inputs may be one example alone, whose channels norms take for examples: these cannot be scaled then."""
+    if not isinstance(x, Tensor) or x.ndim != 2:
+        return False
+    kinds = set(map(type, modules_of(model)))
+    return nn.Conv1d in kinds and nn.BatchNorm1d in kinds
 
 
 def outputs_of(twins: Sequence[nn.Module], batches: Batches) -> Tensor:

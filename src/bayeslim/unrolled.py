@@ -74,7 +74,7 @@ def unrolled(model: nn.Module, inputs: Inputs) -> nn.Module:
     seen = _seen.get(model)
     if seen is None or not seen.belongings.are_left():
         rows = _rows_of(model)
-        looked_into = [m for m in modules_of(model) if is_followed(m) or isinstance(m, nn.RNNBase)]
+        looked_into = [m for m in modules_of(model) if m is model or is_followed(m) or isinstance(m, nn.RNNBase)]
         seen = _seen[model] = _Seen(Belongings(looked_into, seen=True), rows)
     if seen.rows is None:
         return model
@@ -112,7 +112,9 @@ def _rows_of(model: nn.Module) -> nn.Module | None:
     if any(module._buffers and not isinstance(module, _NormBase) for module in modules):
         return None
     if plain_type(model) is nn.Linear:
-        return _row_of({"": model})  # tensors have the names that they had
+        alike = object.__new__(type(model))  # as a row that has the model would keep it for ever
+        vars(alike).update(vars(model))
+        return _row_of({"": alike})  # tensors have the names that they had
     if len(inspect.signature(model.forward).parameters) != 1:
         return None
     before = Belongings(modules)
@@ -125,6 +127,9 @@ def _rows_of(model: nn.Module) -> nn.Module | None:
         return None
     finally:
         before.put_back()
+    for node in graph.nodes:
+        if node.op == "call_module" and not node.args and node.kwargs.keys() == {"input"}:
+            node.args, node.kwargs = (node.kwargs["input"],), {}
     layers = dict(model.named_modules())
     parameters = dict(model.named_parameters())
     if any(node.op == "get_attr" and node.target not in parameters for node in graph.nodes):
@@ -251,9 +256,8 @@ def _agree(model: nn.Module, rows: nn.Module, inputs: Tensor) -> bool:
     """Whether both give the same for inputs, of which they are given copies, as they may write to them."""
     with _random_states_kept(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come again
-        expected = call(model, inputs.clone())
         try:
-            found = rows(inputs.clone())
+            expected, found = call(model, inputs.clone()), rows(inputs.clone())
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError):
             return False
     return isinstance(found, Tensor) and found.dtype == expected.dtype and torch.equal(found, expected)

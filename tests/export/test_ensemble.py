@@ -77,6 +77,18 @@ def test_nothing_is_random_any_more_and_nothing_was_changed():
     assert len({id(member[0].weight) for member in together.members}) == 3
 
 
+@pytest.mark.parametrize("kind", list(LIKELIHOODS))
+def test_programs_take_batches_of_any_size(kind, tmp_path):
+    bnn = uncertain(LIKELIHOODS[kind])
+    path = tmp_path / "e.pt2"
+    done = bl.export(bnn, path, example=ROWS[:2], samples=4, generator=torch.Generator().manual_seed(3))
+    assert done.batch_is_free
+    program = torch.export.load(path).module()
+    for examples in (3, 100, 5_000):
+        x = torch.randn(examples, *ROWS.shape[1:])
+        same(bnn, program(x), 4, torch.Generator().manual_seed(3), x)
+
+
 def test_several_inputs_in_a_program(tmp_path):
     class Both(nn.Module):
         def __init__(self):

@@ -67,6 +67,39 @@ class Weighted(nn.Module):
         return x + self.scale * self.inner(x)
 
 
+class Joining(Around):
+    """Joins what it made of its inputs with what is the same for all networks."""
+
+    def __init__(self):
+        super().__init__()
+        self.outer = nn.Linear(12, 2)
+
+    def forward(self, x):
+        return self.outer(torch.cat([self.inner(x), torch.exp(x)], -1))
+
+
+class Doubled(Joining):
+    """Joins what is the same for all with itself, and layers are given it by name."""
+
+    def forward(self, x):
+        h = self.outer(input=torch.cat([x, x], dim=-1))
+        return h + self.inner(input=x).sigmoid()[:, :2]
+
+
+class Named(Around):
+    def forward(self, x):
+        h = self.inner(input=x)
+        return self.outer(input=h + torch.tanh(h))
+
+
+class Idle(Around):
+    """Does not use what its layers give."""
+
+    def forward(self, x):
+        self.outer(self.inner(x))
+        return torch.tanh(x) * 1
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -111,7 +144,7 @@ BRAIDS = [
     Around,
     Growing,
 ]
-OTHERS = [lambda: Heads(dim=1), Weighted, Tied, Mixing]
+OTHERS = [lambda: Heads(dim=1), Weighted, Tied, Mixing, Joining, Doubled, Idle]
 
 
 def braid(model, x, particles):
@@ -210,3 +243,32 @@ def test_it_is_kept_for_the_next_inputs(monkeypatch):
         check()
     assert len(made) == 1
     assert isinstance(predict._chains[bnn.posterior_], Braid)
+
+
+@pytest.mark.parametrize("make", [Residual, row])
+@pytest.mark.parametrize("are_held", [False, True])
+def test_lower_precision_after_a_prediction_is_of_every_network(make, are_held):
+    """Autocast keeps weights that it has converted, by the tensors that they are."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    bnn, check = checked_ensemble(make(), x)
+    check()
+    held = list(bnn.model.parameters()) if are_held else None
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            for k, found in enumerate(bl.predict(bnn, x).samples):
+                torch.testing.assert_close(
+                    found.float(), alone(bnn.model, bnn.posterior_, k, x).float(), rtol=0.05, atol=0.05
+                )
+        before = bnn.model.eval()(x)
+    del held
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(bnn.model(x), before)
+
+
+def test_parameters_that_were_replaced_are_seen():
+    torch.manual_seed(0)
+    bnn, check = checked_ensemble(Residual(), torch.randn(5, 6))
+    check()
+    bnn.model.load_state_dict({name: value.double() for name, value in bnn.model.state_dict().items()}, assign=True)
+    check()

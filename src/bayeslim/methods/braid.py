@@ -7,7 +7,7 @@ layer is one product for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -36,7 +36,8 @@ class Braid:
         stack: the parameters of all networks.
         first: gives what is the same for all networks.
         rest: gives the outputs for that.
-        own: a tensor of the stack, and that of the model.
+        weight: of the first layer, (S, *shape).
+        own: the model's own parameters there.
         lasts: whether all of it are views of the stack, so that whoever has that may keep it.
     """
 
@@ -45,7 +46,8 @@ class Braid:
     stack: list[Tensor]
     first: Callable[[Tensor], tuple[Any, ...]]
     rest: Callable[..., Tensor]
-    own: tuple[Tensor, Tensor]
+    weight: Tensor
+    own: Mapping[str, Any]
     lasts = True
 
     def is_of(self, model: nn.Module, stack: Params) -> bool:
@@ -55,7 +57,7 @@ class Braid:
             and self.layers == tuple(model._modules.values())
             and len(self.stack) == len(stack)
             and all(map(is_, self.stack, stack.values()))
-            and fits(*self.own)
+            and fits(self.weight, self.own["weight"])
         )
 
     def __call__(self, x: Tensor) -> Tensor | None:
@@ -85,9 +87,9 @@ def braid_of(model: nn.Module, stack: Params) -> Braid | None:
         first, rest = _flat if type(next(iter(model), None)) is nn.Flatten else _alone, strands.part_of(model)
     else:
         return None
-    if rest is None or strands.unread or strands.own is None:
+    if rest is None or strands.unread or strands.first is None:
         return None
-    return Braid(model, tuple(model._modules.values()), list(stack.values()), first, rest, strands.own)
+    return Braid(model, tuple(model._modules.values()), list(stack.values()), first, rest, *strands.first)
 
 
 class _Strands:
@@ -101,7 +103,7 @@ class _Strands:
     def __init__(self, stack: Params, paths: dict[nn.Module, str]):
         self.stack, self.paths = stack, paths
         self.unread = set(stack)
-        self.own: tuple[Tensor, Tensor] | None = None
+        self.first: tuple[Tensor, Mapping[str, Any]] | None = None
 
     def part_of(self, part: Any) -> Function | None:
         """A layer, or a row of layers, of all networks; None if one is not known."""
@@ -133,7 +135,7 @@ class _Strands:
         if kind is nn.LayerNorm:
             return partial(_normed, weight, bias, layer) if len(layer.normalized_shape) == 1 else None
         assert weight is not None
-        self.own = self.own or (weight, own["weight"])
+        self.first = self.first or (weight, own)
         return partial(_product, weight, weight.mT, None if bias is None else bias.unsqueeze(1))
 
     def _of_all(self, path: str, own: Tensor | None) -> Tensor | None:

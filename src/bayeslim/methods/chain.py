@@ -29,14 +29,14 @@ ELEMENTWISE = frozenset({
 })  # fmt: skip
 SAME = frozenset({nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d})
 """What does nothing in evaluation mode."""
-_POOLS = frozenset({
-    nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d,
-    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-})  # fmt: skip
+_POOLS: dict[type[nn.Module], int] = {
+    nn.MaxPool1d: 3, nn.AvgPool1d: 3, nn.AdaptiveAvgPool1d: 3, nn.AdaptiveMaxPool1d: 3,
+    nn.MaxPool2d: 4, nn.AvgPool2d: 4, nn.AdaptiveAvgPool2d: 4, nn.AdaptiveMaxPool2d: 4,
+}  # fmt: skip
 _NORMS: dict[type[nn.Module], tuple[int, ...]] = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,)}
 """Of values of how many dimensions each is."""
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d}
-_CHAINED = ELEMENTWISE | SAME | _POOLS | _NORMS.keys() | _CONVOLUTIONS.keys() | {nn.Linear, nn.Flatten}
+_CHAINED = ELEMENTWISE | SAME | _POOLS.keys() | _NORMS.keys() | _CONVOLUTIONS.keys() | {nn.Linear, nn.Flatten}
 
 FEW = 2**8
 """Of how many inputs calls take longer than what they compute."""
@@ -148,7 +148,7 @@ class _Links:
             return self._flatten(layer)
         if self.first is None:
             self.before.append(layer)
-        elif kind in _POOLS and (self.in_rows or getattr(layer, "return_indices", False)):
+        elif kind in _POOLS and (_POOLS[kind] != self._dimensions() or getattr(layer, "return_indices", False)):
             return False
         elif kind not in SAME:
             self.after.append(IN_PLACE.get(kind, layer))
@@ -163,6 +163,10 @@ class _Links:
         return Chain(
             every, list(self.stack.values()), self.before, dimensions, weight, own, self.after, self.in_rows, self.lasts
         )
+
+    def _dimensions(self) -> int:
+        """Of what there is of every network: rows, or maps such as the first convolution gives."""
+        return 2 if self.first is None or self.in_rows else self.first[0].ndim - 1
 
     def _product(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
         own: Mapping[str, Any] = layer._parameters  # as attributes they take a while of all this to read
@@ -204,14 +208,12 @@ class _Links:
         self.unread -= _path(name, "num_batches_tracked") in self.stack
         mean, variance = self._of_all(name, "running_mean", slots), self._of_all(name, "running_var", slots)
         weight, bias = self._of_all(name, "weight", slots), self._of_all(name, "bias", slots)
-        dimensions = 2 if self.first is None or self.in_rows else self.first[0].ndim - 1
-        if self.first is None or dimensions not in _NORMS[kind] or has_ties(self.model):
+        if self.first is None or self._dimensions() not in _NORMS[kind] or has_ties(self.model):
             return False
         if layer.training or mean is None or variance is None:
             return False
         weight, bias = (None if tensor is None else self._joined(tensor) for tensor in (weight, bias))
-        norm = partial(F.batch_norm, running_mean=self._joined(mean), running_var=self._joined(variance),
-                       weight=weight, bias=bias, eps=layer.eps)  # fmt: skip
+        norm = partial(_batch_norm, layer, self._joined(mean), self._joined(variance), weight, bias)
         self.after.append(partial(_normed_rows, norm) if self.in_rows else norm)
         return True
 
@@ -296,6 +298,12 @@ def _convolution(
         return convolve(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
 
     return convolved
+
+
+def _batch_norm(
+    layer: Any, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, x: Tensor
+) -> Tensor:
+    return F.batch_norm(x, mean, variance, weight, bias, eps=layer.eps)
 
 
 def _normed_rows(norm: Function, x: Tensor) -> Tensor:
