@@ -48,7 +48,7 @@ _DIMENSIONS: dict[type[nn.Module], tuple[int, ...]] = {
 _ELEMENTWISE: dict[type[nn.Module], Step] = {
     nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid, nn.ReLU: torch.relu, nn.SiLU: F.silu
 }  # fmt: skip
-_SAME = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+SAME = frozenset({nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d})
 """What does nothing in evaluation mode."""
 
 
@@ -189,7 +189,7 @@ def steps_of(layers: Sequence[nn.Module], device: str, lasting: bool = False) ->
     while i < len(layers):
         layer, kind = layers[i], kinds[i]
         i += 1
-        if kind in _SAME and not layer.training:
+        if kind in SAME and not layer.training:
             continue
         if kind in _NORMS:
             norm: Any = None

@@ -105,7 +105,7 @@ def way_of(twins: Sequence[nn.Module], x: Inputs) -> Callable[[Inputs], Tensor]:
     """How twins are called on inputs such as `x`, that come in one part; gives their outputs, (S, N, ...)."""
     model = twins[0]
     are_laid_out = laid_out(x, model) is not x
-    products = type(quick_products(model, x))
+    products = type(quick_products(model, x))  # found once, entered in every call
     calls: list[Callable[..., Any]]
     if isinstance(model, Graph):
         calls = [partial(twin.rest, twin) for twin in cast(Sequence[Graph], twins)]

@@ -181,8 +181,8 @@ def _several_rows(graph: fx.Graph, layers: Mapping[str, nn.Module]) -> nn.Module
             called[node] = [Value.of(str(node.target), layers, parts)]
         elif modules := _modules_of(node, set(), layers):
             before: Any = node.args[0]
-            is_followed_by_one = before.args and before in called and len(before.users) == 1
-            if is_followed_by_one and not all(isinstance(module, SHAPERS) for module in called[before]):
+            is_for_this_alone = before.args and before in called and len(before.users) == 1
+            if is_for_this_alone and not all(isinstance(module, SHAPERS) for module in called[before]):
                 modules = called.pop(before) + modules
                 node.args = (before.args[0], *node.args[1:])
                 graph.erase_node(before)

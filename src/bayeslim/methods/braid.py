@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayeslim.fused import SAME
 from bayeslim.graphs import Graph
-from bayeslim.methods.chain import ELEMENTWISE, IN_PLACE, SAME, Chain, adds_later, chain_of, features_differ, fits
+from bayeslim.methods.chain import ELEMENTWISE, IN_PLACE, Chain, adds_later, chain_of, features_differ, fits
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Params
 

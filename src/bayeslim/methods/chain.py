@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bayeslim.blas import IS_ARM
 from bayeslim.errors import ShapeMismatch
+from bayeslim.fused import SAME
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Params
 
@@ -27,8 +28,6 @@ ELEMENTWISE = frozenset({
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
 })  # fmt: skip
-SAME = frozenset({nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d})
-"""What does nothing in evaluation mode."""
 _POOLS: dict[type[nn.Module], int] = {
     nn.MaxPool1d: 3, nn.AvgPool1d: 3, nn.AdaptiveAvgPool1d: 3, nn.AdaptiveMaxPool1d: 3,
     nn.MaxPool2d: 4, nn.AvgPool2d: 4, nn.AdaptiveAvgPool2d: 4, nn.AdaptiveMaxPool2d: 4,
