@@ -61,33 +61,35 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
 
     Args:
         logits: of the classes.
-        again: gives them again, contiguous, if that is better, or there are too many probabilities to keep.
+        again: gives them again, if there are too many probabilities to keep.
     """
     lie_across = not logits.is_cuda and _are_to_lie_across(logits)
-    dim = -2 if lie_across else -1
-
-    def probabilities(logits: Tensor) -> Tensor:
-        return (logits.mT.contiguous() if lie_across else logits).softmax(dim)
-
-    def as_asked(average: Tensor) -> Tensor:
-        return average.mT.contiguous() if lie_across else average
-
-    probs = probabilities(logits if lie_across else again())
+    probs = _probabilities(logits, lie_across)
+    mean = probs.mean(0)
     kept = probs if _are_few(probs, KEPT) else None
 
     def uncertainty() -> Uncertainty:
-        probs = probabilities(again()) if kept is None else kept
+        probs = _probabilities(again(), lie_across) if kept is None else kept
         mean, spread = moments_over_draws(probs)
+        dim = -2 if lie_across else -1
         entropy, aleatoric = entropy_of(mean, dim), entropy_of(probs, (0, dim), 1 / len(probs))
-        return Uncertainty(aleatoric, (entropy - aleatoric).relu_(), as_asked(spread))
+        return Uncertainty(aleatoric, (entropy - aleatoric).relu_(), _across(spread) if lie_across else spread)
 
-    return as_asked(probs.mean(0)), uncertainty
+    return _across(mean) if lie_across else mean, uncertainty
+
+
+def _probabilities(logits: Tensor, lie_across: bool) -> Tensor:
+    return _across(logits).softmax(-2) if lie_across else logits.softmax(-1)
+
+
+def _across(values: Tensor) -> Tensor:
+    return values.mT.contiguous()
 
 
 def _are_to_lie_across(logits: Tensor) -> bool:
     if logits.shape[-1] >= WIDE:
         return False
-    return not _are_few(logits, MANY) or (not logits.is_contiguous() and logits.mT.is_contiguous())
+    return logits.stride(-2) < logits.stride(-1) or not _are_few(logits, MANY)
 
 
 def _are_few(values: Tensor, most: int) -> bool:

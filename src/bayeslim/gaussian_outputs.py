@@ -102,7 +102,7 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
     return Prediction(
         kind=first.kind,
         mean=joined("mean"),
-        samples=joined("samples", 1),
+        outputs=joined("outputs", 1),
         uncertainty=Uncertainty(
             joined("aleatoric"), joined("epistemic"), None if first.spread is None else joined("spread")
         ),

@@ -141,9 +141,8 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        samples = outputs.contiguous()
-        mean, uncertainty = class_averages(self._stacked_logits(outputs), partial(self._stacked_logits, samples))
-        return Prediction("classes", mean, samples, uncertainty, probs=mean)
+        mean, uncertainty = class_averages(self._stacked_logits(outputs), partial(self._stacked_logits, outputs))
+        return Prediction("classes", mean, outputs, uncertainty, probs=mean)
 
     def _stacked_logits(self, outputs: Tensor) -> Tensor:
         outputs = _single(outputs)

@@ -95,9 +95,23 @@ def predict(
     is_usual = samples is None and batch_size == "auto" and generator is None
     if not is_usual:
         _check(samples, batch_size, generator)
-    with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
+    with torch.set_grad_enabled(False), stochastic.evaluating(bnn):  # as no_grad, which takes twice as long
         if is_usual and how == "auto" and (outputs := outputs_ready(bnn, x)) is not None:
-            return _averaged(outputs, bnn.likelihood)
+            likelihood: Any = bnn._modules["likelihood"]  # as attributes modules take a while of all this to read
+            return _averaged(outputs, likelihood)
+        return _found(bnn, x, samples, how, batch_size, generator)
+
+
+def _found(
+    bnn: Bayesian,
+    x: Inputs | Iterable[Any],
+    samples: int | None,
+    how: str,
+    batch_size: int | Literal["auto"] | None,
+    generator: torch.Generator | None,
+) -> Prediction:
+    """A prediction that is not at hand, as it has not been made before."""
+    with drawing_from(generator):
         if samples is None:
             samples = _all_samples(bnn, how)
         batches = batches_of(x, batch_size, bnn.model, bnn.method.only_calls)

@@ -107,7 +107,8 @@ def outputs_ready(bnn: Bayesian, x: Any) -> Tensor | None:
     ready = _ready.get(particles)
     if ready is None or (way := ready.ways.get(_kind(x))) is None or not is_quiet("cpu"):
         return None
-    if bnn.method is ready.method and ready.premises.hold(bnn.model, _tensors(particles)):
+    model: Any = bnn._modules["model"]  # as an attribute it takes a while of all this to read
+    if bnn.method is ready.method and ready.premises.hold(model, _tensors(particles)):
         return way(x)
     _ready.pop(particles, None)
     return None

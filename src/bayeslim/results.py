@@ -36,17 +36,24 @@ class Prediction:
     Attributes:
         kind: what the targets are: "classes", "binary", "values" or "counts".
         mean: the predictive mean, (B, ...): probabilities, means or rates.
-        samples: the raw network outputs of every draw, (S, B, ...).
-        uncertainty: its parts, or how to work them out from the samples, which is done when one of them is first read:
-            do not write over samples before that.
+        outputs: the raw network outputs of every draw, (S, B, ...), as they lie in memory.
+        uncertainty: its parts, or how to work them out from the outputs, which is done when one of them is first read:
+            do not write over these before that.
         probs: class probabilities, (B, ..., C), or None for values and counts.
     """
 
     kind: Literal["classes", "binary", "values", "counts"]
     mean: Tensor
-    samples: Tensor
+    outputs: Tensor
     uncertainty: Uncertainty | Callable[[], Uncertainty]
     probs: Tensor | None = None
+
+    @property
+    def samples(self) -> Tensor:
+        """The raw network outputs of every draw, (S, B, ...), in that order in memory."""
+        if not self.outputs.is_contiguous():
+            object.__setattr__(self, "outputs", self.outputs.contiguous())
+        return self.outputs
 
     def known(self) -> Uncertainty:
         """The parts of its uncertainty."""
@@ -101,7 +108,7 @@ class Prediction:
         return replace(
             self,
             mean=moved(self.mean),
-            samples=moved(self.samples),
+            outputs=moved(self.outputs),
             uncertainty=Uncertainty(moved(aleatoric), moved(epistemic), None if spread is None else moved(spread)),
             probs=None if self.probs is None else moved(self.probs),
         )
@@ -117,7 +124,7 @@ class Prediction:
     def __repr__(self) -> str:
         unit = "nats" if self.probs is not None else "variance"
         return (
-            f"Prediction of {self.kind}: {len(self)} examples from {self.samples.shape[0]} samples; mean {unit}: "
+            f"Prediction of {self.kind}: {len(self)} examples from {self.outputs.shape[0]} samples; mean {unit}: "
             f"aleatoric {self.aleatoric.mean().item():.4g}, epistemic {self.epistemic.mean().item():.4g}"
         )
 

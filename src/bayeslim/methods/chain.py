@@ -188,9 +188,10 @@ class _Links:
             self.after.append(_convolution(_CONVOLUTIONS[kind], layer, *every, groups))
         elif self.first is None:
             self.in_rows = True
-            rows = None if bias is None else self._joined(bias)
+            row = None if bias is None else self._joined(bias)
+            biases = None if row is None else (row, row.unsqueeze(-1))
             few_only = self.has_norms or IS_ARM or weight.shape[1] < WIDE
-            self.after.append(partial(_first_product, self._joined(weight), rows, self.members, few_only))
+            self.after.append(partial(_first_product, self._joined(weight), biases, self.members, few_only))
         elif not self.in_rows:
             return False
         elif bias is None:
@@ -261,18 +262,23 @@ def _path(name: str, leaf: str) -> str:
     return f"{name}.{leaf}" if name else leaf
 
 
-def _first_product(weight: Tensor, bias: Tensor | None, members: int, few_only: bool, x: Tensor) -> Tensor:
-    """Of all networks on the same inputs; features lie along memory of very few, and of many if not of few only."""
+def _first_product(
+    weight: Tensor, biases: tuple[Tensor, Tensor] | None, members: int, few_only: bool, x: Tensor
+) -> Tensor:
+    """Of all networks on the same inputs; features lie along memory of very few, and of many if not of few only.
+
+    Biases are given as a row and as a column.
+    """
     if x.is_cpu and (x.shape[0] <= VERY_FEW or (x.shape[0] > MANY and not few_only)):
-        x = F.linear(x, weight, bias)
+        x = F.linear(x, weight, biases and biases[0])
         return x.view(x.shape[0], members, -1).permute(1, 2, 0)
     x = x.mT
-    if bias is None:
+    if biases is None:
         x = weight @ x
     elif adds_later(x):
-        x = (weight @ x).add_(bias.unsqueeze(-1))
+        x = (weight @ x).add_(biases[1])
     else:
-        x = torch.addmm(bias.unsqueeze(-1), weight, x)
+        x = torch.addmm(biases[1], weight, x)
     return x.view(members, -1, x.shape[1])
 
 

@@ -102,8 +102,8 @@ def summarise(
             done = outputs.last(draws[rows].unflatten(1, shape).movedim(-1, 0))
             draws[rows] = done.movedim(0, -1).flatten(1, -2)
         part = of_draws(likelihood, draws[rows].unflatten(1, shape))
-        parts.append(replace(part, samples=part.samples[:0]))  # they are in place already
-    return replace(concatenate(parts), samples=draws.unflatten(1, shape).movedim(-1, 0))
+        parts.append(replace(part, outputs=part.outputs[:0]))  # they are in place already
+    return replace(concatenate(parts), outputs=draws.unflatten(1, shape).movedim(-1, 0))
 
 
 def normal_points(dimensions: int, count: int, generator: torch.Generator | None = None) -> Tensor:
