@@ -157,8 +157,14 @@ def alone(model: nn.Module, particles: Particles, k: int, x: Tensor) -> Tensor:
     with torch.no_grad():
         for name, value in (particles.values | particles.buffers).items():
             tensors[name].copy_(value[k])
-        outputs: Tensor = twin(x.to(next(twin.parameters())))
+        outputs: Tensor = twin(_fitting(x, twin))
         return outputs
+
+
+def _fitting(x: Tensor, model: nn.Module) -> Tensor:
+    """Inputs on a network's device, numbers in its precision."""
+    own = next(model.parameters())
+    return x.to(own) if x.is_floating_point() else x.to(own.device)
 
 
 def checked_ensemble(model: nn.Module, x: Tensor, members: int = 4) -> tuple[bl.Bayesian, Callable[..., None]]:
@@ -169,7 +175,7 @@ def checked_ensemble(model: nn.Module, x: Tensor, members: int = 4) -> tuple[bl.
     def check(samples: int | None = None) -> None:
         particles = bnn.posterior_
         assert isinstance(particles, Particles)
-        outputs = bl.predict(bnn, x.to(next(bnn.model.parameters())), samples).samples
+        outputs = bl.predict(bnn, _fitting(x, bnn.model), samples).samples
         for k, found in zip(particles.spread(samples or members), outputs, strict=True):
             torch.testing.assert_close(found, alone(bnn.model, particles, k, x), rtol=1e-4, atol=1e-4)
 

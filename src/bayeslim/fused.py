@@ -299,9 +299,9 @@ def _multiplied(layer: Any, x: Tensor) -> Tensor:
 
 
 def _convolved_along(layer: Any, x: Tensor) -> Tensor:
-    """A convolution along one dimension, as one of images of one row, which may have channels along memory."""
+    """A convolution along one dimension; with channels along memory, as one of images of one row."""
     own = layer._parameters
-    if x.ndim != 3 or isinstance(layer.padding, str):
+    if x.ndim != 3 or x.shape[0] == 1 or x.is_contiguous() or isinstance(layer.padding, str):
         return torch.conv1d(x, own["weight"], own["bias"], layer.stride, layer.padding, layer.dilation, layer.groups)
     stride, padding, dilation = (1, *layer.stride), (0, *layer.padding), (1, *layer.dilation)
     weight = own["weight"].unsqueeze(2)

@@ -28,6 +28,7 @@ from bayeslim.methods.abreast import dense_width, outputs_abreast
 from bayeslim.methods.braid import Braid, at_once
 from bayeslim.methods.chain import Chain
 from bayeslim.methods.mapped import is_worth_trying, outputs_mapped
+from bayeslim.methods.tables import are_tables_quick, begins_with_table
 from bayeslim.noise import drawing_from
 from bayeslim.passes import converted, networks_of, passes
 from bayeslim.posteriors import Particles, Posterior
@@ -183,10 +184,6 @@ def _any(stack: Params) -> Tensor:
     return next(iter(stack.values()))
 
 
-def _device(stack: Params) -> str:
-    return "cuda" if _any(stack).is_cuda else "cpu"
-
-
 @predictive.register
 def _(
     posterior: Particles,
@@ -205,7 +202,7 @@ def _(
 
     def all_at_once(lasting: bool = False) -> Way | None:
         width = dense_width(row)
-        step = _at_once(row, width, next(batches()), _device(stack))
+        step = _at_once(row, width, next(batches()), stack, chosen)
         chain = _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
         if chain is None or (lasting and not chain.lasts):
             return None
@@ -282,7 +279,7 @@ def _abreast(
     if len(chosen) < 2:
         return None
     width = dense_width(row)  # of all layers, as those that are not random give an output for each of them, too
-    step = _at_once(row, width, next(batches()), _device(stack))
+    step = _at_once(row, width, next(batches()), stack, chosen)
     if not step:
         return None
     outputs = []
@@ -299,21 +296,26 @@ def _abreast(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _at_once(model: nn.Module, width: int, x: Inputs, device: str) -> int:
+def _at_once(model: nn.Module, width: int, x: Inputs, stack: Params, chosen: Sequence[int]) -> int:
     """How many networks are called at once on batches such as `x`, within bounds of memory; 0 for one by one.
 
     A loader's first batch is as large as any. Networks with convolutions go abreast where inputs are so few that calls
     take longer than what they compute, if they are chains without hooks.
     """
+    members, device = len(_any(stack)), "cuda" if _any(stack).is_cuda else "cpu"
     if width:
         numbers = width * batch_size(x)
         busy = BUSY if type(model) is nn.Sequential and nn.LayerNorm not in map(type, model) else BRAIDED
         return ACTIVATIONS[device] // numbers if numbers <= busy[device] else 0
     if type(model) is not nn.Sequential or not isinstance(x, Tensor):
         return 0
+    if not all(map(is_plain, modules_of(model))):
+        return 0
+    if begins_with_table(model):  # of which copies are kept for all networks
+        return members if members == len(chosen) and are_tables_quick(model, members, x) else 0
     if x.numel() > FEW[device] * (LONG if x.ndim == 3 and x.is_cpu else 1):
         return 0
-    return MAPS[device] // x.numel() if all(map(is_plain, modules_of(model))) else 0
+    return MAPS[device] // max(x.numel(), 1)
 
 
 def _taken(stack: Params, chosen: Sequence[int]) -> Params:

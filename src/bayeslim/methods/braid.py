@@ -21,10 +21,13 @@ from torch import Tensor, nn
 from bayeslim.fused import SAME
 from bayeslim.graphs import Graph
 from bayeslim.methods.chain import ELEMENTWISE, IN_PLACE, Chain, adds_later, chain_of, features_differ, fits
+from bayeslim.methods.tables import Table, joined_by
 from bayeslim.stochastic import plain_type
 from bayeslim.types import Params
 
 Function = Callable[[Tensor], Tensor]
+
+_WITH_WEIGHTS = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.EmbeddingBag)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,13 +114,28 @@ class _Strands:
         layers = list(part._modules.values()) if type(part) is nn.Sequential else [part]
         steps: list[Function] = []
         fresh = False  # whether nobody else reads what a step is given
-        for layer in layers:
-            step = self._step_of(layer, fresh)
+        rest = iter(layers)
+        for layer in rest:
+            if plain_type(layer) is nn.Embedding:
+                step = self._table(layer, joined_by(next(rest, None)))
+            elif plain_type(layer) is nn.EmbeddingBag:
+                step = self._table(layer, layer.mode if layer.padding_idx is None else None)
+            else:
+                step = self._step_of(layer, fresh)
             if step is None:
                 return None
             steps.append(step)
-            fresh = fresh or plain_type(layer) in (nn.Linear, nn.LayerNorm)
+            fresh = fresh or plain_type(layer) in _WITH_WEIGHTS
         return steps[0] if len(steps) == 1 else partial(_run, steps)
+
+    def _table(self, layer: Any, joined: str | None) -> Function | None:
+        """Rows of a table, and how one is made of those at all positions."""
+        own = layer._parameters
+        table = self._of_all(f"{self.paths[layer]}.weight", own.get("weight"))
+        if table is None or table.is_inference() or joined is None or layer.max_norm is not None:
+            return None
+        self.first = self.first or (table, own)
+        return Table(table, joined)
 
     def _step_of(self, layer: Any, fresh: bool) -> Function | None:
         kind = plain_type(layer)
