@@ -130,7 +130,7 @@ def test_words_that_are_not_in_the_table_are_told(wrong, way):
     bnn, check = ensemble()
     check()
     x[2, 1] = wrong
-    with pytest.raises((IndexError, RuntimeError), match=r"[Ii]ndex|idx"):
+    with pytest.raises((IndexError, RuntimeError), match=str(wrong)):
         bl.predict(bnn, x)
 
 
