@@ -37,6 +37,8 @@ ROUNDS, FEWER = 21, 9
 """How many rounds there are, and of networks of which a pass is a turn."""
 LEAST_SECONDS = 0.1
 """How long a turn takes at least."""
+WORDS = 10_000
+"""How many there are."""
 LARGE = 2**23 - 2**12
 """Of how many numbers a tensor is the largest, just below 32 MB, that glibc learns from to keep memory."""
 
@@ -110,9 +112,22 @@ def series() -> nn.Module:
     )  # fmt: skip
 
 
+class Words(nn.Module):
+    """For texts: the mean of what their words stand for, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden, self.last = nn.Embedding(WORDS, 64), nn.Linear(64, 64), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Numbers of words to logits."""
+        return self.last(F.relu(self.hidden(self.embedding(x).mean(1))))
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small": (small, (13,)),
     "residual": (Residual, (30,)),
+    "words": (Words, (40,)),
     "mlp": (bl.zoo.mlp, (1, 28, 28)),
     "written_mlp": (WrittenMLP, (1, 28, 28)),
     "series": (series, (8, 128)),
@@ -146,6 +161,8 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
     build, shape = NETWORKS[name]
     plain = build().to(device).eval()
     bnn, x = ensemble(copy.deepcopy(plain), members), torch.rand(inputs, *shape, device=device)
+    if name == "words":
+        x = (WORDS * x).long()
     networks = [alone(plain, bnn, k) for k in range(members)]
 
     @torch.no_grad()
