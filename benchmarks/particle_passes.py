@@ -3,6 +3,7 @@
     python benchmarks/particle_passes.py                                  on two CPU threads, about six minutes
     python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about eight
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
+    python benchmarks/particle_passes.py --networks linear normed wide    where averages count most
 
 The prediction is `bl.predict(bnn, x)`, with its mean: the probabilities, averaged. Uncertainty is worked out when it is
 read, and counted beside that: the same with the variance and both parts of the entropy. A pass is a call of a plain
@@ -86,6 +87,23 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 10))
 
 
+def linear() -> nn.Module:
+    """No more than a layer."""
+    return nn.Linear(20, 3)
+
+
+def normed() -> nn.Module:
+    """With layer norms, one after the other."""
+    return nn.Sequential(
+        nn.Linear(20, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 5)
+    )
+
+
+def wide() -> nn.Module:
+    """For many classes, of which softmax takes long."""
+    return nn.Sequential(nn.Linear(20, 2048), nn.ReLU(), nn.Linear(2048, 1_000))
+
+
 class Residual(nn.Module):
     """As for a table of numbers, too, with norms and shortcuts."""
 
@@ -138,7 +156,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet18": (lambda: bl.zoo.resnet18(width=16), (3, 32, 32)),
     "transformer": (bl.zoo.transformer, (1, 28, 28)),
     "lstm": (bl.zoo.lstm, (1, 28, 28)),
+    "linear": (linear, (20,)),
+    "normed": (normed, (20,)),
+    "wide": (wide, (20,)),
 }
+ASKED_FOR = ("linear", "normed", "wide")
+"""Which are measured only where they are named."""
 
 
 def ensemble(network: nn.Module, members: int) -> bl.Bayesian:
@@ -233,7 +256,7 @@ def difference(networks: list[nn.Module], bnn: bl.Bayesian, x: Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="all, but for vgg on a CPU, if not given")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="else all to lstm, vgg on a GPU only")
     parser.add_argument("--inputs", nargs="+", type=int, default=[1, 16, 100, 1_000])
     parser.add_argument("--members", nargs="+", type=int, default=[5])
     parser.add_argument("--threads", type=int, default=2)
@@ -246,7 +269,8 @@ def main() -> None:
     results.pop("environment", None)
     rows = []
     for members in options.members:
-        for name in options.networks or [n for n in NETWORKS if n != "vgg" or options.device != "cpu"]:
+        left_out = ("vgg", *ASKED_FOR) if options.device == "cpu" else ASKED_FOR
+        for name in options.networks or [n for n in NETWORKS if n not in left_out]:
             for inputs in options.inputs:
                 rows.append(measure(name, inputs, members, options.device))
                 print(rows[-1], flush=True)
