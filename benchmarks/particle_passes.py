@@ -4,6 +4,7 @@
     python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about eight
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
     python benchmarks/particle_passes.py --networks linear normed wide    where averages count most
+    python benchmarks/particle_passes.py --networks large --inputs 1 4 16 100
 
 The prediction is `bl.predict(bnn, x)`, with its mean: the probabilities, averaged. Uncertainty is worked out when it is
 read, and counted beside that: the same with the variance and both parts of the entropy. A pass is a call of a plain
@@ -104,6 +105,11 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(20, 2048), nn.ReLU(), nn.Linear(2048, 1_000))
 
 
+def large() -> nn.Module:
+    """Mostly one layer, which no cache has room for."""
+    return nn.Sequential(nn.Linear(3_072, 1_024), nn.ReLU(), nn.Linear(1_024, 10))
+
+
 class Residual(nn.Module):
     """As for a table of numbers, too, with norms and shortcuts."""
 
@@ -159,8 +165,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (linear, (20,)),
     "normed": (normed, (20,)),
     "wide": (wide, (20,)),
+    "large": (large, (3_072,)),
 }
-ASKED_FOR = ("linear", "normed", "wide")
+ASKED_FOR = ("linear", "normed", "wide", "large")
 """Which are measured only where they are named."""
 
 

@@ -50,11 +50,32 @@ def test_elsewhere_nothing_changes(monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "units", "expected"),
     [((100, 784), 400, True), ((9_000, 784), 400, True), ((100, 28, 64), 64, False), ((16, 28, 64), 64, True),
-     ((16, 784), 32, True), ((9_000, 784), 32, False), ((8, 784), 400, False)],
+     ((16, 784), 32, True), ((9_000, 784), 32, False), ((8, 784), 400, False),
+     ((16, 2048), 400, False), ((16, 2048), 10, True), ((16, 3072), 400, True), ((300, 4096), 1000, True)],
 )  # fmt: skip
-def test_many_rows_times_small_or_wide_matrices_and_few_of_all_stay_where_they_are(arm, shape, units, expected):
+def test_many_rows_times_small_or_wide_matrices_and_few_of_others_stay_where_they_are(arm, shape, units, expected):
     torch.backends.mkldnn.enabled = True
     x, weight = torch.empty(shape), torch.empty(units, shape[-1])
     assert blas.is_quicker_by_blas(x, weight) == expected
     torch.backends.mkldnn.enabled = False
     assert not blas.is_quicker_by_blas(x, weight)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"), [(16, 2048, True), (4, 2048, False), (400, 2048, False), (16, 2000, False)]
+)
+def test_networks_with_layers_of_both_kinds_go_layer_by_layer(arm, rows, columns, expected, monkeypatch):
+    model = nn.Sequential(nn.Linear(columns, 300, device="meta"), nn.ReLU(), nn.Linear(300, 300, device="meta"))
+    assert blas.is_better_apart(model, rows) == expected
+    monkeypatch.setattr(blas, "IS_ARM", False)
+    assert not blas.is_better_apart(model, rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "units", "expected"), [(2, 1100, True), (1, 1100, False), (400, 1100, False), (2, 900, False)]
+)
+def test_networks_with_large_layers_are_quicker_alone(arm, rows, units, expected, monkeypatch):
+    model = nn.Sequential(nn.Linear(1000, units, device="meta"), nn.ReLU(), nn.Linear(units, 3, device="meta"))
+    assert blas.is_quicker_alone(model, rows) == expected
+    monkeypatch.setattr(blas, "IS_ARM", False)
+    assert not blas.is_quicker_alone(model, rows)

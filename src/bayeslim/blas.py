@@ -2,14 +2,16 @@
 
 There torch hands x Wᵀ to oneDNN, which arranges W anew in every call: of few examples or narrow layers that takes
 several times as long as the product itself, and a tenth longer of many. BLAS gets along without, and is slower only of
-many rows times matrices that are small, or have far more columns than rows. Convolutions are better off with oneDNN but
-for a few images, small LSTMs, too, and GELUs where there is much for them to do.
+many rows times matrices that are small, or have far more columns than rows, and of few where columns are a multiple of
+2,048: rows of such matrices compete for the same places in a cache. Convolutions are better off with oneDNN but for a
+few images, small LSTMs, too, and GELUs where there is much for them to do.
 """
 
 from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -24,6 +26,10 @@ FEW_ROWS = 8
 ROWS, LITTLE, SHARE = 2**11, 2**14, 8
 """Of how many rows products are quicker by oneDNN, of layers of how few weights, or that take how many times as much as
 they give."""
+COMPETING, SEVERAL, SOME_ROWS = 2**11, 2**8, 192
+"""Multiples of how many columns compete for a cache, from how many units on, in products of fewer than so many rows."""
+LARGE = 2**20
+"""Of how many weights a layer is slower for several networks at once, of as few rows."""
 _OTHERS = (_ConvNd, nn.RNNBase, nn.RNNCellBase)
 FEW, SMALL = 4, 2**16
 """Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
@@ -46,8 +52,33 @@ def is_quicker_by_blas(x: Tensor, weight: Tensor) -> bool:
     if not IS_ARM:
         return False
     outputs, inputs = weight.shape
+    if _competes(weight) and x.numel() < SOME_ROWS * inputs:
+        return False
     most = ROWS * inputs if outputs * inputs <= LITTLE or inputs >= SHARE * outputs else math.inf
     return FEW_ROWS * inputs < x.numel() < most and bool(torch.backends.mkldnn.enabled)
+
+
+def is_better_apart(model: nn.Module, rows: int) -> bool:
+    """Whether some layers of a network are quicker by oneDNN, so that each should go as it is best."""
+    if not IS_ARM or not FEW_ROWS < rows < SOME_ROWS:
+        return False
+    return any(map(_competes, _matrices_of(model)))
+
+
+def is_quicker_alone(model: nn.Module, rows: int) -> bool:
+    """Whether networks have layers so large that products of all of them at once take longer than of each."""
+    return IS_ARM and 1 < rows < SOME_ROWS and any(matrix.numel() >= LARGE for matrix in _matrices_of(model))
+
+
+def _competes(weight: Tensor) -> bool:
+    return weight.shape[1] % COMPETING == 0 and weight.shape[0] >= SEVERAL
+
+
+def _matrices_of(model: nn.Module) -> Iterator[Tensor]:
+    for module in modules_of(model):
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.ndim == 2:
+                yield parameter
 
 
 def convolution_of(x: Tensor, weight: Tensor, groups: int) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from bayeslim.blas import IS_ARM, ROWS, products_of
+from bayeslim.blas import IS_ARM, ROWS, is_better_apart, products_of
 from bayeslim.fused import fused
 from bayeslim.posteriors import Particles
 from bayeslim.types import Batches, Inputs, Params, batch_size, call, modules_of
@@ -60,8 +60,9 @@ def passes_of(networks: Iterable[nn.Module], model: nn.Module, batches: Batches)
 
 def quick_products(model: nn.Module, x: Inputs) -> AbstractContextManager[None]:
     """Passes of a network inside, of inputs such as `x`, multiply in the quickest way."""
-    most = ROWS if isinstance(x, Tensor) and x.ndim == 2 else FEW  # an example may have many rows
-    return products_of(model, batch_size(x) <= FEW) if IS_ARM and batch_size(x) <= most else nullcontext()
+    most, rows = ROWS if isinstance(x, Tensor) and x.ndim == 2 else FEW, batch_size(x)  # an example may have many rows
+    helps = IS_ARM and rows <= most and not is_better_apart(model, rows)
+    return products_of(model, rows <= FEW) if helps else nullcontext()
 
 
 def converted(networks: Iterable[Params]) -> Callable[[Params], Iterable[Params]]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bayeslim import moments, stochastic
 from bayeslim.batches import batches_of
 from bayeslim.bayesian import Bayesian
-from bayeslim.blas import FEW_ROWS, IS_ARM, by_blas
+from bayeslim.blas import FEW_ROWS, IS_ARM, by_blas, is_quicker_alone
 from bayeslim.captured import outputs_captured
 from bayeslim.fused import is_plain
 from bayeslim.likelihoods import Categorical, Likelihood
@@ -305,6 +305,8 @@ def _at_once(model: nn.Module, width: int, x: Inputs, stack: Params, chosen: Seq
     members, device = len(_any(stack)), "cuda" if _any(stack).is_cuda else "cpu"
     if width:
         numbers = width * batch_size(x)
+        if is_quicker_alone(model, batch_size(x)):
+            return 0
         busy = BUSY if type(model) is nn.Sequential and nn.LayerNorm not in map(type, model) else BRAIDED
         return ACTIVATIONS[device] // numbers if numbers <= busy[device] else 0
     if type(model) is not nn.Sequential or not isinstance(x, Tensor):
