@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -355,6 +356,21 @@ def test_a_network_that_lost_much_is_said_to_have(tmp_path):
     dense, slim = (result.rows[name].scores for name in (pipeline.DENSE, pipeline.SLIM))
     assert slim.error > dense.error + pipeline.MUCH_WORSE
     assert any("Too much was cut" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("targets", "knew_nothing"),
+    [([0, 0, 0, 0, 0, 0, 1, 1, 1, 2], True), ([0, 0, 0, 0, 1, 1, 1, 2, 2, 2], False), ([-100, 0], False), ([2], False)],
+)
+def test_a_network_that_knew_nothing_is_said_to_have(targets, knew_nothing, finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    rows = run(tmp_path).rows
+    scores = dataclasses.replace(
+        rows[pipeline.DENSE].scores, error=0.4
+    )  # where one answer is wrong for 0.4 of the first
+    rows = {pipeline.DENSE: dataclasses.replace(rows[pipeline.DENSE], scores=scores)}
+    notes = pipeline.untrained(rows, [(None, torch.tensor(targets))])
+    assert [note.split(":")[0] for note in notes] == ["The network knew nothing before the cut"] * knew_nothing
 
 
 def test_a_network_that_lost_little_is_left_in_peace(tmp_path):

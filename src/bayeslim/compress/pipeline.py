@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
@@ -45,8 +46,9 @@ from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.prune import fine_tune as fine_tuned
 from bayeslim.recipes import Recipe
 from bayeslim.report.overview import Row, measure_rows
+from bayeslim.report.quantities import percent
 from bayeslim.report.report import DENSE, SLIM, report
-from bayeslim.report.scores import collected
+from bayeslim.report.scores import Batches, collected
 from bayeslim.saving import load, save
 from bayeslim.types import Inputs, split_batch
 
@@ -151,6 +153,23 @@ def too_much(rows: Mapping[str, Row]) -> list[str]:
     ]
 
 
+def untrained(rows: Mapping[str, Row], test: Batches) -> list[str]:
+    """What to say of a network that was no better before the cut than one answer to everything; else nothing."""
+    dense = rows[DENSE].scores
+    if dense is None or not dense.is_fraction:
+        return []
+    targets = torch.cat([targets.flatten() for _, targets in test]).long()
+    _, counts = targets[targets >= 0].unique(return_counts=True)
+    guessed = 1 - float(counts.max() / counts.sum()) if len(counts) > 1 else 1.0
+    if dense.error < guessed:
+        return []
+    return [
+        f"The network knew nothing before the cut: {dense.error_text} of its answers are wrong, {percent(guessed, 2)} "
+        'would be if it always gave the most frequent one. Load trained weights, or train it: fit={"epochs": 20}, or '
+        "--epochs 20 on the command line."
+    ]
+
+
 class _Run:
     """The stages of one run, in order."""
 
@@ -184,7 +203,7 @@ class _Run:
         rows = stage(
             "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
         )
-        self.notes += too_much(rows)
+        self.notes += untrained(rows, collected(self.test)) + too_much(rows)
         timed = stage(
             "benchmark.json",
             settings,
