@@ -1,10 +1,13 @@
 """Matrix products by BLAS: for networks of matrices alone, with the process's setting as it was afterwards."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
 
 from bayeslim import blas
+from oracles import checked_ensemble
 
 
 @pytest.fixture
@@ -79,3 +82,15 @@ def test_networks_with_large_layers_are_quicker_alone(arm, rows, units, expected
     assert blas.is_quicker_alone(model, rows) == expected
     monkeypatch.setattr(blas, "IS_ARM", False)
     assert not blas.is_quicker_alone(model, rows)
+
+
+@pytest.mark.parametrize("large", [1, 2**20])
+def test_networks_that_are_quicker_alone_are_called_so(arm, large, monkeypatch):
+    predict = importlib.import_module("bayeslim.predict")
+    monkeypatch.setattr(blas, "LARGE", large)
+    made = []
+    at_once = predict.at_once
+    monkeypatch.setattr(predict, "at_once", lambda *args: made.append(at_once(*args)) or made[-1])
+    _, check = checked_ensemble(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(4, 6))
+    check()
+    assert bool(made) == (large > 1)

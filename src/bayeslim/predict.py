@@ -305,7 +305,7 @@ def _at_once(model: nn.Module, width: int, x: Inputs, stack: Params, chosen: Seq
     members, device = len(_any(stack)), "cuda" if _any(stack).is_cuda else "cpu"
     if width:
         numbers = width * batch_size(x)
-        if is_quicker_alone(model, batch_size(x)):
+        if device == "cpu" and is_quicker_alone(model, batch_size(x)):
             return 0
         busy = BUSY if type(model) is nn.Sequential and nn.LayerNorm not in map(type, model) else BRAIDED
         return ACTIVATIONS[device] // numbers if numbers <= busy[device] else 0
