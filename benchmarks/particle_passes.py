@@ -1,7 +1,7 @@
 """What a prediction from S particles costs, in passes of the plain network, for networks of several kinds.
 
-    python benchmarks/particle_passes.py                                  on two CPU threads, about six minutes
-    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about eight
+    python benchmarks/particle_passes.py                                  on two CPU threads, about 13 minutes
+    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about nine
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
     python benchmarks/particle_passes.py --networks linear normed wide    where averages count most
     python benchmarks/particle_passes.py --networks large --inputs 1 4 16 100

@@ -48,7 +48,7 @@ from bayeslim.recipes import Recipe
 from bayeslim.report.overview import Row, measure_rows
 from bayeslim.report.quantities import percent
 from bayeslim.report.report import DENSE, SLIM, report
-from bayeslim.report.scores import Batches, collected
+from bayeslim.report.scores import collected
 from bayeslim.saving import load, save
 from bayeslim.types import Inputs, split_batch
 
@@ -153,12 +153,15 @@ def too_much(rows: Mapping[str, Row]) -> list[str]:
     ]
 
 
-def untrained(rows: Mapping[str, Row], test: Batches) -> list[str]:
-    """What to say of a network that was no better before the cut than one answer to everything; else nothing."""
+def untrained(rows: Mapping[str, Row], test: Iterable[Any]) -> list[str]:
+    """What to say of a network that was no better before the cut than one answer to everything; else nothing.
+
+    Data are gone over only for a network that is wrong now and then.
+    """
     dense = rows[DENSE].scores
-    if dense is None or not dense.is_fraction:
+    if dense is None or not dense.is_fraction or dense.error <= MUCH_WORSE:
         return []
-    targets = torch.cat([targets.flatten() for _, targets in test]).long()
+    targets = torch.cat([split_batch(batch)[1].flatten() for batch in test]).long()
     _, counts = targets[targets >= 0].unique(return_counts=True)
     guessed = 1 - float(counts.max() / counts.sum()) if len(counts) > 1 else 1.0
     if dense.error < guessed:
@@ -203,7 +206,7 @@ class _Run:
         rows = stage(
             "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
         )
-        self.notes += untrained(rows, collected(self.test)) + too_much(rows)
+        self.notes += untrained(rows, self.test) + too_much(rows)
         timed = stage(
             "benchmark.json",
             settings,
