@@ -3,7 +3,7 @@
     python benchmarks/particle_passes.py                                  on two CPU threads, about 13 minutes
     python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about nine
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
-    python benchmarks/particle_passes.py --networks linear normed wide    where averages count most
+    python benchmarks/particle_passes.py --networks linear classes normed wide    where averages count most
     python benchmarks/particle_passes.py --networks large --inputs 1 4 16 100
 
 The prediction is `bl.predict(bnn, x)`, with its mean: the probabilities, averaged. Uncertainty is worked out when it is
@@ -12,7 +12,8 @@ network in evaluation mode, without gradients, on the same inputs: S passes are 
 weights, one after the other, and nothing is averaged. Calling one network again and again is counted too; its weights
 stay in a cache that those of several may not fit into. A large tensor is freed before all else, as in any process that
 has trained a network: until then the C library may return memory after every layer, and getting it again takes as long
-as many a layer does. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
+as many a layer does. What exponentials of all outputs take is counted, too: no mean of probabilities can do without, and
+no pass has them. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
 depend on what was learned. Every particle's outputs are compared with those of its plain network: the largest
 difference, relative to the largest output, is kept beside the cost.
 """
@@ -93,6 +94,11 @@ def linear() -> nn.Module:
     return nn.Linear(20, 3)
 
 
+def classes() -> nn.Module:
+    """No more than a layer, of which exponentials alone take longer."""
+    return nn.Linear(20, 1_000)
+
+
 def normed() -> nn.Module:
     """With layer norms, one after the other."""
     return nn.Sequential(
@@ -163,11 +169,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transformer": (bl.zoo.transformer, (1, 28, 28)),
     "lstm": (bl.zoo.lstm, (1, 28, 28)),
     "linear": (linear, (20,)),
+    "classes": (classes, (20,)),
     "normed": (normed, (20,)),
     "wide": (wide, (20,)),
     "large": (large, (3_072,)),
 }
-ASKED_FOR = ("linear", "normed", "wide", "large")
+ASKED_FOR = ("linear", "classes", "normed", "wide", "large")
 """Which are measured only where they are named."""
 
 
@@ -211,6 +218,11 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
         prediction = bl.predict(bnn, x)
         _ = prediction.mean, prediction.variance, prediction.aleatoric, prediction.epistemic
 
+    outputs = bl.predict(bnn, x).samples
+
+    def exponentials() -> None:
+        outputs.exp()
+
     def seconds(action: Callable[[], None], times: int) -> float:
         started = time.perf_counter()
         for _ in range(times):
@@ -219,22 +231,23 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / times
 
-    for action in (one, each, several, how_sure):
+    for action in (one, each, several, how_sure, exponentials):
         seconds(action, 2)
     turns = max(1, round(LEAST_SECONDS / seconds(one, 3)))
     rounds = []
     for _ in range(ROUNDS if turns > 1 else FEWER):
         alike, of_all = seconds(one, turns), seconds(each, max(1, turns // members)) / members
-        predicted, read = (seconds(action, max(1, turns // members)) for action in (several, how_sure))
-        rounds.append((alike, of_all, predicted, read))
+        others = (seconds(action, max(1, turns // members)) for action in (several, how_sure, exponentials))
+        rounds.append((alike, of_all, *others))
     return {
         "network": name,
         "inputs": inputs,
         "members": members,
-        "passes": round(statistics.median(predicted / of_all for _, of_all, predicted, _ in rounds), 2),
-        "passes_with_uncertainty": round(statistics.median(read / of_all for _, of_all, _, read in rounds), 2),
-        "passes_of_one_network": round(statistics.median(predicted / alike for alike, _, predicted, _ in rounds), 2),
-        "milliseconds_of_a_pass": float(f"{1e3 * statistics.median(of_all for _, of_all, _, _ in rounds):.3g}"),
+        "passes": round(statistics.median(predicted / of_all for _, of_all, predicted, _, _ in rounds), 2),
+        "passes_with_uncertainty": round(statistics.median(read / of_all for _, of_all, _, read, _ in rounds), 2),
+        "passes_of_exponentials": round(statistics.median(exp / of_all for _, of_all, _, _, exp in rounds), 2),
+        "passes_of_one_network": round(statistics.median(predicted / alike for alike, _, predicted, _, _ in rounds), 2),
+        "milliseconds_of_a_pass": float(f"{1e3 * statistics.median(of_all for _, of_all, *_ in rounds):.3g}"),
         "difference": float(f"{difference(networks, bnn, x):.1e}"),
     }
 

@@ -42,7 +42,9 @@ def test_moments_in_one_call_and_in_passes_agree():
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 4), (3, 2, 6, 40), (2, 1, 3), (2, 3, 1)])
-def test_examples_that_lie_along_memory_are_averaged_as_others_are(shape):
+@pytest.mark.parametrize("very_few", [0, 1_000])
+def test_examples_that_lie_along_memory_are_averaged_as_others_are(shape, very_few, monkeypatch):
+    monkeypatch.setattr(averages, "VERY_FEW", very_few)
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lying_so = logits.mT.contiguous().mT
     for one, other in zip(all_averages(logits), all_averages(lying_so), strict=True):

@@ -74,23 +74,27 @@ def test_networks_with_layers_of_both_kinds_go_layer_by_layer(arm, rows, columns
     assert not blas.is_better_apart(model, rows)
 
 
+@pytest.mark.parametrize(("shape", "expected"), [((5, 400, 784), 191), ((2, 400, 784), 0), ((5, 400, 2048), 0)])
+def test_features_lie_along_memory_of_few_rows_times_large_weights_that_do_not_compete(shape, expected):
+    assert blas.rows_along(torch.empty(shape)) == expected
+
+
 @pytest.mark.parametrize(
-    ("rows", "units", "expected"), [(2, 1100, True), (1, 1100, False), (400, 1100, False), (2, 900, False)]
-)
-def test_networks_with_large_layers_are_quicker_alone(arm, rows, units, expected, monkeypatch):
-    model = nn.Sequential(nn.Linear(1000, units, device="meta"), nn.ReLU(), nn.Linear(units, 3, device="meta"))
-    assert blas.is_quicker_alone(model, rows) == expected
-    monkeypatch.setattr(blas, "IS_ARM", False)
-    assert not blas.is_quicker_alone(model, rows)
-
-
-@pytest.mark.parametrize("large", [1, 2**20])
-def test_networks_that_are_quicker_alone_are_called_so(arm, large, monkeypatch):
+    ("model", "at_once"),
+    [(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)), False),
+     (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), True)],
+)  # fmt: skip
+def test_networks_that_are_no_chains_are_called_alone_where_rows_compete(arm, model, at_once, monkeypatch):
     predict = importlib.import_module("bayeslim.predict")
-    monkeypatch.setattr(blas, "LARGE", large)
     made = []
-    at_once = predict.at_once
-    monkeypatch.setattr(predict, "at_once", lambda *args: made.append(at_once(*args)) or made[-1])
-    _, check = checked_ensemble(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(4, 6))
+    make = predict.at_once
+    monkeypatch.setattr(predict, "at_once", lambda *args: made.append(make(*args)) or made[-1])
+    _, check = checked_ensemble(model, torch.randn(16, 6))
     check()
-    assert bool(made) == (large > 1)
+    assert made
+    made.clear()
+    monkeypatch.setattr(blas, "COMPETING", 2)
+    monkeypatch.setattr(blas, "SEVERAL", 8)
+    _, check = checked_ensemble(model, torch.randn(16, 6))
+    check()
+    assert bool(made) == at_once

@@ -65,6 +65,43 @@ def test_what_was_found_out_once_is_used_in_any_mode(made, is_used):
     assert is_used(check)
 
 
+def test_what_was_found_out_once_is_used_in_any_mode_of_a_part(made, is_used):
+    bnn, check = made
+    part = [*bnn.model.modules()][-1]
+    for modes in ((True, False), (False, True)):
+        bnn.model.training, part.training = modes
+        assert is_used(check)
+        assert (bnn.model.training, part.training) == modes
+
+
+def test_nothing_is_dropped_in_training_mode(is_used):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(6, 5), nn.Dropout(0.9), nn.ReLU(), nn.Linear(5, 3))
+    bnn, check = checked_ensemble(model, torch.randn(7, 2, 3))
+    check()
+    bnn.train()
+    assert is_used(check)
+
+
+@pytest.mark.parametrize("likelihood", [bl.likelihoods.Categorical(), bl.likelihoods.Gaussian()])
+@pytest.mark.parametrize("some", [False, True])
+def test_nothing_that_is_predicted_has_a_gradient(likelihood, some, is_used):
+    torch.manual_seed(0)
+    bnn, _ = checked_ensemble(row(), torch.randn(7, 2, 3))
+    bnn.likelihood = likelihood
+    if some:  # what is not random is the model's own, with gradients
+        particles = bnn.posterior_
+        bnn.state["posterior"] = bl.posteriors.Particles({k: v for k, v in particles.values.items() if k[0] == "3"})
+    x = torch.randn(7, 2, 3, requires_grad=True)
+    first = bl.predict(bnn, x)
+    assert is_used(lambda: bl.predict(bnn, x))
+    again = bl.predict(bnn, x)
+    for prediction in (first, again):
+        tensors = (prediction.mean, prediction.samples, prediction.aleatoric, prediction.epistemic, prediction.variance)
+        assert not any(tensor.requires_grad for tensor in tensors)
+    torch.testing.assert_close(first.samples, again.samples)
+    assert torch.is_grad_enabled()
+
+
 @pytest.mark.parametrize("kind", ["values", "buffers"])
 def test_particles_that_change_are_seen(made, is_used, kind):
     bnn, check = made

@@ -18,6 +18,8 @@ FEW = 2**8 if IS_ARM else 2**7
 """Of how many values one call for both moments is quicker than passes."""
 SOME = 2**13 if IS_ARM else 2**11
 """Of how many values of classes calls take longer than what they compute."""
+VERY_FEW = 2**11
+"""Of how many a mean is quicker to take in another order than to put into it."""
 WIDE, MANY = 32, 2**12
 """How many classes are quicker to sum over where they lie along memory; of fewer, and of more values than so many,
 examples are put along it."""
@@ -65,7 +67,10 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
     """
     lie_across = not logits.is_cuda and _are_to_lie_across(logits)
     probs = _probabilities(logits, lie_across)
-    mean = probs.mean(0)
+    if lie_across:
+        mean = probs.mT.mean(0) if _are_few(probs, VERY_FEW) else _across(probs.mean(0))
+    else:
+        mean = probs.mean(0)
     kept = probs if _are_few(probs, KEPT) else None
 
     def uncertainty() -> Uncertainty:
@@ -75,7 +80,7 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
         entropy, aleatoric = entropy_of(mean, dim), entropy_of(probs, (0, dim), 1 / len(probs))
         return Uncertainty(aleatoric, (entropy - aleatoric).relu_(), _across(spread) if lie_across else spread)
 
-    return _across(mean) if lie_across else mean, uncertainty
+    return mean, uncertainty
 
 
 def _probabilities(logits: Tensor, lie_across: bool) -> Tensor:

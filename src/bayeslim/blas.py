@@ -29,7 +29,7 @@ they give."""
 COMPETING, SEVERAL, SOME_ROWS = 2**11, 2**8, 192
 """Multiples of how many columns compete for a cache, from how many units on, in products of fewer than so many rows."""
 LARGE = 2**20
-"""Of how many weights a layer is slower for several networks at once, of as few rows."""
+"""Of how many weights of all networks x Wᵀ takes less time than W xᵀ, of as few rows, if they do not compete."""
 _OTHERS = (_ConvNd, nn.RNNBase, nn.RNNCellBase)
 FEW, SMALL = 4, 2**16
 """Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
@@ -65,9 +65,10 @@ def is_better_apart(model: nn.Module, rows: int) -> bool:
     return any(map(_competes, _matrices_of(model)))
 
 
-def is_quicker_alone(model: nn.Module, rows: int) -> bool:
-    """Whether networks have layers so large that products of all of them at once take longer than of each."""
-    return IS_ARM and 1 < rows < SOME_ROWS and any(matrix.numel() >= LARGE for matrix in _matrices_of(model))
+def rows_along(weights: Tensor) -> int:
+    """Up to how many rows a product of all networks' weights, x Wᵀ, takes less time than W xᵀ."""
+    is_large = weights.numel() >= LARGE and not _competes(weights[0])
+    return SOME_ROWS - 1 if is_large else 0
 
 
 def _competes(weight: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bayeslim import moments, stochastic
 from bayeslim.batches import batches_of
 from bayeslim.bayesian import Bayesian
-from bayeslim.blas import FEW_ROWS, IS_ARM, by_blas, is_quicker_alone
+from bayeslim.blas import FEW_ROWS, IS_ARM, by_blas, is_better_apart
 from bayeslim.captured import outputs_captured
 from bayeslim.fused import is_plain
 from bayeslim.likelihoods import Categorical, Likelihood
@@ -96,10 +96,10 @@ def predict(
     is_usual = samples is None and batch_size == "auto" and generator is None
     if not is_usual:
         _check(samples, batch_size, generator)
-    with torch.set_grad_enabled(False), stochastic.evaluating(bnn):  # as no_grad, which takes twice as long
-        if is_usual and how == "auto" and (outputs := outputs_ready(bnn, x)) is not None:
-            likelihood: Any = bnn._modules["likelihood"]  # as attributes modules take a while of all this to read
-            return _averaged(outputs, likelihood)
+    if is_usual and how == "auto" and (outputs := outputs_ready(bnn, x)) is not None:
+        likelihood: Any = bnn._modules["likelihood"]  # as attributes modules take a while of all this to read
+        return _averaged(outputs, likelihood)
+    with torch.no_grad(), stochastic.evaluating(bnn):
         return _found(bnn, x, samples, how, batch_size, generator)
 
 
@@ -132,7 +132,10 @@ def _found(
 
 def _averaged(outputs: Tensor, likelihood: Likelihood) -> Prediction:
     """What a likelihood makes of outputs, which come as they lie in memory: of classes that is taken as it is."""
-    return likelihood.predict(outputs if type(likelihood) is Categorical else outputs.contiguous())
+    if type(likelihood) is Categorical:
+        return likelihood.predict(outputs)  # there is nothing to differentiate: not to say so saves a while
+    with torch.no_grad():
+        return likelihood.predict(outputs.contiguous())
 
 
 def _check(samples: Any, batch_size: Any, generator: Any) -> None:
@@ -305,9 +308,10 @@ def _at_once(model: nn.Module, width: int, x: Inputs, stack: Params, chosen: Seq
     members, device = len(_any(stack)), "cuda" if _any(stack).is_cuda else "cpu"
     if width:
         numbers = width * batch_size(x)
-        if device == "cpu" and is_quicker_alone(model, batch_size(x)):
+        is_chain = type(model) is nn.Sequential and nn.LayerNorm not in map(type, model)
+        if device == "cpu" and not is_chain and is_better_apart(model, batch_size(x)):
             return 0
-        busy = BUSY if type(model) is nn.Sequential and nn.LayerNorm not in map(type, model) else BRAIDED
+        busy = BUSY if is_chain else BRAIDED
         return ACTIVATIONS[device] // numbers if numbers <= busy[device] else 0
     if type(model) is not nn.Sequential or not isinstance(x, Tensor):
         return 0

@@ -20,6 +20,7 @@ from bayeslim.belongings import Belongings
 from bayeslim.fused import is_quiet
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.posteriors import Particles
+from bayeslim.stochastic import evaluating
 from bayeslim.types import Batches, modules_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,10 @@ _ready: WeakKeyDictionary[Particles, _Ready] = WeakKeyDictionary()
 
 
 def outputs_ready(bnn: Bayesian, x: Any) -> Tensor | None:
-    """What all particles give for inputs, (S, N, ...), in evaluation mode; None if that is not ready."""
+    """What all particles give for inputs, (S, N, ...), in evaluation mode; None if that is not ready.
+
+    Neither the mode of modules nor whether there are gradients has a part in it.
+    """
     particles = bnn.state.get("posterior")
     if type(x) is not Tensor or not isinstance(particles, Particles):
         return None
@@ -108,10 +112,19 @@ def outputs_ready(bnn: Bayesian, x: Any) -> Tensor | None:
     if ready is None or (way := ready.ways.get(_kind(x))) is None or not is_quiet("cpu"):
         return None
     model: Any = bnn._modules["model"]  # as an attribute it takes a while of all this to read
-    if bnn.method is ready.method and ready.premises.hold(model, _tensors(particles)):
-        return way(x)
+    if bnn.method is ready.method and _still_hold(ready.premises, model, _tensors(particles)):
+        outputs = way(x.detach() if x.requires_grad else x)
+        return outputs.detach() if outputs is not None and outputs.requires_grad else outputs
     _ready.pop(particles, None)
     return None
+
+
+def _still_hold(premises: Premises, model: nn.Module, tensors: list[Tensor]) -> bool:
+    """Whether premises hold in evaluation mode, in which a network may be; to look into all modules takes a while."""
+    if not vars(model)["training"] and premises.hold(model, tensors):
+        return True
+    with evaluating(model):
+        return premises.hold(model, tensors)
 
 
 def keep_ready(bnn: Bayesian, particles: Particles, batches: Batches, found: Callable[[], Way | None]) -> None:

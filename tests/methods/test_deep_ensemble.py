@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
+from bayeslim import blas
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.methods import chain
 from bayeslim.methods.abreast import Abreast, AbreastLoader, dense_width, outputs_abreast
@@ -379,6 +380,8 @@ def test_networks_abreast_say_what_each_says_alone(model, examples, is_arm, monk
     monkeypatch.setattr(chain, "VERY_FEW", 1)
     monkeypatch.setattr(chain, "MANY", 6)
     monkeypatch.setattr(chain, "WIDE", 5)
+    monkeypatch.setattr(blas, "LARGE", 100)
+    monkeypatch.setattr(blas, "SOME_ROWS", 4)
     x = torch.randn(examples, 2, 3)
     stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
     assert dense_width(model)

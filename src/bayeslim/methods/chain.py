@@ -8,6 +8,7 @@ and give as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslim.blas import IS_ARM
+from bayeslim.blas import IS_ARM, rows_along
 from bayeslim.errors import ShapeMismatch
 from bayeslim.fused import SAME
 from bayeslim.stochastic import plain_type
@@ -39,9 +40,9 @@ _CHAINED = ELEMENTWISE | SAME | _POOLS.keys() | _NORMS.keys() | _CONVOLUTIONS.ke
 
 FEW = 2**8
 """Of how many inputs calls take longer than what they compute."""
-VERY_FEW, MANY, WIDE = 0 if IS_ARM else 3, 2**6, 2**8
+VERY_FEW, MANY, WIDE = 3, 2**6, 2**8
 """Of how many inputs at most x Wᵀ takes less time than W xᵀ on a CPU, a third of it, and of more than how many by how
-many units, a tenth less, but for ARM."""
+many units, a tenth less."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -145,11 +146,13 @@ class _Links:
             return self._norm(kind, name, layer)
         if kind is nn.Flatten:
             return self._flatten(layer)
+        if kind in SAME:
+            return True
         if self.first is None:
             self.before.append(layer)
         elif kind in _POOLS and (_POOLS[kind] != self._dimensions() or getattr(layer, "return_indices", False)):
             return False
-        elif kind not in SAME:
+        else:
             self.after.append(IN_PLACE.get(kind, layer))
         return True
 
@@ -184,14 +187,15 @@ class _Links:
             if layer.padding_mode != "zeros" or self.in_rows or (self.first is None and layer.groups > 1):
                 return False
             groups = 1 if self.first is None else self.members * layer.groups
-            every = self._joined(weight), None if bias is None else self._joined(bias)
-            self.after.append(_convolution(_CONVOLUTIONS[kind], layer, *every, groups))
+            joined = self._joined(weight), None if bias is None else self._joined(bias)
+            self.after.append(_convolution(_CONVOLUTIONS[kind], layer, *joined, groups))
         elif self.first is None:
             self.in_rows = True
             row = None if bias is None else self._joined(bias)
             biases = None if row is None else (row, row.unsqueeze(-1))
-            few_only = self.has_norms or IS_ARM or weight.shape[1] < WIDE
-            self.after.append(partial(_first_product, self._joined(weight), biases, self.members, few_only))
+            every = self._joined(weight)
+            few, many = _few_and_many(weight, self.has_norms)
+            self.after.append(partial(_first_product, every, biases, self.members, few, many))
         elif not self.in_rows:
             return False
         elif bias is None:
@@ -262,14 +266,21 @@ def _path(name: str, leaf: str) -> str:
     return f"{name}.{leaf}" if name else leaf
 
 
+def _few_and_many(weight: Tensor, has_norms: bool) -> tuple[int, float]:
+    """Up to how many inputs, and of more than how many, x Wᵀ of all networks takes less time than W xᵀ on a CPU."""
+    if IS_ARM:
+        return rows_along(weight), math.inf
+    return VERY_FEW, math.inf if has_norms or weight.shape[1] < WIDE else MANY
+
+
 def _first_product(
-    weight: Tensor, biases: tuple[Tensor, Tensor] | None, members: int, few_only: bool, x: Tensor
+    weight: Tensor, biases: tuple[Tensor, Tensor] | None, members: int, few: int, many: float, x: Tensor
 ) -> Tensor:
-    """Of all networks on the same inputs; features lie along memory of very few, and of many if not of few only.
+    """Of all networks on the same inputs; features lie along memory of few, and of many.
 
     Biases are given as a row and as a column.
     """
-    if x.is_cpu and (x.shape[0] <= VERY_FEW or (x.shape[0] > MANY and not few_only)):
+    if x.is_cpu and not few < x.shape[0] <= many:
         x = F.linear(x, weight, biases and biases[0])
         return x.view(x.shape[0], members, -1).permute(1, 2, 0)
     x = x.mT
