@@ -12,8 +12,8 @@ network in evaluation mode, without gradients, on the same inputs: S passes are 
 weights, one after the other, and nothing is averaged. Calling one network again and again is counted too; its weights
 stay in a cache that those of several may not fit into. A large tensor is freed before all else, as in any process that
 has trained a network: until then the C library may return memory after every layer, and getting it again takes as long
-as many a layer does. What exponentials of all outputs take is counted, too: no mean of probabilities can do without, and
-no pass has them. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
+as many a layer does. What exponentials of all outputs take is counted, too: no mean of probabilities can do without,
+and no pass has them. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
 depend on what was learned. Every particle's outputs are compared with those of its plain network: the largest
 difference, relative to the largest output, is kept beside the cost.
 """

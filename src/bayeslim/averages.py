@@ -67,10 +67,7 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
     """
     lie_across = not logits.is_cuda and _are_to_lie_across(logits)
     probs = _probabilities(logits, lie_across)
-    if lie_across:
-        mean = probs.mT.mean(0) if _are_few(probs, VERY_FEW) else _across(probs.mean(0))
-    else:
-        mean = probs.mean(0)
+    mean = _mean_of(probs, lie_across)
     kept = probs if _are_few(probs, KEPT) else None
 
     def uncertainty() -> Uncertainty:
@@ -85,6 +82,12 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
 
 def _probabilities(logits: Tensor, lie_across: bool) -> Tensor:
     return _across(logits).softmax(-2) if lie_across else logits.softmax(-1)
+
+
+def _mean_of(probs: Tensor, lie_across: bool) -> Tensor:
+    if lie_across and not _are_few(probs, VERY_FEW):
+        return _across(probs.mean(0))
+    return (probs.mT if lie_across else probs).mean(0)
 
 
 def _across(values: Tensor) -> Tensor:

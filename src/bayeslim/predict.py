@@ -99,7 +99,7 @@ def predict(
     if is_usual and how == "auto" and (outputs := outputs_ready(bnn, x)) is not None:
         likelihood: Any = bnn._modules["likelihood"]  # as attributes modules take a while of all this to read
         return _averaged(outputs, likelihood)
-    with torch.no_grad(), stochastic.evaluating(bnn):
+    with torch.set_grad_enabled(False), stochastic.evaluating(bnn):  # as no_grad, which takes twice as long
         return _found(bnn, x, samples, how, batch_size, generator)
 
 
@@ -134,7 +134,7 @@ def _averaged(outputs: Tensor, likelihood: Likelihood) -> Prediction:
     """What a likelihood makes of outputs, which come as they lie in memory: of classes that is taken as it is."""
     if type(likelihood) is Categorical:
         return likelihood.predict(outputs)  # there is nothing to differentiate: not to say so saves a while
-    with torch.no_grad():
+    with torch.set_grad_enabled(False):
         return likelihood.predict(outputs.contiguous())
 
 

@@ -115,7 +115,7 @@ def way_of(twins: Sequence[nn.Module], x: Inputs) -> Callable[[Inputs], Tensor]:
     def outputs(x: Inputs) -> Tensor:
         if are_laid_out:
             x = laid_out(x, model)
-        with products():
+        with torch.set_grad_enabled(False), products():  # of which some layers take notice
             values = model.first(model, x) if isinstance(model, Graph) else (x,)
             return torch.stack([called(*values) for called in calls])
 
