@@ -3,7 +3,7 @@
 Rows are called at less cost (`fused`, `methods.chain`), and most forwards that people write are one, or are made of a
 few. What a forward does is seen by `torch.fx`, which follows it once without numbers. With numbers it might do
 something else, so that rows are used only for inputs of a shape for which they gave the same outputs, to the bit; and
-they are made anew when anything else was put into one of the network's modules.
+they are made anew when anything else was put into one of the network's modules, or where its code reads it.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ def unrolled(model: nn.Module, inputs: Inputs) -> nn.Module:
         return model
     seen = _seen.get(model)
     if seen is None or not seen.belongings.are_left():
-        rows = _rows_of(model)
         looked_into = [m for m in modules_of(model) if m is model or is_followed(m) or isinstance(m, nn.RNNBase)]
-        seen = _seen[model] = _Seen(Belongings(looked_into, seen=True), rows)
+        rows = _rows_of(model)
+        belongings = Belongings(looked_into, seen=True)
+        seen = _seen[model] = _Seen(belongings, rows if belongings.are_known else None)
     if seen.rows is None:
         return model
     kind = min(inputs.shape[0], EXAMPLES), inputs.shape[1:], inputs.dtype, inputs.device
