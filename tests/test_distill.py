@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim import imitation, likelihoods
-from bayeslim.errors import BayeslimError, NotFitted, ShapeMismatch, UnsupportedModel
+from bayeslim.errors import BayeslimError, BayeslimWarning, NotFitted, ShapeMismatch, UnsupportedModel
 from bayeslim.lessons import inputs_of
 from bayeslim.methods.particle_method import ParticleMethod
 from bayeslim.posteriors import Particles
@@ -240,6 +240,14 @@ def test_a_dirichlet_student_is_saved_and_pruned_as_any_network(tmp_path):
     assert torch.equal(pruned(ROWS) == 0, pruned.model.weight.T == 0)
 
 
+def test_a_dirichlet_student_that_is_unlike_its_teacher_warns():
+    sure, student = given(logits(particles=1).repeat(2, 1, 1), likelihoods.Categorical()), free()
+    before = torch.get_rng_state()
+    with pytest.warns(BayeslimWarning, match=r"student's epistemic uncertainty is .* Train it for longer"):
+        bl.distill(sure, LOADER, student, how="dirichlet", epochs=1, **(QUICK | {"lr": 1e-6}))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_one_draw_makes_no_dirichlet_and_values_have_none():
     with pytest.raises(BayeslimError, match=r"two draws of the teacher at least\. Got 1"):
         bl.distill(given(logits(particles=1), likelihoods.Categorical()), LOADER, how="dirichlet", progress=False)
@@ -282,6 +290,7 @@ def kl(teacher: bl.Bayesian, student: nn.Module, x: torch.Tensor = X) -> float:
         return float((p * (p.log() - student(x).log_softmax(-1))).sum(-1).mean())
 
 
+@pytest.mark.filterwarnings("ignore:On the first batch the student")  # which learns for too short a while
 @pytest.mark.parametrize("how", ["probs", "online", "dirichlet"])
 def test_any_posterior_teaches_and_nothing_else_changes(teacher, how):
     smaller = mlp(hidden=6)
@@ -333,6 +342,7 @@ def test_zeros_of_a_pruned_student_stay_zero(teacher, how):
         assert len(bl.predict(student, X)) == 60  # Laplace refuses a posterior that was measured elsewhere
 
 
+@pytest.mark.filterwarnings("ignore:On the first batch the student")  # which learns for too short a while
 @pytest.mark.parametrize("how", ["probs", "online", "dirichlet"])
 def test_a_run_goes_on_exactly_from_its_checkpoint(how, tmp_path):
     bnn = bl.bayesianize(mlp(), bl.Variational(), likelihood=likelihoods.Categorical(), num_data=60)

@@ -26,7 +26,7 @@ from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.results import Fit
 from bayeslim.schedules import Position, Schedule, Uniform
 from bayeslim.select import Selection, Sites, sites
-from bayeslim.types import Batch, Inputs, Params, call, device_of
+from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
 
 PREFIXES = {"likelihood:": "likelihood", "prior:": "hyperparameters"}
 """Where the parameters of likelihood and priors stand in a `state_dict`; no module can have such a name."""
@@ -210,7 +210,11 @@ class Bayesian(nn.Module):
             kl_weight: overrides the method's schedule.
         """
         warn_if_past_wrapper(self)
-        terms = self.method.loss(self, batch, kl_weight)
+        try:
+            terms = self.method.loss(self, batch, kl_weight)
+        except (RuntimeError, ValueError) as error:
+            note_inputs(error, self.model, inputs_of(batch))
+            raise
         log_hyperprior = self.priors.log_hyperprior()
         if log_hyperprior is not None:
             terms = terms.less(log_hyperprior)

@@ -18,6 +18,7 @@ Balan et al. 2015, arXiv:1506.04416 · Malinin, Mlodozeniec & Gales 2020, arXiv:
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import singledispatch
@@ -29,7 +30,7 @@ from torch import nn
 from bayeslim import stochastic, train
 from bayeslim.bayesian import Bayesian
 from bayeslim.data.loader import Loader
-from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
+from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
 from bayeslim.lessons import Online, inputs_of, kept
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.loaders import check_inputs, check_loader
@@ -38,6 +39,9 @@ from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
 from bayeslim.predict import predict
 from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
+
+UNLIKE, TIMES = 0.02, 3
+"""From how many nats of difference on, and how many times as much or as little, an uncertainty is another."""
 
 How = Literal["probs", "online", "dirichlet"]
 
@@ -115,9 +119,24 @@ def distill(
     train.fit(learner, lessons, epochs=epochs, lr=lr, seed=seed, progress=progress, **training)
     learner.eval()
     if how == "dirichlet":
+        _warn_if_unlike(teacher, learner, first, samples)
         return learner
     plain = learner.mean_network()
     return _returned(student.method, student, plain, loader) if isinstance(student, Bayesian) else plain
+
+
+def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples: int | None) -> None:
+    """Say so if a student knows far less, or thinks it knows far more, than its teacher of what it was shown."""
+    with kept_random_state():
+        mine, others = (float(p.epistemic.mean()) for p in (predict(student, first), predict(teacher, first, samples)))
+    if abs(mine - others) > UNLIKE and not 1 / TIMES < mine / max(others, 1e-9) < TIMES:
+        warnings.warn(
+            f"On the first batch the student's epistemic uncertainty is {mine:.2g} nats on average, its teacher's "
+            f"{others:.2g}: it has not learned to keep that apart. Train it for longer (epochs=...), or at a higher "
+            "rate (lr=...).",
+            BayeslimWarning,
+            stacklevel=3,
+        )
 
 
 def _first(loader: Iterable[Any]) -> Any:

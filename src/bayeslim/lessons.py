@@ -153,7 +153,8 @@ def _joined(parts: list[Inputs]) -> Inputs:
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ShapeMismatch(
-            f'The batches cannot be put together to be kept: {error}. Use how="online", which takes them one by one.'
+            f"The batches cannot be put together to be kept: {error}. Give inputs of one shape, unlabelled ones, too; "
+            'or, if the teacher takes several shapes, how="online", which takes them one by one.'
         ) from error
 
 

@@ -35,7 +35,7 @@ from bayeslim.posteriors import Particles, Posterior
 from bayeslim.ready import Way, keep_ready, outputs_ready
 from bayeslim.results import Prediction
 from bayeslim.twins import laid_out, outputs_of, twins_of, way_of
-from bayeslim.types import Batches, Inputs, Params, batch_size, call, fitting, modules_of
+from bayeslim.types import Batches, Inputs, Params, batch_size, call, fitting, modules_of, note_inputs
 from bayeslim.unrolled import is_unrolled, unrolled
 
 WEIGHTS, ACTIVATIONS = 2**23, {"cpu": 2**22, "cuda": 2**26}
@@ -100,7 +100,11 @@ def predict(
         likelihood: Any = bnn._modules["likelihood"]  # as attributes modules take a while of all this to read
         return _averaged(outputs, likelihood)
     with torch.set_grad_enabled(False), stochastic.evaluating(bnn):  # as no_grad, which takes twice as long
-        return _found(bnn, x, samples, how, batch_size, generator)
+        try:
+            return _found(bnn, x, samples, how, batch_size, generator)
+        except (RuntimeError, ValueError) as error:
+            note_inputs(error, bnn.model, x)
+            raise
 
 
 def _found(

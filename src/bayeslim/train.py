@@ -349,6 +349,8 @@ def _check_finite(terms: Terms, epoch: int, index: int) -> None:
 
 def _num_data(bnn: Bayesian, loader: Any) -> int:
     size = None if bnn.num_data_given else size_of_data(loader)
+    if size == 0:
+        raise BayeslimError("The loader has no examples: there is nothing to learn from.")
     if size is not None:
         return size
     if bnn.num_data is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 
 Params: TypeAlias = dict[str, Tensor]
 """Tensors by the user's own parameter names, as in `model.named_parameters()`, never prefixed."""
@@ -145,8 +145,25 @@ def batch_size(inputs: Inputs) -> int:
         if isinstance(value, nn.utils.rnn.PackedSequence):
             return int(value.batch_sizes[0])
     given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values()))
-    hint = " Use torch.as_tensor(...)." if "ndarray" in given else ""
-    raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}.{hint}")
+    hint = "Use torch.as_tensor(...)." if "ndarray" in given else (
+        "Pass a tensor with examples first, a tuple or dict of such, or a loader of batches, such as a DataLoader; "
+        "a list is taken for the arguments of one call."
+    )  # fmt: skip
+    raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}. {hint}")
+
+
+def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:
+    """Add to an error of torch what a network was given, and what its first layer has."""
+    if isinstance(error, BayeslimError) or not isinstance(inputs, (Tensor, tuple, Mapping)):
+        return
+    args, kwargs = arguments(inputs)
+    given = [f"{tuple(value.shape)}, {value.dtype}" for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    name, weight = next(((name, p) for name, p in model.named_parameters()), ("", None))
+    if given and weight is not None:
+        error.add_note(
+            f"The network was given inputs of {' and '.join(given)}; its first parameter, {name}, is of "
+            f"{tuple(weight.shape)}, {weight.dtype}. Give inputs such as its first layer takes, examples first."
+        )
 
 
 def chosen_device(device: torch.device | str) -> torch.device:

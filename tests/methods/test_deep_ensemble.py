@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim import blas
-from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 from bayeslim.methods import chain
 from bayeslim.methods.abreast import Abreast, AbreastLoader, dense_width, outputs_abreast
 from bayeslim.methods.fresh import start_afresh_
@@ -210,6 +210,52 @@ def test_resume_is_exact(together, stop_after, tmp_path):
     result = again.fit(loader(), lr=0.05, progress=False, checkpoint=tmp_path / "run", **options)
     assert result.resumed_from == (min(stop_after, 3) if together else stop_after)
     assert_same(whole, again, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("together", ["auto", True])
+def test_a_checkpoint_of_members_one_by_one_is_gone_on_with_or_refused(together, tmp_path):
+    options = {"epochs": 2, "lr": 0.05, "progress": False, "checkpoint": tmp_path, "seed": 5}
+    bayesian(bl.DeepEnsemble(2)).fit(loader(), callbacks=[lambda _: None], **options)
+    again = bayesian(bl.DeepEnsemble(2, together=together))
+    if together is True:
+        with pytest.raises(BayeslimError, match="trained one by one, and this run would train them together"):
+            again.fit(loader(), **options)
+        return
+    assert again.fit(loader(), **options).resumed_from == 4
+    assert not (tmp_path / "together").exists()
+
+
+def test_a_checkpoint_of_members_together_is_not_begun_anew_one_by_one(tmp_path):
+    options = {"epochs": 2, "lr": 0.05, "progress": False, "checkpoint": tmp_path, "seed": 5}
+    whole = bayesian(bl.DeepEnsemble(2, together=True))
+    whole.fit(loader(), **options)
+    with pytest.raises(BayeslimError, match=r"trained together, .* one by one, from the start\. Give the options"):
+        bayesian(bl.DeepEnsemble(2)).fit(loader(), callbacks=[lambda _: None], **options)
+    assert not any(tmp_path.glob("member-*"))
+    again = bayesian(bl.DeepEnsemble(2, together=True))
+    assert again.fit(loader(), **options).resumed_from == 2
+    assert_same(whole, again, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", [bl.DeepEnsemble(2), bl.SVGD(2), bl.HMC(samples=2, warmup=2)])
+def test_no_examples_and_inputs_that_do_not_fit_are_named(method):
+    options = {} if isinstance(method, bl.HMC) else {"epochs": 1}
+    with pytest.raises(BayeslimError, match="The loader has no examples"):
+        bayesian(method).fit([], progress=False, **options)
+    wrong = bl.data.Loader(torch.randn(6, X.shape[1] + 1), Y[:6], 6)
+    with pytest.raises(RuntimeError) as raised:
+        bayesian(method).fit(wrong, progress=False, **options)
+    assert any("The network was given inputs of" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_inputs_of_another_type_are_named(dtype):
+    bnn = fitted(bl.DeepEnsemble(2), epochs=1)
+    with pytest.raises(RuntimeError) as raised:
+        bl.predict(bnn, X.to(dtype))
+    (note,) = raised.value.__notes__
+    assert str(dtype) in note
+    assert "torch.float32. Give inputs such as its first layer takes" in note
 
 
 def test_a_second_fit_goes_on_from_the_members():

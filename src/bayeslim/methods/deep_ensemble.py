@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from bayeslim.errors import BayeslimError
 from bayeslim.methods.abreast import SKELETON, Abreast, AbreastLoader, is_faster
 from bayeslim.methods.adversarial import adversarial_loss
 from bayeslim.methods.base import Terms
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
+_TOGETHER, _MEMBER = "together", "member-"
+"""Names of checkpoints: of all members, and of each."""
 _APART = ("validate", "patience", "callbacks", "clip")
 """Options of training that look at one network, and so need the members one after the other."""
 
@@ -124,10 +127,26 @@ class DeepEnsemble(ParticleMethod):
         training = {**training, "seed": None}
         job = _Job(self, bnn, loader, previous, start, optimizer, checkpoint, seed, training)
         together = self._is_together(bnn, loader, optimizer, training)
+        if checkpoint is not None:
+            together = self._as_begun(Path(checkpoint), together)
         with restored_on_failure(bnn):
             result, particles = job.together() if together else job.one_by_one()
         self.keep(bnn, particles)
         return result
+
+    def _as_begun(self, folder: Path, together: bool) -> bool:
+        """Go on as a checkpoint was begun; one by one can always be gone on with, unless it is to be together."""
+        begun = {name: any(folder.glob(f"{name}*")) for name in (_TOGETHER, _MEMBER)}
+        this, other = (_TOGETHER, _MEMBER) if together else (_MEMBER, _TOGETHER)
+        if begun[this] or not begun[other]:
+            return together
+        if together and self.together == "auto":
+            return False
+        raise BayeslimError(
+            f"The checkpoint in {folder} is of members trained {'one by one' if together else 'together'}, and this "
+            f"run would train them {'together' if together else 'one by one'}, from the start. Give the options of "
+            f"then ({', '.join(_APART)}, optimizer, DeepEnsemble(together=...)), or begin in another folder."
+        )
 
     def _is_together(self, bnn: Bayesian, loader: Any, optimizer: Any, training: Mapping[str, Any]) -> bool:
         """Whether to train abreast; raises where that is asked for and cannot be."""
@@ -179,7 +198,7 @@ class _Job:
                 self._begin(member)
                 bnn.step = step
                 bnn.likelihood.load_state_dict(noise)
-                done = fit(bnn, self.loader, **self._options(bnn, f"member-{member + 1}"))
+                done = fit(bnn, self.loader, **self._options(bnn, f"{_MEMBER}{member + 1}"))
             found.append(snapshot(bnn))
             noises.append(noise_of(bnn.likelihood))
             result.history += [{"member": member + 1, **epoch} for epoch in done.history]
@@ -208,7 +227,7 @@ class _Job:
             all_of_them.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
             all_of_them.step, all_of_them.seed = bnn.step, bnn.seed
             loader = AbreastLoader(self.loader, self.count)
-            result = fit(all_of_them, loader, **self._options(all_of_them, "together"))
+            result = fit(all_of_them, loader, **self._options(all_of_them, _TOGETHER))
         bnn.to(device_of(abreast))
         bnn.step, bnn.num_data, bnn.steps_per_epoch = (
             all_of_them.step,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.methods.moving import Moving
-from bayeslim.types import call, device_of, split_batch, to_device
+from bayeslim.types import Inputs, call, device_of, note_inputs, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -58,12 +58,19 @@ class FullBatch:
         energy, total = 0.0, torch.zeros_like(vector)
         for index, (inputs, targets) in enumerate(self.batches):
             with torch.enable_grad():
-                value = -self.bnn.likelihood.log_prob(call(self.bnn.model, inputs), targets).sum()
+                value = -self.bnn.likelihood.log_prob(self._outputs(inputs), targets).sum()
                 value = value - self.bnn.log_prior() if index == 0 else value
                 gradients = torch.autograd.grad(value, self.parameters, materialize_grads=True)
             energy += float(value.detach().double())
             total += self._joined(gradients)
         return energy / self.temperature, total / self.temperature
+
+    def _outputs(self, inputs: Inputs) -> Tensor:
+        try:
+            return call(self.bnn.model, inputs)
+        except (RuntimeError, ValueError) as error:
+            note_inputs(error, self.bnn.model, inputs)
+            raise
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         pairs = zip(tensors, self.kept, strict=True)

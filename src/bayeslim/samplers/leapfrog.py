@@ -21,6 +21,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from bayeslim.errors import NonFiniteLoss
+
 Potential = Callable[[Tensor], tuple[float, Tensor]]
 """U(q) and its gradient, of a vector."""
 
@@ -87,7 +89,10 @@ class Walk:
         q = start.detach().clone()
         energy, gradient = potential(q)
         if not math.isfinite(energy):
-            raise ArithmeticError(f"The chain starts where the density is zero or not a number: U = {energy}.")
+            raise NonFiniteLoss(
+                f"The chain starts where the density is zero or not a number: U = {energy}. Look for inputs, targets "
+                "and weights that are not finite, and for a prior without density there."
+            )
         walk = cls(q, energy, gradient, torch.ones_like(q), _DualAveraging(target_acceptance), _Spread.of(q))
         walk.averaging.restart(_first_step_size(potential, q, energy, gradient, walk.inverse_mass))
         return walk
