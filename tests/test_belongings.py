@@ -147,10 +147,24 @@ def test_what_is_written_to_an_object_is_put_back():
     before = Belongings(net.modules())
     net.settings.scale = 3.0
     net.settings.scales.append(2.0)
+    net.renamed = vars(net).pop("read")
     assert not before.are_left()
     before.put_back()
+    assert net.read is of_settings
     assert before.are_left()
     assert net.settings == Settings()
+
+
+def test_containers_that_cannot_be_written_to_are_left_alone():
+    class Fixed(dict):
+        def clear(self):
+            raise TypeError
+
+    net = Net(lambda net: net.settings["scale"], Fixed(scale=1.0))
+    before = Belongings(net.modules())
+    before.put_back()
+    assert before.are_left()
+    assert is_unrolled(unrolled(net.eval(), torch.randn(7, 6)))
 
 
 def test_torchs_own_and_what_a_library_logs_are_not_looked_into():

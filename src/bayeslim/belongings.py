@@ -6,7 +6,6 @@ what a function has enclosed. All that can be reached is looked at by identity, 
 
 from __future__ import annotations
 
-import copy
 import dis
 import sys
 from argparse import Namespace
@@ -57,7 +56,7 @@ class Belongings:
         held += [things for things in reached.held if id(things) not in known]
         self.held, self.read, self.named, self.cells = held, reached.read, reached.named, reached.cells
         self.are_known = reached.are_known
-        self.before = [copy.copy(things) for things in held]
+        self.before = [_copied(things) for things in held]
         self.sizes = [*map(len, held), *map(len, self.read)]
         self.values = [*self._values()]
 
@@ -69,8 +68,9 @@ class Belongings:
     def put_back(self) -> None:
         """Let them hold that again."""
         for things, before in zip(self.held, self.before, strict=True):
-            things.clear()
-            (things.extend if isinstance(things, list) else things.update)(before)
+            if not _are_same(things, before):
+                things.clear()
+                (things.extend if isinstance(things, list) else things.update)(before)
 
     def _values(self) -> Iterable[Any]:
         """All that is in dictionaries, lists and sets; this takes a while of many a prediction."""
@@ -83,6 +83,20 @@ class Belongings:
             [things.get(name, _NOTHING) for things, name in self.named],
             map(_content, self.cells),
         )
+
+
+def _values_of(things: Any) -> Iterable[Any]:
+    return things.values() if isinstance(things, dict) else things
+
+
+def _are_same(things: Any, before: Any) -> bool:
+    if len(things) != len(before) or (isinstance(things, dict) and [*things] != [*before]):
+        return False
+    return all(map(is_, _values_of(things), _values_of(before)))
+
+
+def _copied(things: Any) -> Any:
+    return dict(things) if isinstance(things, dict) else list(things) if isinstance(things, list) else set(things)
 
 
 class _Reached:
@@ -128,7 +142,7 @@ class _Reached:
             return list(value)
         if isinstance(value, _CONTAINERS):
             self.held.append(value)
-            return list(value.values() if isinstance(value, dict) else value)
+            return list(_values_of(value))
         if isinstance(value, partial):
             return [value.func, *value.args, *value.keywords.values()]
         if isinstance(value, MethodType):
@@ -144,11 +158,11 @@ class _Reached:
         kind = type(value)
         if isinstance(value, ModuleType) or (_package_of(kind) in _TORCHS and kind not in (SimpleNamespace, Namespace)):
             return []
-        if any("__slots__" in vars(parent) for parent in kind.__mro__[:-1]):
-            self.are_known = False  # attributes that are no dictionary
         if type(own := getattr(value, "__dict__", None)) is dict:
             self.held.append(own)
             return [kind, *own.values()]
+        if any(vars(parent).get("__slots__") for parent in kind.__mro__):
+            self.are_known = False  # these are attributes that no dictionary has
         return [kind]
 
     def _of_class(self, kind: type) -> Iterator[Any]:
