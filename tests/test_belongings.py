@@ -155,6 +155,14 @@ def test_what_is_written_to_an_object_is_put_back():
     assert net.settings == Settings()
 
 
+def test_what_is_written_in_a_notebook_is_nobody_elses(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/site-packages/launcher.py", raising=False)
+    assert not module._is_others(type("Own", (), {"__module__": "__main__"}))
+    assert module._is_others(pytest.MonkeyPatch)
+    assert module._is_others(nn.Linear)
+    assert not module._is_others(Net)
+
+
 def test_containers_that_cannot_be_written_to_are_left_alone():
     class Fixed(dict):
         def clear(self):

@@ -229,5 +229,7 @@ def _is_others(thing: Any) -> bool:
     package = _package_of(thing)
     if package in _TORCHS or package == __package__:
         return True
+    if package == "__main__":  # a notebook's may have the file of what runs it
+        return False
     home = getattr(sys.modules.get(package), "__file__", None) or ""
     return "site-packages" in home or "dist-packages" in home
