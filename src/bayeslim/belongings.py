@@ -1,8 +1,8 @@
 """What modules hold besides numbers, and what their code reads elsewhere: whether it is the same, and putting it back.
 
 A forward may read anything: attributes, objects in them (settings, say), attributes of its class, global variables, and
-what a function has enclosed. What can be reached is looked at by identity, which takes a microsecond or two; classes and
-variables of installed packages are not, as nobody changes these.
+what a function has enclosed. What can be reached is looked at by identity, which takes a microsecond or two; classes
+and variables of installed packages are not, as nobody changes these.
 """
 
 from __future__ import annotations
