@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
-from bayeslim.errors import MissingDataSize, UnsupportedModel
+from bayeslim.errors import BayeslimError, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.loaders import check_loader
 from bayeslim.methods import Method, Terms
@@ -213,7 +213,8 @@ class Bayesian(nn.Module):
         try:
             terms = self.method.loss(self, batch, kl_weight)
         except (RuntimeError, ValueError) as error:
-            note_inputs(error, self.model, inputs_of(batch))
+            if not isinstance(error, BayeslimError):  # else it may be about the batch
+                note_inputs(error, self.model, inputs_of(batch))
             raise
         log_hyperprior = self.priors.log_hyperprior()
         if log_hyperprior is not None:

@@ -28,7 +28,7 @@ _UNSEEN = (vars(nn.Module()).keys() - {"_modules", "_forward_hooks", "_forward_p
 _CONSTANT = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device, nn.Module)
 MANY = 2**11
 """How many values besides those of modules are looked at; where there are more, not all can be known."""
-_TORCHS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "scipy"})
+_OPAQUE = frozenset({*sys.stdlib_module_names, "torch", "numpy", "scipy"})
 """Packages whose objects have nothing to look into but for the plainest of them."""
 _NOTHING = object()
 
@@ -157,7 +157,7 @@ class _Reached:
         if isinstance(value, type):
             return list(self._of_class(value)) if self.code and not _is_others(value) else []
         kind = type(value)
-        if isinstance(value, ModuleType) or (_package_of(kind) in _TORCHS and kind not in (SimpleNamespace, Namespace)):
+        if isinstance(value, ModuleType) or (_package_of(kind) in _OPAQUE and kind not in (SimpleNamespace, Namespace)):
             return []
         if type(own := getattr(value, "__dict__", None)) is dict:
             self.held.append(own)
@@ -228,7 +228,7 @@ def _package_of(thing: Any) -> str:
 def _is_others(thing: Any) -> bool:
     """Whether a module, class or function is of Python, this package or an installed one: nobody changes these."""
     package = _package_of(thing)
-    if package in _TORCHS or package == __package__:
+    if package in _OPAQUE or package == __package__:
         return True
     if package == "__main__":  # a notebook's may have the file of what runs it
         return False

@@ -248,6 +248,12 @@ def test_no_examples_and_inputs_that_do_not_fit_are_named(method):
     assert any("The network was given inputs of" in note for note in raised.value.__notes__)
 
 
+def test_a_batch_that_is_none_is_named_once():
+    with pytest.raises(ShapeMismatch, match="A batch must be") as raised:
+        bayesian(bl.DeepEnsemble(2)).loss("none")
+    assert raised.value.__context__ is None
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_inputs_of_another_type_are_named(dtype):
     bnn = fitted(bl.DeepEnsemble(2), epochs=1)

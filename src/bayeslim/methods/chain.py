@@ -187,15 +187,14 @@ class _Links:
             if layer.padding_mode != "zeros" or self.in_rows or (self.first is None and layer.groups > 1):
                 return False
             groups = 1 if self.first is None else self.members * layer.groups
-            joined = self._joined(weight), None if bias is None else self._joined(bias)
-            self.after.append(_convolution(_CONVOLUTIONS[kind], layer, *joined, groups))
+            every = self._joined(weight), None if bias is None else self._joined(bias)
+            self.after.append(_convolution(_CONVOLUTIONS[kind], layer, *every, groups))
         elif self.first is None:
             self.in_rows = True
             row = None if bias is None else self._joined(bias)
             biases = None if row is None else (row, row.unsqueeze(-1))
-            every = self._joined(weight)
             few, many = _few_and_many(weight, self.has_norms)
-            self.after.append(partial(_first_product, every, biases, self.members, few, many))
+            self.after.append(partial(_first_product, self._joined(weight), biases, self.members, few, many))
         elif not self.in_rows:
             return False
         elif bias is None:
