@@ -13,9 +13,10 @@ weights, one after the other, and nothing is averaged. Calling one network again
 stay in a cache that those of several may not fit into. A large tensor is freed before all else, as in any process that
 has trained a network: until then the C library may return memory after every layer, and getting it again takes as long
 as many a layer does. What exponentials of all outputs take is counted, too: no mean of probabilities can do without,
-and no pass has them. All take turns, and the median of the rounds is kept. Weights are random, as the cost does not
-depend on what was learned. Every particle's outputs are compared with those of its plain network: the largest
-difference, relative to the largest output, is kept beside the cost.
+and no pass has them; and what the same mean takes as people write it, a loop over plain networks. All take turns, and
+the median of the rounds is kept. Weights are random, as the cost does not depend on what was learned. Every particle's
+outputs are compared with those of its plain network: the largest difference, relative to the largest output, is kept
+beside the cost.
 """
 
 from __future__ import annotations
@@ -223,6 +224,10 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
     def exponentials() -> None:
         outputs.exp()
 
+    @torch.no_grad()
+    def loop() -> None:
+        torch.stack([network(x).softmax(-1) for network in networks]).mean(0)
+
     def seconds(action: Callable[[], None], times: int) -> float:
         started = time.perf_counter()
         for _ in range(times):
@@ -231,23 +236,29 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / times
 
-    for action in (one, each, several, how_sure, exponentials):
+    for action in (one, each, several, how_sure, exponentials, loop):
         seconds(action, 2)
     turns = max(1, round(LEAST_SECONDS / seconds(one, 3)))
     rounds = []
     for _ in range(ROUNDS if turns > 1 else FEWER):
         alike, of_all = seconds(one, turns), seconds(each, max(1, turns // members)) / members
-        others = (seconds(action, max(1, turns // members)) for action in (several, how_sure, exponentials))
+        others = (seconds(action, max(1, turns // members)) for action in (several, how_sure, exponentials, loop))
         rounds.append((alike, of_all, *others))
+    alike, of_all, predicted, read, exp, looped = map(torch.tensor, zip(*rounds, strict=True))
+
+    def passes(seconds: Tensor, of: Tensor = of_all) -> float:
+        return round(statistics.median((seconds / of).tolist()), 2)
+
     return {
         "network": name,
         "inputs": inputs,
         "members": members,
-        "passes": round(statistics.median(predicted / of_all for _, of_all, predicted, _, _ in rounds), 2),
-        "passes_with_uncertainty": round(statistics.median(read / of_all for _, of_all, _, read, _ in rounds), 2),
-        "passes_of_exponentials": round(statistics.median(exp / of_all for _, of_all, _, _, exp in rounds), 2),
-        "passes_of_one_network": round(statistics.median(predicted / alike for alike, _, predicted, _, _ in rounds), 2),
-        "milliseconds_of_a_pass": float(f"{1e3 * statistics.median(of_all for _, of_all, *_ in rounds):.3g}"),
+        "passes": passes(predicted),
+        "passes_with_uncertainty": passes(read),
+        "passes_of_exponentials": passes(exp),
+        "passes_of_a_loop": passes(looped),
+        "passes_of_one_network": passes(predicted, alike),
+        "milliseconds_of_a_pass": float(f"{1e3 * statistics.median(of_all.tolist()):.3g}"),
         "difference": float(f"{difference(networks, bnn, x):.1e}"),
     }
 

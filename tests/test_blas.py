@@ -48,6 +48,9 @@ def test_elsewhere_nothing_changes(monkeypatch):
     before = torch.backends.mkldnn.enabled
     with blas.by_blas():
         assert torch.backends.mkldnn.enabled is before
+    with blas.without_onednn():
+        assert torch.backends.mkldnn.enabled is False
+    assert torch.backends.mkldnn.enabled is before
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,20 @@ at once; uncertainty takes several times as long, of small networks as long as p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from bayeslim.blas import IS_ARM
+from bayeslim.blas import IS_ARM, without_onednn
 from bayeslim.results import Uncertainty
 
 FEW = 2**8 if IS_ARM else 2**7
 """Of how many values one call for both moments is quicker than passes."""
 SOME = 2**13 if IS_ARM else 2**11
 """Of how many values of classes calls take longer than what they compute."""
-VERY_FEW = 2**11
-"""Of how many a mean is quicker to take in another order than to put into it."""
+PRODUCTS = 2**17
+"""Of how many products a mean of classes is quicker as one, that of all of them with a matrix of shares."""
 WIDE, MANY = 32, 2**12
 """How many classes are quicker to sum over where they lie along memory; of fewer, and of more values than so many,
 examples are put along it."""
@@ -81,13 +82,34 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
 
 
 def _probabilities(logits: Tensor, lie_across: bool) -> Tensor:
-    return _across(logits).softmax(-2) if lie_across else logits.softmax(-1)
+    if lie_across:
+        return _across(logits).softmax(-2)
+    if logits.stride(0) < logits.stride(1):  # those of all networks lie beside each other, and need no copy to do so
+        return logits.transpose(0, 1).softmax(-1).transpose(0, 1)
+    return logits.softmax(-1)
 
 
 def _mean_of(probs: Tensor, lie_across: bool) -> Tensor:
-    if lie_across and not _are_few(probs, VERY_FEW):
+    if not lie_across:
+        return probs.mean(0)
+    if not _is_one_product(probs):
         return _across(probs.mean(0))
-    return (probs.mT if lie_across else probs).mean(0)
+    draws, classes, examples = probs.shape
+    with without_onednn():
+        return torch.mm(probs.view(draws * classes, examples).mT, _shares(draws, classes, probs.dtype))
+
+
+def _is_one_product(probs: Tensor) -> bool:
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return probs.ndim == 3 and probs.numel() * probs.shape[1] <= PRODUCTS
+
+
+@lru_cache
+def _shares(draws: int, classes: int, dtype: torch.dtype) -> Tensor:
+    """What turns probabilities of all draws, a row for every example, into their means."""
+    with torch.inference_mode(False):
+        return torch.eye(classes, dtype=dtype, device="cpu").repeat(draws, 1) / draws
 
 
 def _across(values: Tensor) -> Tensor:

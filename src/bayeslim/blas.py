@@ -31,6 +31,8 @@ COMPETING, SEVERAL, SOME_ROWS = 2**11, 2**8, 192
 LARGE = 2**20
 """Of how many weights of all networks x Wᵀ takes less time than W xᵀ, of as few rows, if they do not compete."""
 _OTHERS = (_ConvNd, nn.RNNBase, nn.RNNCellBase)
+_is_onednn_enabled, _enable_onednn = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
+"""What `torch.backends.mkldnn.enabled` calls; to go through that takes as long as small products do."""
 FEW, SMALL = 4, 2**16
 """Of how many images small convolutions, and of how many weights, are quicker by BLAS; others are of one image."""
 
@@ -88,17 +90,25 @@ def convolution_of(x: Tensor, weight: Tensor, groups: int) -> AbstractContextMan
     return by_blas() if IS_ARM and few and x.is_cpu and x.dtype == torch.float32 else nullcontext()
 
 
-class by_blas:  # noqa: N801 - read as a verb; a generator would take three times as long
-    """Products inside go by BLAS where that is quicker; the setting is that of the whole process."""
+class without_onednn:  # noqa: N801 - read as words; a generator would take three times as long
+    """Products inside go by BLAS, in full precision; the setting is that of the whole process."""
+
+    everywhere = True
 
     def __enter__(self) -> None:
-        self.changes = IS_ARM and bool(torch.backends.mkldnn.enabled)
+        self.changes = (self.everywhere or IS_ARM) and _is_onednn_enabled()
         if self.changes:
-            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+            _enable_onednn(False)
 
     def __exit__(self, *_: object) -> None:
         if self.changes:
-            torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+            _enable_onednn(True)
+
+
+class by_blas(without_onednn):  # noqa: N801
+    """Products inside go by BLAS where that is quicker."""
+
+    everywhere = False
 
 
 def _has_matrices_only(model: nn.Module, others: tuple[type[nn.Module], ...]) -> bool:

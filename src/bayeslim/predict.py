@@ -316,7 +316,9 @@ def _at_once(model: nn.Module, width: int, x: Inputs, stack: Params, chosen: Seq
         if device == "cpu" and not is_chain and is_better_apart(model, batch_size(x)):
             return 0
         busy = BUSY if is_chain else BRAIDED
-        return ACTIVATIONS[device] // numbers if numbers <= busy[device] else 0
+        if numbers > busy[device]:
+            return 0
+        return members if len(model._modules) == 1 else ACTIVATIONS[device] // numbers  # outputs are kept anyway
     if type(model) is not nn.Sequential or not isinstance(x, Tensor):
         return 0
     if not all(map(is_plain, modules_of(model))):

@@ -43,6 +43,8 @@ FEW = 2**8
 VERY_FEW, MANY, WIDE = 3, 2**6, 2**8
 """Of how many inputs at most x Wᵀ takes less time than W xᵀ on a CPU, a third of it, and of more than how many by how
 many units, a tenth less."""
+CLASSES = 32
+"""How many are many."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -112,7 +114,8 @@ def chain_of(model: nn.Module, stack: Params) -> Chain | None:
     kinds = [kind if (kind := type(layer)) in _CHAINED else plain_type(layer) for layer in layers.values()]
     if not _CHAINED.issuperset(kinds):
         return None
-    links = _Links(model, stack, not _NORMS.keys().isdisjoint(kinds))
+    last = next((n for kind, n in zip(reversed(kinds), reversed(layers), strict=True) if kind not in SAME), "")
+    links = _Links(model, stack, not _NORMS.keys().isdisjoint(kinds), last)
     for kind, (name, layer) in zip(kinds, layers.items(), strict=True):
         if not links.takes(kind, name, layer):
             return None
@@ -126,10 +129,11 @@ class _Links:
         model: the architecture.
         stack: the parameters and buffers of all networks.
         has_norms: whether there are batch norms, which want examples along memory.
+        last: the name of the layer that gives the outputs.
     """
 
-    def __init__(self, model: nn.Module, stack: Params, has_norms: bool):
-        self.model, self.stack, self.has_norms = model, stack, has_norms
+    def __init__(self, model: nn.Module, stack: Params, has_norms: bool, last: str):
+        self.model, self.stack, self.has_norms, self.last = model, stack, has_norms, last
         self.members = len(next(iter(stack.values())))
         self.before: list[Function] = []
         self.after: list[Function] = []
@@ -193,7 +197,7 @@ class _Links:
             self.in_rows = True
             row = None if bias is None else self._joined(bias)
             biases = None if row is None else (row, row.unsqueeze(-1))
-            few, many = _few_and_many(weight, self.has_norms)
+            few, many = _few_and_many(weight, self.has_norms, name == self.last)
             self.after.append(partial(_first_product, self._joined(weight), biases, self.members, few, many))
         elif not self.in_rows:
             return False
@@ -265,11 +269,16 @@ def _path(name: str, leaf: str) -> str:
     return f"{name}.{leaf}" if name else leaf
 
 
-def _few_and_many(weight: Tensor, has_norms: bool) -> tuple[int, float]:
-    """Up to how many inputs, and of more than how many, x Wᵀ of all networks takes less time than W xᵀ on a CPU."""
+def _few_and_many(weight: Tensor, has_norms: bool, is_last: bool) -> tuple[int, float]:
+    """Up to how many inputs, and of more than how many, x Wᵀ of all networks takes less time than W xᵀ on a CPU.
+
+    If it gives the outputs, many classes are to lie along memory, where softmax wants them.
+    """
+    gives_classes = is_last and weight.shape[1] >= CLASSES
     if IS_ARM:
-        return rows_along(weight), math.inf
-    return VERY_FEW, math.inf if has_norms or weight.shape[1] < WIDE else MANY
+        return rows_along(weight), 0 if gives_classes else math.inf
+    is_wide = gives_classes or (weight.shape[1] >= WIDE and not has_norms)
+    return VERY_FEW, MANY if is_wide else math.inf
 
 
 def _first_product(
