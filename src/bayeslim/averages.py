@@ -84,7 +84,7 @@ def class_averages(logits: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor,
 def _probabilities(logits: Tensor, lie_across: bool) -> Tensor:
     if lie_across:
         return _across(logits).softmax(-2)
-    if logits.stride(0) < logits.stride(1):  # those of all networks lie beside each other, and need no copy to do so
+    if logits.stride(0) < logits.stride(1) and not logits.is_contiguous():  # of all networks beside each other
         return logits.transpose(0, 1).softmax(-1).transpose(0, 1)
     return logits.softmax(-1)
 

@@ -11,7 +11,7 @@ import dis
 import sys
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -58,13 +58,13 @@ class Belongings:
         self.held, self.read, self.named, self.cells = held, reached.read, reached.named, reached.cells
         self.are_known = reached.are_known
         self.before = [_copied(things) for things in held]
-        self.sizes = [*map(len, held), *map(len, self.read)]
+        self.contents = [*map(_values_of, held), *(things.values() for things in self.read)]  # as these are at any time
+        self.sizes = [*map(len, self.contents)]
         self.values = [*self._values()]
 
     def are_left(self) -> bool:
-        """Whether they hold the very same."""
-        sizes = [*map(len, self.held), *map(len, self.read)]
-        return self.sizes == sizes and all(map(is_, self._values(), self.values))
+        """Whether they hold the very same; this takes a while of many a prediction."""
+        return self.sizes == [*map(len, self.contents)] and all(map(is_, self._values(), self.values))
 
     def put_back(self) -> None:
         """Let them hold that again."""
@@ -74,19 +74,13 @@ class Belongings:
                 (things.extend if isinstance(things, list) else things.update)(before)
 
     def _values(self) -> Iterable[Any]:
-        """All that is in dictionaries, lists and sets; this takes a while of many a prediction."""
-        values = chain.from_iterable([things.values() if isinstance(things, dict) else things for things in self.held])
-        if not (self.read or self.named or self.cells):
+        values = chain.from_iterable(self.contents)
+        if not (self.named or self.cells):
             return values
-        return chain(
-            values,
-            chain.from_iterable([things.values() for things in self.read]),
-            [things.get(name, _NOTHING) for things, name in self.named],
-            map(_content, self.cells),
-        )
+        return chain(values, [things.get(name, _NOTHING) for things, name in self.named], map(_content, self.cells))
 
 
-def _values_of(things: Any) -> Iterable[Any]:
+def _values_of(things: Any) -> Collection[Any]:
     return things.values() if isinstance(things, dict) else things
 
 

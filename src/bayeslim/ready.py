@@ -32,7 +32,7 @@ Way = Callable[[Tensor], Tensor | None]
 KINDS = 32
 """How many kinds of inputs are looked after, of the same particles."""
 
-kind_of = attrgetter("dtype", "device")
+kind_of, version_of = attrgetter("dtype", "device"), attrgetter("_version")
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +60,7 @@ class Premises:
         """Those of now."""
         modules = modules_of(model)
         slots = [slots for module in modules for slots in (module._parameters, module._buffers) if slots]
-        return cls(model, Belongings(modules, seen=True), slots, _fits_of(slots), tensors, _versions_of(tensors))
+        return cls(model, Belongings(modules, seen=True), slots, _fits_of(slots), tensors, [*map(version_of, tensors)])
 
     def hold(self, model: nn.Module, tensors: list[Tensor]) -> bool:
         """Whether all would be made the same now."""
@@ -68,7 +68,7 @@ class Premises:
             self.model is model
             and len(self.stack) == len(tensors)
             and all(map(is_, self.stack, tensors))
-            and self.versions == _versions_of(tensors)
+            and self.versions == [*map(version_of, tensors)]
             and self.fits == _fits_of(self.slots)
             and self.belongings.are_left()
         )
@@ -76,10 +76,6 @@ class Premises:
 
 def _fits_of(slots: list[dict[str, Any]]) -> list[Any]:
     return [kind_of(tensor) for some in slots if (tensor := next(iter(some.values()))) is not None]
-
-
-def _versions_of(tensors: list[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]
 
 
 @dataclass(eq=False, slots=True)

@@ -276,7 +276,7 @@ def _few_and_many(weight: Tensor, has_norms: bool, is_last: bool) -> tuple[int, 
     """
     gives_classes = is_last and weight.shape[1] >= CLASSES
     if IS_ARM:
-        return rows_along(weight), 0 if gives_classes else math.inf
+        return rows_along(weight), 1 if gives_classes else math.inf
     is_wide = gives_classes or (weight.shape[1] >= WIDE and not has_norms)
     return VERY_FEW, MANY if is_wide else math.inf
 
