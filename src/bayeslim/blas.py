@@ -54,7 +54,7 @@ def is_quicker_by_blas(x: Tensor, weight: Tensor) -> bool:
     if not IS_ARM:
         return False
     outputs, inputs = weight.shape
-    if _competes(weight) and x.numel() < SOME_ROWS * inputs:
+    if competes(weight) and x.numel() < SOME_ROWS * inputs:
         return False
     most = ROWS * inputs if outputs * inputs <= LITTLE or inputs >= SHARE * outputs else math.inf
     return FEW_ROWS * inputs < x.numel() < most and bool(torch.backends.mkldnn.enabled)
@@ -64,16 +64,17 @@ def is_better_apart(model: nn.Module, rows: int) -> bool:
     """Whether some layers of a network are quicker by oneDNN, so that each should go as it is best."""
     if not IS_ARM or not FEW_ROWS < rows < SOME_ROWS:
         return False
-    return any(map(_competes, _matrices_of(model)))
+    return any(map(competes, _matrices_of(model)))
 
 
 def rows_along(weights: Tensor) -> int:
     """Up to how many rows a product of all networks' weights, x Wᵀ, takes less time than W xᵀ."""
-    is_large = weights.numel() >= LARGE and not _competes(weights[0])
+    is_large = weights.numel() >= LARGE and not competes(weights[0])
     return SOME_ROWS - 1 if is_large else 0
 
 
-def _competes(weight: Tensor) -> bool:
+def competes(weight: Tensor) -> bool:
+    """Whether rows of a matrix compete for the same places in a cache."""
     return weight.shape[1] % COMPETING == 0 and weight.shape[0] >= SEVERAL
 
 

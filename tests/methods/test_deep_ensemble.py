@@ -449,6 +449,39 @@ def test_networks_abreast_say_what_each_says_alone(model, examples, is_arm, monk
 
 
 @pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(6, 40)],
+        [nn.Linear(6, 40, bias=False), nn.Dropout()],
+        [nn.Linear(6, 50), nn.ReLU(), nn.Linear(50, 40)],
+    ],
+)
+@pytest.mark.parametrize("is_arm", [False, True])
+@pytest.mark.parametrize("examples", [1, 2, 40, 80])
+def test_many_classes_lie_along_memory_of_many_inputs_and_are_what_each_network_says(
+    layers, is_arm, examples, monkeypatch
+):
+    monkeypatch.setattr(chain, "IS_ARM", is_arm)
+    model, x = nn.Sequential(nn.Flatten(), *layers).eval(), torch.randn(examples, 2, 3)
+    stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
+    found = outputs_abreast(model, stack, x)
+    assert found.stride(2) == 1 or not (examples == 80 or (is_arm and examples == 40))
+    for k in range(4):
+        alone = functional_call(model, {name: value[k] for name, value in stack.items()}, (x,))
+        torch.testing.assert_close(found[k], alone)
+
+
+def test_all_of_a_layer_alone_is_one_product_and_a_mean_of_it_is_that_of_its_networks():
+    bnn = bl.bayesianize(nn.Linear(5, 64), bl.DeepEnsemble(5), likelihood=bl.likelihoods.Categorical())
+    weights = {"weight": torch.randn(5, 64, 5), "bias": torch.randn(5, 64)}
+    bnn.state["posterior"] = bl.posteriors.Particles(weights)
+    x = torch.randn(14_000, 5)  # of which five are more than fit into what layers may give at once
+    prediction = bl.predict(bnn, x, batch_size=None)
+    expected = (torch.einsum("sci,bi->sbc", weights["weight"], x) + weights["bias"].unsqueeze(1)).softmax(-1).mean(0)
+    torch.testing.assert_close(prediction.mean, expected)
+
+
+@pytest.mark.parametrize(
     ("model", "faster"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3), nn.Flatten()), True),

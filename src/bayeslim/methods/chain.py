@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslim.blas import IS_ARM, rows_along
+from bayeslim.blas import IS_ARM, competes, rows_along
 from bayeslim.errors import ShapeMismatch
 from bayeslim.fused import SAME
 from bayeslim.stochastic import plain_type
@@ -43,8 +43,8 @@ FEW = 2**8
 VERY_FEW, MANY, WIDE = 3, 2**6, 2**8
 """Of how many inputs at most x Wᵀ takes less time than W xᵀ on a CPU, a third of it, and of more than how many by how
 many units, a tenth less."""
-CLASSES = 32
-"""How many are many."""
+CLASSES, SEVERAL = 32, 2**5
+"""How many classes are to lie along memory, where softmax wants them, of more than how many inputs."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -204,7 +204,9 @@ class _Links:
         elif bias is None:
             self.after.append(partial(torch.bmm, weight))
         else:
-            self.after.append(partial(_product, weight, weight.mT, bias.unsqueeze(-1)))
+            gives_classes = name == self.last and weight.shape[1] >= CLASSES and not competes(weight[0])
+            many = SEVERAL if gives_classes else math.inf
+            self.after.append(partial(_product, weight, weight.mT, bias.unsqueeze(-1), many))
         self.first = self.first or (weight, own)
         return True
 
@@ -270,10 +272,7 @@ def _path(name: str, leaf: str) -> str:
 
 
 def _few_and_many(weight: Tensor, has_norms: bool, is_last: bool) -> tuple[int, float]:
-    """Up to how many inputs, and of more than how many, x Wᵀ of all networks takes less time than W xᵀ on a CPU.
-
-    If it gives the outputs, many classes are to lie along memory, where softmax wants them.
-    """
+    """Up to how many inputs, and of more than how many, x Wᵀ of all networks takes less time than W xᵀ on a CPU."""
     gives_classes = is_last and weight.shape[1] >= CLASSES
     if IS_ARM:
         return rows_along(weight), 1 if gives_classes else math.inf
@@ -306,11 +305,15 @@ def adds_later(x: Tensor) -> bool:
     return x.is_cpu and not IS_ARM
 
 
-def _product(weight: Tensor, turned: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """Of each network on its own values; `turned` is Wᵀ, which takes a while to get to."""
+def _product(weight: Tensor, turned: Tensor, bias: Tensor, many: float, x: Tensor) -> Tensor:
+    """Of each network on its own values; features lie along memory of many, and where they do so already.
+
+    `turned` is Wᵀ, which takes a while to get to.
+    """
+    along = x.is_cpu and x.shape[2] > many
     if not adds_later(x):
-        return torch.baddbmm(bias, weight, x)
-    if x.stride(1) == 1:  # features lie along memory
+        return torch.baddbmm(bias.mT, x.mT, turned).mT if along else torch.baddbmm(bias, weight, x)
+    if along or x.stride(1) == 1:
         return torch.bmm(x.mT, turned).mT.add_(bias)
     return torch.bmm(weight, x).add_(bias)
 
