@@ -45,6 +45,7 @@ def test_moments_in_one_call_and_in_passes_agree():
 @pytest.mark.parametrize("products", [0, 1_000])
 def test_examples_that_lie_along_memory_are_averaged_as_others_are(shape, products, monkeypatch):
     monkeypatch.setattr(averages, "PRODUCTS", products)
+    monkeypatch.setattr(averages, "MORE", products)
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lying_so = logits.mT.contiguous().mT
     for one, other in zip(all_averages(logits), all_averages(lying_so), strict=True):

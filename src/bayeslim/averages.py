@@ -19,8 +19,9 @@ FEW = 2**8 if IS_ARM else 2**7
 """Of how many values one call for both moments is quicker than passes."""
 SOME = 2**13 if IS_ARM else 2**11
 """Of how many values of classes calls take longer than what they compute."""
-PRODUCTS = 2**17
-"""Of how many products a mean of classes is quicker as one, that of all of them with a matrix of shares."""
+PRODUCTS, ROWS, MORE = 2**17, 2**6, 2**17 if IS_ARM else 2**21
+"""Of how many products a mean of classes is quicker as one, that of all of them with a matrix of shares; if that has no
+more than so many rows, of how many."""
 WIDE, MANY = 32, 2**12
 """How many classes are quicker to sum over where they lie along memory; of fewer, and of more values than so many,
 examples are put along it."""
@@ -102,7 +103,10 @@ def _mean_of(probs: Tensor, lie_across: bool) -> Tensor:
 def _is_one_product(probs: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    return probs.ndim == 3 and probs.numel() * probs.shape[1] <= PRODUCTS
+    if probs.ndim != 3:
+        return False
+    draws, classes, _ = probs.shape
+    return probs.numel() * classes <= (MORE if draws * classes <= ROWS else PRODUCTS)
 
 
 @lru_cache
