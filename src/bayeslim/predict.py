@@ -318,7 +318,8 @@ def _at_once(model: nn.Module, width: int, x: Inputs, stack: Params, chosen: Seq
         busy = BUSY if is_chain else BRAIDED
         if numbers > busy[device]:
             return 0
-        return members if len(model._modules) == 1 else ACTIVATIONS[device] // numbers  # outputs are kept anyway
+        is_layer = [*map(type, model._modules.values())] == [nn.Linear]  # which gives outputs, kept in any case
+        return members if is_layer else ACTIVATIONS[device] // numbers
     if type(model) is not nn.Sequential or not isinstance(x, Tensor):
         return 0
     if not all(map(is_plain, modules_of(model))):
