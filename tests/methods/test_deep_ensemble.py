@@ -471,6 +471,19 @@ def test_many_classes_lie_along_memory_of_many_inputs_and_are_what_each_network_
         torch.testing.assert_close(found[k], alone)
 
 
+@pytest.mark.parametrize(("several", "along"), [(161, True), (160, False)])  # of weights of all four networks
+def test_many_classes_do_not_lie_along_memory_where_rows_of_weights_compete_for_a_cache(several, along, monkeypatch):
+    monkeypatch.setattr(chain, "IS_ARM", True)
+    monkeypatch.setattr(blas, "COMPETING", 6)
+    monkeypatch.setattr(blas, "SEVERAL", several)
+    model = nn.Sequential(nn.Linear(6, 40)).eval()
+    stack = {name: torch.randn(4, *p.shape) for name, p in model.named_parameters()}
+    x = torch.randn(10, 6)
+    found = outputs_abreast(model, stack, x)
+    assert (found.stride(2) == 1) == along
+    torch.testing.assert_close(found, torch.einsum("sci,bi->sbc", stack["0.weight"], x) + stack["0.bias"].unsqueeze(1))
+
+
 def test_all_of_a_layer_alone_is_one_product_and_a_mean_of_it_is_that_of_its_networks():
     bnn = bl.bayesianize(nn.Linear(5, 64), bl.DeepEnsemble(5), likelihood=bl.likelihoods.Categorical())
     weights = {"weight": torch.randn(5, 64, 5), "bias": torch.randn(5, 64)}

@@ -197,18 +197,22 @@ class _Links:
             self.in_rows = True
             row = None if bias is None else self._joined(bias)
             biases = None if row is None else (row, row.unsqueeze(-1))
-            few, many = _few_and_many(weight, self.has_norms, name == self.last)
-            self.after.append(partial(_first_product, self._joined(weight), biases, self.members, few, many))
+            joined = self._joined(weight)
+            few, many = _few_and_many(weight, self.has_norms, self._gives_classes(name, weight, joined))
+            self.after.append(partial(_first_product, joined, biases, self.members, few, many))
         elif not self.in_rows:
             return False
         elif bias is None:
             self.after.append(partial(torch.bmm, weight))
         else:
-            gives_classes = name == self.last and weight.shape[1] >= CLASSES and not competes(weight[0])
-            many = SEVERAL if gives_classes else math.inf
+            many = SEVERAL if self._gives_classes(name, weight, weight[0]) else math.inf
             self.after.append(partial(_product, weight, weight.mT, bias.unsqueeze(-1), many))
         self.first = self.first or (weight, own)
         return True
+
+    def _gives_classes(self, name: str, weight: Tensor, matrix: Tensor) -> bool:
+        """Whether a layer gives many classes, which a product with that matrix can well put along memory."""
+        return name == self.last and weight.shape[1] >= CLASSES and not competes(matrix)
 
     def _norm(self, kind: type[nn.Module], name: str, layer: Any) -> bool:
         slots = layer._parameters | layer._buffers
@@ -271,9 +275,8 @@ def _path(name: str, leaf: str) -> str:
     return f"{name}.{leaf}" if name else leaf
 
 
-def _few_and_many(weight: Tensor, has_norms: bool, is_last: bool) -> tuple[int, float]:
+def _few_and_many(weight: Tensor, has_norms: bool, gives_classes: bool) -> tuple[int, float]:
     """Up to how many inputs, and of more than how many, x Wᵀ of all networks takes less time than W xᵀ on a CPU."""
-    gives_classes = is_last and weight.shape[1] >= CLASSES
     if IS_ARM:
         return rows_along(weight), 1 if gives_classes else math.inf
     is_wide = gives_classes or (weight.shape[1] >= WIDE and not has_norms)
