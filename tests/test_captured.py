@@ -12,7 +12,6 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim import captured as module
-from bayeslim import ready
 from bayeslim.captured import AGAIN
 from oracles import Residual, checked_ensemble
 
@@ -45,7 +44,7 @@ def graphs(monkeypatch):
     torch.backends.cudnn.allow_tf32 = False
     if DEVICE == "cpu":
         monkeypatch.setattr(module, "_can_be_captured", lambda x: not module._is_deterministic())
-        monkeypatch.setattr(ready, "KINDS", 0)  # else calls are kept
+        monkeypatch.setattr(predict, "_are_calls_kept", lambda x: False)
         monkeypatch.setattr(module, "_place", lambda device: (device, 0))
         monkeypatch.setattr(module, "_graph_of", _calls)
         monkeypatch.setattr(module, "_side_by_side", module._one_by_one)
@@ -124,6 +123,21 @@ def test_what_was_predicted_stays_when_more_is():
     before = prediction.samples.clone()
     bl.predict(bnn, x + 1)
     assert torch.equal(prediction.samples, before)
+
+
+def test_what_was_captured_is_played_without_finding_out_anything(monkeypatch):
+    bnn, check, x = ensemble()
+    until_captured(bnn, check)
+    with monkeypatch.context() as patch:
+        patch.setattr(predict, "unrolled", _fails)
+        x.copy_(torch.rand_like(x))
+        check()
+        with torch.inference_mode(), pytest.raises(RuntimeError, match="not permitted"):
+            bl.predict(bnn, x)  # is of another kind
+        with pytest.raises(RuntimeError, match="not permitted"):
+            bl.predict(bnn, x, samples=2)
+    bnn.posterior_.values["1.weight"].mul_(2)
+    check()
 
 
 def test_every_kind_of_inputs_has_its_own():

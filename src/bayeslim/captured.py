@@ -89,7 +89,7 @@ def outputs_captured(
     if not isinstance(x, Tensor) or not _can_be_captured(x) or len([*islice(batches(), 2)]) > 1:
         return None
     kinds = _kinds.setdefault(particles, {})
-    kind = *_place(x.device), x.shape, x.dtype, tuple(chosen), *_settings()
+    kind = _kind(x, chosen)
     known = kinds.get(kind, 0)
     if known is None or (known == 0 and len(kinds) >= KINDS):
         return None
@@ -106,6 +106,23 @@ def outputs_captured(
         kinds[kind] = 1  # they were changed since, and may go on being
         return None
     return None if known is None else known(x)
+
+
+def way_captured(particles: Particles, chosen: Sequence[int], x: Tensor) -> Way | None:
+    """How all networks that were captured are called on such inputs again; None if they were not, or not all."""
+    kind = _kind(x, chosen)
+    captured = _kinds[particles][kind]
+    if not isinstance(captured, _Captured) or len(chosen) < particles.count:
+        return None
+
+    def played_again(x: Tensor) -> Tensor | None:
+        return captured(x) if _can_be_captured(x) and _kind(x, chosen) == kind else None
+
+    return played_again
+
+
+def _kind(x: Tensor, chosen: Sequence[int]) -> tuple[Any, ...]:
+    return *_place(x.device), x.shape, x.dtype, tuple(chosen), *_settings()
 
 
 def _can_be_captured(x: Tensor) -> bool:

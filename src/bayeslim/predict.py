@@ -20,7 +20,7 @@ from bayeslim import moments, stochastic
 from bayeslim.batches import batches_of
 from bayeslim.bayesian import Bayesian
 from bayeslim.blas import FEW_ROWS, IS_ARM, by_blas, is_better_apart
-from bayeslim.captured import outputs_captured
+from bayeslim.captured import outputs_captured, way_captured
 from bayeslim.fused import is_plain
 from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.loaders import check_inputs
@@ -204,37 +204,46 @@ def _(
     if how == "mean":
         return passes(bnn.model, converted([bnn.method.one_network(bnn)]), batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-    row = unrolled(bnn.model, next(batches()))
+    x = next(batches())
+    row = unrolled(bnn.model, x)
     stack = posterior.values | posterior.buffers
 
     def all_at_once(lasting: bool = False) -> Way | None:
         width = dense_width(row)
-        step = _at_once(row, width, next(batches()), stack, chosen)
+        step = _at_once(row, width, x, stack, chosen)
         chain = _kept_chain(posterior, row, stack) if step >= len(chosen) == posterior.count > 1 else None
         if chain is None or (lasting and not chain.lasts):
             return None
         return partial(_chained, chain)
 
     def each_alone() -> Way | None:
-        x = next(batches())
         twins = twins_of(posterior, chosen, row, x) if len(chosen) == posterior.count else None
         return way_of(twins, x) if twins is not None else None
 
     outputs = outputs_captured(posterior, chosen, row, batches, all_at_once)
-    if outputs is None:
-        outputs = _abreast(bnn.model, row, stack, chosen, batches, posterior)
     if outputs is not None:
-        keep_ready(bnn, posterior, batches, partial(all_at_once, lasting=True))
+        keep_ready(bnn, posterior, batches, partial(way_captured, posterior, chosen, x))
+        return outputs
+    outputs = _abreast(bnn.model, row, stack, chosen, batches, posterior)
+    if outputs is not None:
+        if _are_calls_kept(x):
+            keep_ready(bnn, posterior, batches, partial(all_at_once, lasting=True))
         return outputs
 
     def one_by_one() -> Tensor:
-        twins = twins_of(posterior, chosen, row, next(batches()))
+        twins = twins_of(posterior, chosen, row, x)
         return outputs_of(twins, batches) if twins else _one_by_one(row, networks_of(posterior, chosen, row), batches)
 
     if is_worth_trying(bnn.model, posterior, chosen, batches, is_unrolled(row)):
         return outputs_mapped(bnn.model, posterior, batches, one_by_one)
-    keep_ready(bnn, posterior, batches, each_alone)
+    if _are_calls_kept(x):
+        keep_ready(bnn, posterior, batches, each_alone)
     return one_by_one()
+
+
+def _are_calls_kept(x: Inputs) -> bool:
+    """On a GPU they are captured, when they come again."""
+    return isinstance(x, Tensor) and x.is_cpu
 
 
 def _chained(chain: Chain | Braid, x: Tensor) -> Tensor | None:

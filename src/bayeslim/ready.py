@@ -105,7 +105,7 @@ def outputs_ready(bnn: Bayesian, x: Any) -> Tensor | None:
     if type(x) is not Tensor or not isinstance(particles, Particles):
         return None
     ready = _ready.get(particles)
-    if ready is None or (way := ready.ways.get(_kind(x))) is None or not is_quiet("cpu"):
+    if ready is None or (way := ready.ways.get(_kind(x))) is None or not is_quiet(x.device.type):
         return None
     model: Any = bnn._modules["model"]  # as an attribute it takes a while of all this to read
     if bnn.method is ready.method and _still_hold(ready.premises, model, _tensors(particles)):
@@ -126,11 +126,10 @@ def _still_hold(premises: Premises, model: nn.Module, tensors: list[Tensor]) -> 
 def keep_ready(bnn: Bayesian, particles: Particles, batches: Batches, found: Callable[[], Way | None]) -> None:
     """Call all particles of a network in the way that was found, if there is one, when such inputs come again.
 
-    Only on a CPU, as calls are captured on a GPU (`captured`), for inputs that come in one part, and where a prediction
-    is no more than calls, and changes would be seen.
+    Only for inputs that come in one part, and where a prediction is no more than calls, and changes would be seen.
     """
     x = next(batches())
-    if type(x) is not Tensor or not x.is_cpu or bnn.state.get("posterior") is not particles or not is_quiet("cpu"):
+    if type(x) is not Tensor or bnn.state.get("posterior") is not particles or not is_quiet(x.device.type):
         return
     ready = _ready.get(particles)
     known = {} if ready is None else ready.ways

@@ -40,9 +40,9 @@ _CHAINED = ELEMENTWISE | SAME | _POOLS.keys() | _NORMS.keys() | _CONVOLUTIONS.ke
 
 FEW = 2**8
 """Of how many inputs calls take longer than what they compute."""
-VERY_FEW, MANY, WIDE = 3, 2**6, 2**8
-"""Of how many inputs at most x Wᵀ takes less time than W xᵀ on a CPU, a third of it, and of more than how many by how
-many units, a tenth less."""
+VERY_FEW, HEAVY, MANY, WIDE = 3, 2**16, 2**6, 2**8
+"""Of how many inputs at most x Wᵀ takes less time than W xᵀ on a CPU, a third of it, of twice as many by how many
+weights of all networks, and of more than how many by how many units, a tenth less."""
 CLASSES, SEVERAL = 32, 2**5
 """How many classes are to lie along memory, where softmax wants them, of more than how many inputs."""
 
@@ -280,7 +280,8 @@ def _few_and_many(weight: Tensor, has_norms: bool, gives_classes: bool) -> tuple
     if IS_ARM:
         return rows_along(weight), 1 if gives_classes else math.inf
     is_wide = gives_classes or (weight.shape[1] >= WIDE and not has_norms)
-    return VERY_FEW, MANY if is_wide else math.inf
+    is_heavy = weight.numel() >= HEAVY and not has_norms
+    return 2 * VERY_FEW if is_heavy else VERY_FEW, MANY if is_wide else math.inf
 
 
 def _first_product(
