@@ -75,6 +75,13 @@ def test_a_log_gets_a_plain_line_every_few_seconds_and_at_the_end(monkeypatch, c
     assert "\r" not in out.getvalue()
 
 
+def test_a_log_has_its_end_once(monkeypatch, clock):
+    out = screen(monkeypatch, terminal=False)
+    for _ in progress(range(2), "fit"):
+        clock.append(10.0)
+    assert [line.split("  ")[0].split()[-1] for line in out.getvalue().splitlines()] == ["1/2", "2/2"]
+
+
 def test_without_a_total_it_counts(monkeypatch, clock):
     out = screen(monkeypatch, terminal=False)
     for i in progress(itertools.count(), "steps"):

@@ -213,6 +213,12 @@ def test_another_architecture_is_refused_and_not_changed(model, tmp_path):
     assert all(torch.equal(before[k], v) for k, v in given.state_dict().items())
 
 
+def test_what_does_not_fit_is_named(tmp_path):
+    bl.save(bayesian(), tmp_path)
+    with pytest.raises(CorruptFile, match="does not fit Linear: the file lacks weight, bias"):
+        bl.load(tmp_path, model=nn.Linear(3, 3))
+
+
 @pytest.mark.parametrize("given", [object(), nn.Linear, "model"])
 def test_what_is_no_network_is_refused(given, tmp_path):
     bl.save(bayesian(), tmp_path)

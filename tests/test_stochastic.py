@@ -68,6 +68,25 @@ def test_one_step_and_many_draw_the_same():
         torch.testing.assert_close(a, b)
 
 
+def test_a_convolution_that_rounds_to_below_zero_has_a_spread(monkeypatch):
+    """As those by transforms do, which torch uses where oneDNN is off."""
+    torch.manual_seed(0)
+    bnn = bl.bayesianize(
+        nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)),
+        bl.Variational(estimator="local"),
+        likelihood=bl.likelihoods.Categorical(),
+        num_data=10,
+    )
+    x = torch.rand(4, 1, 3, 3) * (torch.rand(4, 1, 1, 1) > 0.5)  # of nothing there is no spread
+    convolve = torch.conv2d
+    monkeypatch.setattr(nn.functional, "conv2d", lambda *args: convolve(*args) - 1e-9)
+    loss = bnn.loss((x, torch.tensor([0, 1, 0, 1])))
+    loss.backward()
+    assert loss.isfinite()
+    assert all(parameter.grad.isfinite().all() for parameter in bnn.parameters())
+    assert bl.predict(bnn, x, how="local", samples=2).probs.isfinite().all()
+
+
 @pytest.mark.parametrize("sites", ["weights", "all"])
 def test_a_known_variance_changes_nothing_and_is_forgotten(sites):
     torch.manual_seed(0)

@@ -48,8 +48,10 @@ class Progress(Generic[T]):
         self.enabled = False
 
     def advance(self, steps: int = 1) -> None:
-        """Count `steps` more as done, and redraw if it is time."""
+        """Count `steps` more as done, and redraw if it is time; the end is drawn when it is left."""
         self.done += steps
+        if self.done == self.total:
+            return
         now = time.monotonic()
         if self.enabled and now - self._drawn >= (REDRAW_SECONDS if self._file.isatty() else LOG_SECONDS):
             self._drawn = now

@@ -78,6 +78,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
         check_fits(network.state_dict(), state, what)
         network.load_state_dict(state)
         return network
+    own = network.state_dict()
+    check_fits(own, {name: state[name] for name in own if name in state}, what)
     try:
         return _bayesian(network, config, tensors, state)
     except CorruptFile:

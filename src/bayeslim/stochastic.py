@@ -168,6 +168,8 @@ class _Local(_Noisy):
                 variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
+        if self.plain is not nn.Linear:
+            variance = variance.clamp_min(0)  # convolutions by transforms round to below zero
         std = variance.add_(TINY).sqrt_()
         return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 

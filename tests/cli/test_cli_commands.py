@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import runpy
 import sys
 
 import pytest
@@ -112,7 +113,7 @@ def test_a_network_that_cannot_be_traced_is_exported_whole(tmp_path, fitted, mon
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("compress",), "needs a model and data"),
+        (("compress",), "is not told its model and data"),
         (("compress", "--model", "lenet5", "--data", "digits"), "exactly one of --sparsity"),
         (("compress", "--model", MODEL, "--data", "digits", "--sparsity", "3"), "between 0 and 1"),
         (("compress", "--model", "lenet5", "--data", "digits", "--sparsity", "0.5"), "does not run on the example"),
@@ -188,3 +189,10 @@ def test_version_and_help(capsys):
     assert bl.__version__ in capsys.readouterr().out
     assert call("compress", "--help") == 0
     assert "--sparsity" in capsys.readouterr().out
+
+
+def test_it_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bayeslim", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("bayeslim", run_name="__main__")
+    assert "compress" in capsys.readouterr().out

@@ -64,7 +64,7 @@ def by_python(epochs=3) -> bl.Bayesian:
 def test_a_fit_is_what_python_would_have_made_and_is_not_made_twice(tmp_path, capsys):
     assert call(*BASICS, "--out", "run") == 0
     shown = capsys.readouterr().out
-    for words in ("130 examples held out of digits", "error", "NLL", "ECE", "mean network", "bayeslim evaluate run"):
+    for words in ("130 held-out examples of digits", "error", "NLL", "ECE", "mean network", "bayeslim evaluate run"):
         assert words in shown
     bl.save(by_python(), tmp_path / "python")
     assert same_networks("run/network", "python")
@@ -208,7 +208,7 @@ def test_parts_of_a_method_that_are_not_there_are_refused(text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "fit needs a model and data"),
+        ((), "fit is not told its model and data"),
         (("--model", MODEL, "--data", "digits"), "say how long, such as --epochs 10"),
         (("--model", MODEL, "--data", "digits", "--method", "laplace"), "needs a trained network"),
         (("--model", "mlp", "--data", "digits", "--epochs", 2), "For digits it takes inputs=64."),

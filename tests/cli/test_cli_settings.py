@@ -218,7 +218,7 @@ def test_wrong_files_are_refused(tmp_path, text, message):
 
 
 def test_missing_settings_are_asked_for(tmp_path):
-    with pytest.raises(BadSetting, match="needs a model and data: pass --model NAME --data NAME"):
+    with pytest.raises(BadSetting, match="is not told its model and data: pass --model NAME --data NAME"):
         Settings.read(None, {})
     with pytest.raises(bl.errors.BayeslimError, match="Could not read"):
         Settings.read(tmp_path / "nowhere.toml", {})

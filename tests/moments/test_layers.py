@@ -9,6 +9,9 @@ from random_networks import assert_agree, bayesian, carried, drawn
 from torch import nn
 from torch.func import functional_call, jacrev
 
+from bayeslim.moments import rules
+from bayeslim.moments.tensor import Moments
+
 LINEAR = {
     "linear": (nn.Linear(5, 3), (4, 5)),
     "linear on positions": (nn.Linear(5, 3), (2, 4, 5)),
@@ -24,6 +27,17 @@ LINEAR = {
     "transposed3d": (nn.ConvTranspose3d(1, 2, 2), (1, 1, 2, 2, 2)),
     "one example": (nn.Conv2d(2, 4, 3), (2, 5, 5)),
 }
+
+
+def conv2d(*args):
+    """One that rounds to below zero, as those by transforms do."""
+    return torch.conv2d(*args) - 1e-9
+
+
+def test_no_variance_is_below_zero():
+    weight = Moments.of(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2), frozenset({"weight"}), None)
+    found = rules._layer(conv2d, torch.zeros(1, 1, 3, 3), weight)
+    torch.testing.assert_close(found.sigma2, torch.zeros(1, 2, 2, 2), atol=0, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

@@ -128,9 +128,9 @@ def fit(
         fitted = settings.run()
     batches = collected(fitted.val)
     rows, prediction = quality(fitted.bnn, batches, fitted.target_scale)
-    typer.echo(f"Validation: {len(prediction):,} examples held out of {settings.data}")
+    typer.echo(f"Validation: {len(prediction):,} held-out examples of {settings.data}")
     Console().print(quality_table(rows))
-    typer.echo(f"The network is in {fitted.out}. On test data: {settings.next_command}")
+    typer.echo(f"The network is in {fitted.out}. On test data, if there are any: {settings.next_command}")
 
 
 @app.command()

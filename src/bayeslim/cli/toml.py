@@ -56,8 +56,8 @@ class TomlSettings:
         missing = [name for name in ("model", "data") if name not in given]
         if missing:
             raise BadSetting(
-                f"{cls.command} needs a {' and '.join(missing)}: pass {' '.join(f'--{name} NAME' for name in missing)},"
-                " or a --config file with them."
+                f"{cls.command} is not told its {' and '.join(missing)}: pass "
+                f"{' '.join(f'--{name} NAME' for name in missing)}, or a --config file that says so."
             )
         hints = get_type_hints(cls)
         return cls(**{name: _checked(name, value, hints[name]) for name, value in given.items()})

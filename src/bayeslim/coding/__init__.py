@@ -137,13 +137,15 @@ def decode(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.M
     Args:
         path: the file.
         model: a network of the architecture and the sizes that were coded (its values do not matter and are not
-            changed). Not needed for networks of `bayeslim.zoo`, compacted or not.
+            changed), or a Bayesian one. Not needed for networks of `bayeslim.zoo`, compacted or not.
 
     Raises:
         CorruptFile: if the file is truncated, damaged, foreign or of another version, or does not fit the model.
     """
-    if isinstance(model, Bayesian) or not isinstance(model, nn.Module | None):
-        raise TypeError(f"model must be a plain torch.nn.Module, such as was coded. Got {type(model).__name__}.")
+    if not isinstance(model, nn.Module | None):
+        raise TypeError(f"model must be a torch.nn.Module, such as was coded. Got {type(model).__name__}.")
+    if isinstance(model, Bayesian):
+        model = model.mean_network()
     content = _checked(Path(path))
     reader = Reader(content[len(MAGIC) + 1 : -_CHECK])
     try:

@@ -52,7 +52,10 @@ def _layer(func: Any, x: Any, weight: Any, bias: Any = None, *rest: Any, **kwarg
         parts.append(run(square if v is None else square.add_(v), var, b_var))
     elif b_var is not None:
         parts.append(b_var.view(-1, *[1] * (mu.ndim - 2)).expand(mean.shape))
-    return Moments.of(mean, parts[0] if len(parts) == 1 else parts[0] + parts[1], sources, common)
+    variance = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    if func.__name__.startswith("conv"):  # by transforms they round to below zero
+        variance = variance.clamp_min(0)
+    return Moments.of(mean, variance, sources, common)
 
 
 @rule("embedding")

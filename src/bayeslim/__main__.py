@@ -1,0 +1,5 @@
+"""`python -m bayeslim`: the command line."""
+
+from bayeslim.cli import main
+
+main()
