@@ -110,6 +110,43 @@ def test_a_shared_layer_that_reads_two_constants_keeps_them():
     assert compaction(model, None, X).removed == ()
 
 
+class Reduced(nn.Module):
+    """Of which three hidden units are constant, and summed up over positions."""
+
+    def __init__(self, layer, reduce):
+        super().__init__()
+        self.first, self.reduce, self.last = layer, reduce, nn.Linear(6, 3)
+        with torch.no_grad():
+            self.first.weight[:3] = 0
+            self.first.bias[:3] = 1
+
+    def forward(self, x):
+        return self.last(self.reduce(self.first(x).relu()))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "other", "shrinks"),
+    [
+        (lambda: Reduced(nn.Linear(4, 6), lambda x: x.mean(1)), (2, 5, 4), (2, 9, 4), True),
+        (lambda: Reduced(nn.Linear(4, 6), lambda x: x.sum(1)), (2, 5, 4), (2, 9, 4), False),
+        (
+            lambda: Reduced(nn.Conv2d(1, 6, 3), lambda x: nn.functional.pad(x, (1, 1)).mean((2, 3))),
+            (2, 1, 8, 8),
+            (2, 1, 9, 7),
+            False,
+        ),
+    ],
+)
+def test_a_constant_that_depends_on_sizes_is_not_folded(build, shape, other, shrinks):
+    torch.manual_seed(0)
+    network = build()
+    slim = compact_network(network, None, torch.randn(shape))
+    assert (slim.last.in_features == 3) == shrinks
+    for size in (shape, other):
+        x = torch.randn(size)
+        torch.testing.assert_close(slim(x), network(x))
+
+
 def test_a_bias_that_is_read_elsewhere_too_takes_no_constant():
     class Added(nn.Module):
         def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch.utils import _pytree as pytree
 
 from bayeslim.errors import ShapeMismatch
 from bayeslim.types import Inputs, arguments
+
+DOUBLED = 2**6
+"""Up to which size inputs are made twice as large to see whether a network takes them."""
 
 
 def run_example(model: nn.Module, example: Inputs) -> Any:
@@ -59,6 +63,27 @@ def with_batch_size(example: Inputs, size: int) -> Inputs:
         return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
 
     return pytree.tree_map(resize, example)
+
+
+def resized(example: Inputs) -> list[Inputs]:
+    """The example with every size that it has but for rows, one at a time, halved and doubled, wherever that stands.
+
+    A size may be how long sequences are, or how large images; or how many features there are, which few networks take
+    others of. Only small sizes are doubled: of large ones that takes long.
+    """
+    sizes = {size for x in tensors_in(example) for size in x.shape[1:]}
+    changes = [(size, half) for size in sizes if (half := -(-size // 2)) < size]
+    changes += [(size, 2 * size) for size in sizes if 0 < size <= DOUBLED]
+    return [pytree.tree_map(partial(_with_size, *change), example) for change in sorted(changes)]
+
+
+def _with_size(size: int, other: int, x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    for dim in range(1, x.ndim):
+        if x.shape[dim] == size:
+            x = x.repeat(*(2 if d == dim else 1 for d in range(x.ndim))).narrow(dim, 0, other)
+    return x.clone()
 
 
 def batches(network: nn.Module, example: Inputs) -> list[Inputs]:

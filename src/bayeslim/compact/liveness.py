@@ -27,11 +27,12 @@ class Liveness(Dependence):
     Args:
         identity: who is who.
         tensors: the values of parameters and buffers, by name.
+        folds: whether constants other than zero may be added to biases.
     """
 
-    def __init__(self, identity: Identities, tensors: Mapping[str, Tensor]):
+    def __init__(self, identity: Identities, tensors: Mapping[str, Tensor], folds: bool = True):
         super().__init__(identity.trace, tensors)
-        self.identity = identity
+        self.identity, self.folds = identity, folds
         self.varies = {}
         self._constants: dict[int, Tensor] = {}
         self._idle: dict[int, Tensor] = {}
@@ -81,7 +82,7 @@ class Liveness(Dependence):
                 value, still = self._steady(contraction.source, contraction.dim)
                 own = self._uses[contraction.weight] == 1 and _is_own_bias(self.identity, contraction)
                 self._constants[place] = torch.where(still, value, 0.0)
-                still = still & ((value == 0) | (contraction.bias is not None and own))
+                still = still & ((value == 0) | (self.folds and contraction.bias is not None and own))
             self._idle[place] = idle | still[contraction.channel]
         for _, product in self._products.get(call.node, []):
             self._multiplied.append(product.labels[~self._vanishes(product)])

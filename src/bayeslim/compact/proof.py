@@ -1,6 +1,7 @@
 """Two networks give the same answers: checked on the example, on random inputs like it, and on another batch size.
 
-In double precision where the networks run in it, so that a fault cannot hide behind rounding.
+Where constants were folded, which may be others for longer sequences or larger images, on such as well. In double
+precision where the networks run in it, so that a fault cannot hide behind rounding.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import rows_of, run_example, takes, tensors_in, with_batch_size
+from bayeslim.compact.example import resized, rows_of, run_example, takes, tensors_in, with_batch_size
 from bayeslim.compact.trace import quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, device_of, to_device
@@ -74,6 +75,16 @@ class Reference:
             worst = max(_relative(a, b) for a, b in zip(expected, actual, strict=True))
             return Proof(worst, worst <= self.tolerance + max(self._folded, *map(_rounding, expected)))
         return Proof(float("inf"), False)
+
+    def agrees_elsewhere(self, network: nn.Module) -> bool:
+        """Whether another network gives the same on inputs of other sizes, wherever both have an answer."""
+        for inputs in resized(self._inputs[0]):
+            if not (_has_an_answer(self._network, inputs) and takes(network, inputs)):
+                continue
+            expected, actual = (tensors_in(run_example(n, inputs)) for n in (self._network, network))
+            if _relative(expected, actual) > self.tolerance + max(self._folded, _rounding(expected)):
+                return False
+        return True
 
     def _answer(self, double: bool) -> list[list[Tensor]]:
         if double not in self._answers:

@@ -2,8 +2,8 @@
 
 Every unit that is not needed goes: those whose incoming or outgoing weights are all zero, and whatever only they
 needed. A constant that such a unit still fed forward (its bias through its activation, a BatchNorm's shift) is added
-to the bias of its readers where that is exact; where it is not, the unit stays. Zeros that leave no unit idle stay as
-zeros.
+to the bias of its readers where that is exact; where it is not, or is another for sequences of other lengths or images
+of other sizes, the unit stays. Zeros that leave no unit idle stay as zeros.
 
 The result is the user's own module with smaller layers where its forward allows it, otherwise the traced graph;
 either way it is checked against the masked network before it is returned.
@@ -135,19 +135,19 @@ def compaction(
     own = tensors_of(masked)
     everything = own | constants_of(identity.trace, masked)
     tensors = {name: tensor.detach().cpu() for name, tensor in everything.items()}
-    live = Liveness(identity, tensors)
-    shrinking = Shrinking(identity, _unneeded(found, live))
-    slices = _slices(shrinking)
-    small = {name: sliced(tensors[name], dims) for name, dims in slices.items()}
-    for place, contraction in enumerate(identity.contractions):
-        if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
-            bias = small.get(contraction.bias, tensors[contraction.bias])
-            shift = sliced(live.folded(place, shrinking.gone), slices.get(contraction.bias, {}))
-            small[contraction.bias] = (bias.double() + shift.double()).to(bias.dtype)
-            reference.allow_folded(bias.dtype)
-    device = device_of(masked)
-    small = {name: tensor.to(device) for name, tensor in small.items()}
-    network, kind, why, gap = _rebuild(masked, found, shrinking, small, reference, drop_inputs)
+    for folds in (True, False):
+        shrinking, slices, small, folded = _shrunk(found, tensors, folds)
+        if folded:
+            reference.allow_folded(folded)
+        on_device = {name: tensor.to(device_of(masked)) for name, tensor in small.items()}
+        try:
+            network, kind, why, gap = _rebuild(masked, found, shrinking, on_device, reference, drop_inputs)
+        except CompactionFailed:
+            if not folded:
+                raise
+        else:
+            if not folded or reference.agrees_elsewhere(network):
+                break
     if kind == "modules":
         modes = {name: module.training for name, module in model.named_modules()}
         for name, module in network.named_modules():
@@ -159,6 +159,26 @@ def compaction(
         kept={name: dims for name, dims in slices.items() if name in own},
         difference=gap, units=found, parameters=(_count(model), _count(network)),
     )  # fmt: skip
+
+
+def _shrunk(
+    units: UnitGraph, tensors: Mapping[str, Tensor], folds: bool
+) -> tuple[Shrinking, dict[str, dict[int, Tensor]], dict[str, Tensor], torch.dtype | None]:
+    """What goes, the places of tensors that stay, tensors with other values, and the precision of folded constants."""
+    identity = units.structure.identity
+    live = Liveness(identity, tensors, folds)
+    shrinking = Shrinking(identity, _unneeded(units, live))
+    slices = _slices(shrinking)
+    small = {name: sliced(tensors[name], dims) for name, dims in slices.items()}
+    folded = None
+    for place, contraction in enumerate(identity.contractions):
+        if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
+            bias = small.get(contraction.bias, tensors[contraction.bias])
+            shift = sliced(live.folded(place, shrinking.gone), slices.get(contraction.bias, {}))
+            small[contraction.bias] = (bias.double() + shift.double()).to(bias.dtype)
+            if bool(shift.any()):
+                folded = bias.dtype
+    return shrinking, slices, small, folded
 
 
 def _masked_copy(model: nn.Module, masks: Mapping[str, Tensor] | None) -> nn.Module:
