@@ -309,6 +309,28 @@ def test_any_posterior_teaches_and_nothing_else_changes(teacher, how):
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in student.state_dict().items())
 
 
+@pytest.mark.parametrize("how", ["probs", "online"])
+def test_batches_that_come_once_are_all_learned_from(how):
+    outputs = logits()
+    batches = [(rows, None) for rows in ROWS.split(2)]
+    source = given(outputs, likelihoods.Categorical())
+    once, again = (
+        bl.distill(source, batches_, free(), how=how, epochs=2, seed=0, progress=False)
+        for batches_ in (iter(batches), batches)
+    )
+    assert all(map(torch.equal, once.parameters(), again.parameters()))
+    assert not torch.equal(next(once.parameters()), next(free().parameters()))
+
+
+@pytest.mark.parametrize("how", ["probs", "online"])
+def test_no_more_inputs_than_those_with_labels(how):
+    options = {"how": how, "epochs": 1, "seed": 0, "progress": False}
+    source = bl.bayesianize(mlp(), bl.Variational(), likelihood=likelihoods.Categorical(), num_data=len(X))
+    student = mlp()
+    none, empty = (bl.distill(source, [(X, None)], student, unlabelled=u, **options) for u in (None, X[:0]))
+    assert all(map(torch.equal, none.parameters(), empty.parameters()))
+
+
 def test_without_a_student_the_teachers_own_network_starts_at_its_mean_or_nearest_particle(teacher):
     student = bl.distill(teacher, data(), epochs=1, lr=1e-9, seed=0, progress=False)
     assert type(student) is nn.Sequential

@@ -80,7 +80,8 @@ def test_everything_comes_back(options, tmp_path):
     assert again.sites == bnn.sites
     assert again.likelihood.config() == bnn.likelihood.config()
     assert repr(again.priors) == repr(bnn.priors)
-    assert (again.num_data, again.step, again.steps_per_epoch) == (bnn.num_data, 12, 4)
+    assert (again.num_data, again.num_data_given) == (bnn.num_data, bnn.num_data_given)
+    assert (again.step, again.steps_per_epoch) == (12, 4)
     assert not again.training
 
 
@@ -124,6 +125,33 @@ def test_zoo_networks_need_no_architecture(tmp_path):
         before = torch.get_rng_state()
         assert_same(bnn, bl.load(tmp_path / "bayesian"))
         assert torch.equal(before, torch.get_rng_state())
+
+
+def exchanged(network):
+    place = next(place for place, layer in enumerate(network) if isinstance(layer, nn.ReLU))
+    network[place] = nn.Tanh()
+
+
+def dropped(network):
+    next(layer for layer in network if isinstance(layer, nn.Dropout)).p = 0.7
+
+
+@pytest.mark.parametrize("change", [exchanged, dropped])
+def test_a_zoo_network_that_was_changed_is_none_of_the_zoo(change, tmp_path):
+    x = torch.rand(4, 5)
+    network = bl.zoo.mlp(8, inputs=5, classes=3, dropout=0.2).eval()
+    change(network)
+    bl.save(network, tmp_path / "plain")
+    bl.save(bayesian(network), tmp_path / "bayesian")
+    bl.encode(network, tmp_path / "coded", raw=True)
+    for read in (lambda: bl.load(tmp_path / "plain"), lambda: bl.load(tmp_path / "bayesian")):
+        with pytest.raises(BayeslimError, match=r"load\(path, model=YourModel\(\)\)"):
+            read()
+    with pytest.raises(BayeslimError, match=r"decode\(path, model=YourModel\(\)\)"):
+        bl.decode(tmp_path / "coded")
+    bl.save(network, tmp_path / "graph", example=x)
+    torch.testing.assert_close(bl.load(tmp_path / "graph")(x), network(x))
+    torch.testing.assert_close(bl.load(tmp_path / "plain", model=network)(x), network(x))
 
 
 def test_plain_networks(tmp_path):

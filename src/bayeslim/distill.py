@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import singledispatch
 from typing import Any, Literal
@@ -101,7 +101,8 @@ def distill(
         if seed is not None:
             torch.manual_seed(seed)
         network, masks = _start(teacher if student is None else student)
-        first = inputs_of(_first(loader))
+        loader, begun = _with_first(loader)
+        first = inputs_of(begun)
         likelihood = _likelihood(teacher, first, network)
         if temperature != 1 and likelihood.name not in ("categorical", "bernoulli"):
             raise ValueError(f"temperature softens probabilities, and a {likelihood.name} likelihood has none.")
@@ -139,9 +140,12 @@ def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples
         )
 
 
-def _first(loader: Iterable[Any]) -> Any:
+def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
+    """A loader, and its first batch; one that can be read only once is kept."""
+    if isinstance(loader, Iterator):
+        loader = list(loader)
     for batch in loader:
-        return batch
+        return loader, batch
     raise BayeslimError("The loader gave no batches: there is nothing to learn from.")
 
 

@@ -41,7 +41,7 @@ class Online:
     def of(cls, teacher: Bayesian, loader: Any, unlabelled: Any, size: int) -> Online:
         """From labelled and unlabelled inputs; a tensor is cut into batches of a size."""
         if isinstance(unlabelled, Tensor):
-            unlabelled = Loader(unlabelled, torch.zeros(len(unlabelled)), size)
+            unlabelled = Loader(unlabelled, torch.zeros(len(unlabelled)), size) if len(unlabelled) else None
         return cls(teacher, (loader,) if unlabelled is None else (loader, unlabelled))
 
     def __len__(self) -> int:

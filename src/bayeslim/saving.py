@@ -112,7 +112,7 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
     bnn.state.update({key: posterior.to(device) for key, posterior in found.items()})
     bnn.masks = {name: mask.to(device) for name, mask in masks.items()}
     bnn.plan_ = None if config["plan"] is None else Plan.from_json(config["plan"])
-    bnn.num_data_given = False
+    bnn.num_data_given = config.get("num_data_given") is True
     bnn.load_state_dict(state)
     return bnn.eval()
 
@@ -139,6 +139,7 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
         "priors": encode([[bnn.priors.given[group[0]], group] for group in bnn.priors.shared()], tensors),
         "sites": list(bnn.sites.names),
         "num_data": bnn.num_data,
+        "num_data_given": bnn.num_data_given,
         "step": bnn.step,
         "steps_per_epoch": bnn.steps_per_epoch,
         "posteriors": posteriors,

@@ -25,6 +25,7 @@ from bayeslim.compact.rebuild import put_tensors, resize_modules
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.noise import kept_random_state
 from bayeslim.types import Params
+from bayeslim.zoo.entry import entry_of
 from bayeslim.zoo.registry import FACTORIES
 
 GIVEN, ZOO, CUT = range(3)
@@ -64,7 +65,7 @@ _OF_COMPACTED = (
 def write_architecture(coder: Coder, network: nn.Module) -> None:
     """Say which network a file is of."""
     own = tensors_of(network)
-    config = getattr(network, "zoo_config", None)
+    config = entry_of(network)
     types = {tensor.dtype for tensor in own.values() if tensor.is_floating_point()}
     kind, whole = GIVEN, Params()
     if config is not None and len(types) == 1 and set(config["name"]) <= set(_LETTERS[1:]) and not _exceeds(config):

@@ -25,6 +25,7 @@ from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, Unsupport
 from bayeslim.export.check import ExportFailed, prove
 from bayeslim.export.portable import as_graph, build, describe
 from bayeslim.types import Inputs, Params, to_device
+from bayeslim.zoo.entry import entry_of
 
 EXAMPLE = "slim_example"
 """The attribute under which a compacted network keeps inputs to trace it on."""
@@ -36,7 +37,7 @@ _EXPANSION = 4096
 
 def architecture_of(model: nn.Module) -> dict[str, Any]:
     """What a folder says about a network's class: its name, its entry in the zoo, and the sizes if it is smaller."""
-    found = {"class": type(model).__name__, "zoo": getattr(model, "zoo_config", None)}
+    found = {"class": type(model).__name__, "zoo": entry_of(model)}
     if hasattr(model, EXAMPLE) or _is_cut(model, found["zoo"]):
         found["sizes"] = {path: _integers(module) for path, module in model.named_modules() if _integers(module)}
     return found
