@@ -14,9 +14,10 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
 
 import bayeslim as bl
-from bayeslim.compress import pipeline
+from bayeslim.compress import fingerprint, pipeline
 from bayeslim.compress.folder import RunFolder
 from bayeslim.errors import BayeslimError
 
@@ -238,6 +239,119 @@ def test_a_folder_of_another_run_is_refused(finished, options, message):
     assert before == {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
 
 
+def turned(loader):
+    """The same inputs, each with the class after its own."""
+    return bl.data.Loader(loader.dataset.x, (loader.dataset.y + 1) % 3, loader.batch_size, loader.shuffle)
+
+
+def test_other_test_data_are_measured_anew_and_nothing_else_is(finished, tmp_path, monkeypatch):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    before, (_, val) = run(tmp_path), data()
+    monkeypatch.setattr(pipeline, "compact", None)
+    after = run(tmp_path, test=turned(val))
+    outputs = trained()(val.dataset.x).argmax(-1)
+    assert before.rows["dense"].scores.error == pytest.approx(float((outputs != val.dataset.y).double().mean()))
+    assert after.rows["dense"].scores.error == pytest.approx(
+        float((outputs != (val.dataset.y + 1) % 3).double().mean())
+    )
+
+
+def as_lists(loader):
+    return list(loader)
+
+
+def as_torch(loader):
+    return DataLoader(TensorDataset(loader.dataset.x, loader.dataset.y), batch_size=40, shuffle=True)
+
+
+@pytest.mark.parametrize("given", [as_lists, as_torch, iter])
+def test_a_folder_of_other_data_is_refused(given, tmp_path):
+    train, val = data()
+    job = functools.partial(bl.compress, trained(), budget=BUDGET, steps=1, formats=(), baseline=False, out=tmp_path)
+    first = job(given(train), given(val))
+    train, _ = data()
+    assert same(weights(first.slim), weights(job(given(train), given(val)).slim)), "the same data again"
+    train, _ = data()
+    with pytest.raises(BayeslimError, match=r"another run: its data was 160 examples \(content"):
+        job(given(turned(train)), given(val))
+    with pytest.raises(BayeslimError, match=r"another run: its data was 160 examples \(content"):
+        job(given(train), given(turned(val)))
+
+
+def test_other_data_to_stop_training_by_are_other_training(tmp_path):
+    _, val = data()
+    run(tmp_path, fit={"epochs": 1, "validate": val}, baseline=False)
+    run(tmp_path, fit={"epochs": 1, "validate": val}, baseline=False)
+    with pytest.raises(BayeslimError, match="another run: its training"):
+        run(tmp_path, fit={"epochs": 1, "validate": turned(val)}, baseline=False)
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return torch.tensor([float(row)]), row**2
+
+
+X, Y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12)
+
+
+@pytest.mark.parametrize(
+    ("one", "others"),
+    [
+        (lambda x, y: bl.data.Loader(x, y, 4), [(X, Y + 1), (X.double(), Y), (X[:9], Y[:9]), (X.T.reshape(12, 3), Y)]),
+        (lambda x, y: bl.data.Loader({"a": x, "b": x}, y, 4), [(X, Y + 1), (X + 1, Y)]),
+        (lambda x, y: [(x, y), {"x": x, "labels": y}], [(X, Y + 1), (-X, Y), (X.bfloat16(), Y)]),
+        (lambda x, y: [(x, "a", y[0])], [(X, Y + 1), (X + 1, Y)]),
+        (lambda x, y: DataLoader(TensorDataset(x, y), 4, shuffle=True), [(X, Y + 1), (X[:9], Y[:9])]),
+        (lambda x, y: DataLoader(Subset(TensorDataset(X, Y), y.tolist())), [(X, Y.flip(0)), (X, Y[:5])]),
+        (lambda x, y: DataLoader(TensorDataset(X, Y), sampler=SubsetRandomSampler(y[:5])), [(X, Y[1:])]),
+    ],
+)
+def test_a_fingerprint_is_of_the_content_and_changes_nothing(one, others):
+    loader, random = one(X, Y), torch.get_rng_state()
+    found = fingerprint.fingerprint(loader)
+    assert found == fingerprint.fingerprint(one(X.clone().requires_grad_(), Y.clone()))
+    assert len({found, *(fingerprint.fingerprint(one(x, y)) for x, y in others)}) == 1 + len(others)
+    assert torch.equal(random, torch.get_rng_state())
+    assert getattr(loader, "epoch", 0) == 0, "it was not gone over"
+
+
+def test_streams_and_other_data_sets_have_no_fingerprint_and_are_not_read():
+    stream = iter([(X, Y)])
+    assert fingerprint.fingerprint(stream) is None
+    assert next(stream)[0] is X
+    subset = Subset(Squares(), [0, 1])
+    assert fingerprint.fingerprint(DataLoader(Squares())) is fingerprint.fingerprint(DataLoader(subset)) is None
+
+
+def test_of_large_data_rows_from_everywhere_and_all_labels_are_hashed(monkeypatch):
+    monkeypatch.setattr(fingerprint, "LARGEST", 4000)
+    x, y = torch.zeros(500, 10), torch.zeros(500)  # 20,000 and 2,000 bytes: every tenth row, and all
+    known = {fingerprint.fingerprint(bl.data.Loader(x, y))}
+    for tensor, row, seen in ((x, 0, True), (x, 490, True), (x, 491, False), (y, 491, True)):
+        tensor[row] += 1
+        found = fingerprint.fingerprint(bl.data.Loader(x, y))
+        assert (found not in known) == seen
+        known.add(found)
+
+
+def test_the_network_by_magnitude_leaves_the_checkpoint_of_fine_tuning_alone(tmp_path):
+    options = {"epochs": 2, "lr": 1e-3}
+    given = run(tmp_path / "a", fine_tune=options | {"checkpoint": tmp_path / "checkpoint"})
+    plain = run(tmp_path / "b", fine_tune=options)
+    assert (tmp_path / "checkpoint").is_dir()
+    for name in ("slim", "magnitude"):
+        assert same(weights(bl.load(given.folder / name)), weights(bl.load(plain.folder / name)))
+
+
+def test_options_of_fine_tuning_that_only_the_method_has_are_not_for_the_network_by_magnitude(tmp_path):
+    chains = bl.SGLD(chains=1, samples=2)
+    found = run(tmp_path, method=chains, fit={"epochs": 2}, steps=1, fine_tune={"epochs": 2, "dtype": torch.float32})
+    assert list(found.rows) == ["dense", "magnitude", "bayeslim"]
+
+
 def test_other_methods_patterns_plans_and_generators(tmp_path):
     train, val = data()
     variational = bl.Variational(family=bl.families.DiagonalGaussian(initial_std=0.05))
@@ -284,6 +398,8 @@ def nan_network():
         ({"steps": 0}, ValueError, "steps"),
         ({"fine_tune": {"lr": 1.0}}, ValueError, "needs epochs"),
         ({"fine_tune": 3}, TypeError, "options of training"),
+        ({"fine_tune": {"epochs": 1, "lrr": 1}}, TypeError, 'does not take lrr. Closest: "lr".* It takes: epochs, lr,'),
+        ({"fine_tune": {"epochs": 1, "tune": "evidence"}}, TypeError, "does not take tune"),
         ({"formats": ("exe",)}, ValueError, "some of onnx, pt2"),
         ({"method": bl.Variational()}, ValueError, "is trained"),
         ({"model": "lenet"}, TypeError, "model must be"),

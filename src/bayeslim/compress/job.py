@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,19 +13,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
 from bayeslim.compact.example import run_example
+from bayeslim.compress.fingerprint import fingerprint, is_batches
 from bayeslim.data import Loader
-from bayeslim.errors import BayeslimError, MissingExtra
+from bayeslim.errors import BayeslimError, MissingExtra, closest
 from bayeslim.likelihoods import Categorical, Likelihood
+from bayeslim.loaders import size_of_data
 from bayeslim.methods import Laplace, Method, Variational
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
 from bayeslim.prune.items import pattern
 from bayeslim.recipes import Recipe
+from bayeslim.train import fit as training
 from bayeslim.types import Inputs, device_of, split_batch, to_device
 
 FORMATS = ("onnx", "pt2")
@@ -174,8 +179,10 @@ def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
     Raises:
         BayeslimError: for weights that are not finite.
         ShapeMismatch: if the network does not run on the example, or a plan is for another one.
+        TypeError: for options of fine-tuning that there are not.
         UnsupportedModel: if the network cannot be traced, and so not compacted.
     """
+    _check_fine_tune(job.fine_tune or {}, bnn.method)
     for name, parameter in bnn.model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise BayeslimError(
@@ -188,6 +195,22 @@ def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
     units(plain, example)
 
 
+def _check_fine_tune(options: Mapping[str, Any], method: Method) -> None:
+    known = options_of(training)
+    if not isinstance(method, Laplace):  # which is trained on, then measured without options
+        known = list(dict.fromkeys([*known, *options_of(method.fit)]))
+    unknown = [str(name) for name in options if name not in known]
+    if unknown:
+        alike = closest(unknown[0], known)
+        hint = f" Closest: {alike}." if alike else ""
+        raise TypeError(f"fine_tune does not take {', '.join(unknown)}.{hint} It takes: {', '.join(known)}.")
+
+
+def options_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's options, which are what it takes by name only."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
 def unfitted_copy(bnn: Bayesian) -> nn.Module:
     """A plain copy of the network with its weights as they are, posterior or not."""
     plain = copy.deepcopy(bnn.model)
@@ -198,7 +221,7 @@ def unfitted_copy(bnn: Bayesian) -> nn.Module:
 
 
 def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
-    """What makes a run this one: the network with its weights, the way to its posterior, and the size of the data."""
+    """What makes a run this one: the network with its weights, the way to its posterior, and the data."""
     return {
         "network": bnn.sites.model,
         "weights": _digest(bnn),
@@ -206,7 +229,7 @@ def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
         "likelihood": repr(bnn.likelihood),
         "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
         "training": words(job.fit or {}),
-        "data": f"{size_of(train)} for training, {size_of(val)} for validation",
+        "data": f"{described(train)} for training, {described(val)} for validation",
         "seed": str(job.seed),
     }
 
@@ -222,12 +245,20 @@ def _digest(bnn: Bayesian) -> str:
 
 def size_of(loader: Any) -> str:
     """How many examples a loader has, in words."""
-    dataset: Any = getattr(loader, "dataset", None)
-    return f"{len(dataset)} examples" if hasattr(dataset, "__len__") else "unknown"
+    size = size_of_data(loader)
+    return "unknown" if size is None else f"{size} examples"
+
+
+def described(loader: Any) -> str:
+    """What data are known by: their size, and their content where that can be read without drawing from a loader."""
+    content = fingerprint(loader)
+    return size_of(loader) if content is None else f"{size_of(loader)} (content {content})"
 
 
 def words(value: Any) -> str:
     """A setting in words that are the same in every run."""
+    if isinstance(value, Loader | DataLoader) or is_batches(value):
+        return described(value)
     if isinstance(value, Plan):
         return value.to_json()
     if isinstance(value, Mapping):

@@ -26,12 +26,13 @@ from bayeslim.compress.folder import RunFolder
 from bayeslim.compress.job import (
     Job,
     check,
+    described,
     has_onnx,
     identity,
+    options_of,
     prepared,
     readable,
     refuse_with_recipe,
-    size_of,
     start_over,
     unfitted_copy,
     words,
@@ -50,6 +51,7 @@ from bayeslim.report.quantities import percent
 from bayeslim.report.report import DENSE, SLIM, report
 from bayeslim.report.scores import collected
 from bayeslim.saving import load, save
+from bayeslim.train import fit as training
 from bayeslim.types import Inputs, split_batch
 
 MAGNITUDE = "magnitude"
@@ -101,7 +103,11 @@ def compress(
         recipe: one of `bayeslim.recipes`: its method and prior, and its training, cut and fine-tuning where others
             are not given. The network it starts from, trained as usual, is the one to compare with.
         out: the run's folder. A run that was stopped goes on where it was when it is started again; one with another
-            budget keeps what is still right.
+            budget or other test data keeps what is still right; one with other training or validation data is refused.
+            Data are known by their content, order included, if they are a `bl.data.Loader`, a DataLoader of a
+            TensorDataset, or batches in a list or from a generator (beyond 64 MiB, by rows spread evenly over them).
+            Other loaders are known by their size: that they give other examples, as many, is not noticed. Nor is what
+            any loader does to examples on the way.
         method: how to find the posterior of a plain network; `Laplace()` if not given.
         likelihood: what its outputs mean; classes if not given and the targets are whole numbers.
         prior: as for `bayesianize`.
@@ -202,7 +208,7 @@ class _Run:
         dense = self.architecture if job.starts_trained else bnn.mean_network()
         networks = {DENSE: dense, **self._baseline(bnn, pruned, settings), SLIM: slim}
         files = ["slim", *self._exported(slim, settings)]
-        settings |= {"networks": ", ".join(networks), "test": size_of(self.test)}
+        settings |= {"networks": ", ".join(networks), "test": described(self.test)}
         rows = stage(
             "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
         )
@@ -268,13 +274,18 @@ class _Run:
             chosen.setdefault("checkpoint", self.folder.checkpoint(stage, settings))
         return chosen
 
+    def _plain_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of fine-tuning that mean the same for a plain network; a checkpoint is of the other network."""
+        own = {"seed": self.job.seed, **options}
+        return {name: own[name] for name in options_of(training) if name in own and name != "checkpoint"}
+
     def _baseline(self, bnn: Bayesian, pruned: Bayesian, settings: Mapping[str, str]) -> dict[str, nn.Module]:
         job = self.job
         if not job.baseline:
             return {}
 
         def make(_: Path) -> nn.Module:
-            tune = job.fine_tune and {"seed": job.seed, **job.fine_tune}
+            tune = None if job.fine_tune is None else self._plain_training(job.fine_tune)
             return by_magnitude(bnn, pruned, job.budget, job.granularity, self.example, self.train, tune)
 
         try:

@@ -20,11 +20,12 @@ from bayeslim.report.overview import Row
 from bayeslim.report.scores import Scores
 from bayeslim.saving import load, save
 from bayeslim.types import Inputs
+from bayeslim.zoo.entry import entry_of
 
 
 def save_slim(network: nn.Module, path: Path, example: Inputs) -> None:
     """Write a compacted network so that it can be read without its class."""
-    save(network, path, example=None if hasattr(network, "zoo_config") else example)
+    save(network, path, example=example if entry_of(network) is None else None)
 
 
 def load_slim(path: Path, architecture: nn.Module) -> nn.Module:
