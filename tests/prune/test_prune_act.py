@@ -191,6 +191,31 @@ def test_pruning_twice_is_pruning_once_with_both(family):
     assert torch.equal(crossed.masks["0.weight"], once.masks["0.weight"] & other.masks["0.weight"])
 
 
+def test_the_plan_of_a_network_that_was_cut_before_tells_all_that_is_gone(fitted, tmp_path):
+    once = bl.prune(fitted, bl.Budget(sparsity=0.5))
+    by_hand = Plan({"2.weight": torch.arange(6).expand(3, 6) > 0, "0.bias": torch.arange(6) > 0})
+    twice = bl.prune(once, by_hand)
+    told = twice.plan_
+    assert same({name: mask for name, mask in told.masks.items() if not bool(mask.all())}, twice.masks)
+    weights = [p for p in twice.mean_network().parameters() if p.ndim > 1]
+    assert told.sparsity == sum(int((w == 0).sum()) for w in weights) / 48
+    assert told.criterion == f"{once.plan_.criterion} + by hand"
+    assert f"{100 * told.sparsity:.2f} % of the weights go" in str(told)
+    assert same(bl.prune(fitted, told).masks, twice.masks)
+    bl.save(twice, tmp_path)
+    assert bl.load(tmp_path, model=two_layers(seed=1)).plan_ == told
+    assert bl.prune(twice, bl.Budget(sparsity=0.9)).plan_.sparsity == pytest.approx(0.9, abs=0.5 / 48)
+
+
+def test_the_plan_of_a_cut_in_steps_has_its_words_once(fitted):
+    units = bl.prune(fitted, bl.Budget(sparsity=0.3), granularity="unit", criterion="magnitude", example=EXAMPLE)
+    told = bl.prune(units, bl.Budget(sparsity=0.7), criterion="snr", steps=3).plan_
+    assert (told.criterion, told.granularity) == ("magnitude + snr", "unit + weight")
+    assert told.budget == "Budget(sparsity=0.3) + Budget(sparsity=0.7)"
+    assert same(told.unread, units.plan_.unread)
+    assert not bool((told.masks["0.bias"] & ~units.masks["0.bias"]).any())
+
+
 def test_a_pruned_network_predicts_and_trains_with_its_zeros(fitted):
     pruned = bl.prune(fitted, bl.Budget(sparsity=0.5))
     assert bl.predict(pruned, EXAMPLE, samples=4).probs.min() > 0

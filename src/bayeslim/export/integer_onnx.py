@@ -27,8 +27,8 @@ INT8_TOLERANCE = 0.1
 """The relative difference that 8-bit activations may make."""
 _OVERHEAD = 256
 """About how many bytes the operations that decode a weight take in the file."""
-_MOST = 2**31 - 128
-"""The largest int32 that a float holds."""
+_LARGEST_BIAS = 2**30
+"""The largest integer for a bias: half of what an int32 holds, since the layer's sums are added to it."""
 _INTEGER_LAYERS = ("Conv", "Gemm", "MatMul")
 
 
@@ -51,27 +51,33 @@ def to_integer_onnx(
         _compute_in_integers_(proto, stored, example)
     else:
         for name, (codes, grid) in stored.items():
-            _decode_(proto, name, codes, grid)
+            if _is_worth_it(codes):
+                _decode_(proto, name, codes, grid)
     content = serialised(proto)
     allowed = max(tolerance, INT8_TOLERANCE) if int8 else tolerance
     return content, prove(network, Session(content), inputs, "int8 ONNX" if int8 else "ONNX", allowed)
 
 
 def _stored(proto: Any, quantised: Quantised) -> dict[str, tuple[np.ndarray, Uniform | Codebook]]:
-    """The initialisers that are worth storing as codes, as they lie in the graph, with their grids."""
+    """The initialisers that have codes, as they lie in the graph, with their grids."""
     (helper,) = require("onnx.numpy_helper")
     found: dict[str, tuple[np.ndarray, Uniform | Codebook]] = {}
     for tensor in proto.graph.initializer:
         values = helper.to_array(tensor)
-        if values.dtype != np.float32 or values.size * 3 < _OVERHEAD:
-            continue
         for name, codes in quantised.codes.items():
+            if values.dtype != np.float32 or values.size != codes.numel():
+                continue
             grid = quantised.grids[name].cpu()
             for turned in (False, True):
                 own, own_grid = _turned(codes.cpu(), grid) if turned else (codes.cpu(), grid)
                 if tuple(own.shape) == values.shape and bool((own_grid.decode(own).numpy() == values).all()):
                     found.setdefault(tensor.name, (own.numpy(), own_grid))
     return found
+
+
+def _is_worth_it(codes: np.ndarray) -> bool:
+    """Whether codes take less of the file than the weights, with the operations that decode them."""
+    return codes.size * 3 >= _OVERHEAD
 
 
 def _turned(codes: torch.Tensor, grid: Uniform | Codebook) -> tuple[torch.Tensor, Uniform | Codebook]:
@@ -129,7 +135,7 @@ def _compute_in_integers_(
         )
     inside = {name for node in layers for name in node.input[1:] if users[name] == 1}
     for name, (codes, grid) in stored.items():
-        if name not in inside:
+        if name not in inside and _is_worth_it(codes):
             _decode_(proto, name, codes, grid)
     ranges = _ranges(proto, {node.input[0] for node in layers}, example)
     added = []
@@ -138,7 +144,11 @@ def _compute_in_integers_(
         step, zero = _steps(*ranges[source])
         codes, grid = stored[weight]
         assert isinstance(grid, Uniform)
-        own = grid.scale.numpy().reshape(-1)
+        scales = grid.scale.numpy()
+        bias = next((name for name in node.input[2:] if name in biases and users[name] == 1), None)
+        if bias is not None:
+            codes, scales = _with_room(codes, scales, biases[bias], step)
+        own = scales.reshape(-1)
         scale = own[0] if own.size == 1 else own
         added.append(_dequantised(proto, weight, codes.astype(np.int8), np.asarray(scale, np.float32), _axis(grid)))
         entry = f"{weight}_input"
@@ -148,10 +158,9 @@ def _compute_in_integers_(
         added.append(make("QuantizeLinear", [source, *levels], [f"{entry}_codes"]))
         added.append(make("DequantizeLinear", [f"{entry}_codes", *levels], [entry]))
         node.input[0] = entry
-        if len(node.input) > 2 and node.input[2] in biases and users[node.input[2]] == 1:
-            bias, unit = node.input[2], np.asarray(step * scale, np.float32)
-            whole = np.clip(np.round(biases[bias] / unit), -_MOST, _MOST).astype(np.int32)
-            added.append(_dequantised(proto, bias, whole, unit, 0))
+        if bias is not None:
+            unit = np.asarray(step * scale, np.float32)
+            added.append(_dequantised(proto, bias, np.round(biases[bias] / unit).astype(np.int32), unit, 0))
     _sort_(proto, added)
 
 
@@ -165,6 +174,18 @@ def _fits(node: Any, codes: np.ndarray, grid: Uniform | Codebook, users: dict[st
     return plain and (grid.scale.numel() == 1 or _axis(grid) == (0 if outputs_first else 1))
 
 
+def _with_room(
+    codes: np.ndarray, scale: np.ndarray, bias: np.ndarray, step: np.float32
+) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and scales that are coarse enough for the bias to be an int32 in units of step · scale.
+
+    They are as they were, unless inputs or weights are so small that what they lose is nothing beside the bias.
+    """
+    least = np.abs(bias) / (step * _LARGEST_BIAS)
+    coarser = np.maximum(scale, least.max() if scale.size == 1 else least.reshape(scale.shape))
+    return np.round(codes * (scale / coarser)), coarser
+
+
 def _axis(grid: Uniform) -> int:
     """The dimension along which scales differ."""
     return 1 if grid.scale.ndim == 2 and grid.scale.shape[0] == 1 else 0
@@ -173,6 +194,8 @@ def _axis(grid: Uniform) -> int:
 def _steps(low: float, high: float) -> tuple[np.float32, int]:
     """The step and the zero of unsigned 8-bit levels that reach from low to high."""
     low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:  # only zeros were seen, which tell neither the size nor the sign of what else may come
+        low, high = -1.0, 1.0
     step = np.float32(max((high - low) / 255, 1e-12))
     return step, int(np.clip(round(-low / float(step)), 0, 255))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
         how: how the survivors of correlated posteriors are solved for; see `Gaussian.condition`.
     """
     plan.check(bnn)
-    whole = plan.merge(Plan(bnn.masks))
+    whole = _with_earlier_cuts(plan, bnn)
     whole.check(bnn)
     pruned = copy.deepcopy(bnn)
     pruned.masks = {
@@ -37,10 +38,28 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
         for name, mask in whole.masks.items()
         if not bool(mask.all())
     }
-    pruned.plan_ = plan
-    silence(pruned, whole.unread)
+    pruned.plan_ = whole
+    silence(pruned, plan.unread)
     condition(pruned, pruned.masks, how)
     return pruned
+
+
+def _with_earlier_cuts(plan: Plan, bnn: Bayesian) -> Plan:
+    """The plan that also tells what was cut from a network before; the very plan, if it tells that already."""
+    earlier = plan if bnn.plan_ is None else bnn.plan_  # cuts without a plan have no words of their own
+    masks = {name: torch.ones_like(mask) for name, mask in earlier.masks.items()}
+    masks |= {name: mask.cpu() for name, mask in bnn.masks.items()}
+    unread = {name: gone & ~masks[name] for name, gone in earlier.unread.items()}
+    whole = replace(earlier, masks=masks, unread=unread).merge(plan)
+    if (whole.cut, whole.masks.keys()) == (plan.cut, plan.masks.keys()):
+        return plan
+    criterion, granularity, budget = map(_once, (whole.criterion, whole.granularity, whole.budget))
+    return replace(whole, criterion=criterion, granularity=granularity, budget=budget)
+
+
+def _once(words: str) -> str:
+    """Joined words without those that every step of a cut would add again."""
+    return " + ".join(dict.fromkeys(words.split(" + ")))
 
 
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:

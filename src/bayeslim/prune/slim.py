@@ -175,17 +175,43 @@ def _agree(one: Learnable, other: Learnable) -> bool:
 
 
 def _prior(bnn: Bayesian, name: str, kept: Kept) -> Prior:
-    """The prior of what is left of a parameter: settings of single weights are cut with it."""
+    """The prior of what is left of a parameter, as it is now."""
     given, now = bnn.priors.given[name], bnn.priors[name]
-    rank, own = bnn.model.get_parameter(name).ndim, kept.get(name, {})
-    if isinstance(given, Learnable) and isinstance(now, Learnable):
-        values = {setting: now.setting(setting) for setting in given.hyperparameters()}
-        cut = {k: sliced_setting(v.detach(), rank, own) for k, v in values.items() if isinstance(v, Tensor)}
-        return replace(given.with_settings(cut), learn=given.learn, hyperprior=given.hyperprior) if cut else given
-    settings = given.config()
-    if not any(isinstance(value, Tensor) for value in settings.values()):
-        return given
-    return type(given)(**{k: sliced_setting(v, rank, own) if isinstance(v, Tensor) else v for k, v in settings.items()})
+    weight, dims = bnn.model.get_parameter(name).detach(), kept.get(name, {})
+    try:
+        settings = _left_of_settings(now, weight, dims) if dims else _settings(now)
+        settings = {setting: value.detach() for setting, value in settings.items()}
+        if not settings:
+            left = given
+        elif isinstance(given, Learnable):
+            left = replace(given.with_settings(settings), learn=given.learn, hyperprior=given.hyperprior)
+        else:
+            left = type(given)(**{**given.config(), **settings})
+        left.check_fits(name, sliced(weight, dims))
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise NotRestrictable(
+            f'The {type(given).__name__} prior of "{name}" cannot be cut with it: {str(error).rstrip(".")}. Settings '
+            "of single weights must broadcast to the parameter, and be those that the prior's `at` picks from. Compact "
+            "the plain network instead: compact(network, example)."
+        ) from error
+    return left
+
+
+def _left_of_settings(prior: Prior, weight: Tensor, dims: Mapping[int, Tensor]) -> Params:
+    """The tensors among a prior's settings: those of single weights cut with them, its own, as of a mixture, whole."""
+    picked = _settings(prior.at(torch.ones_like(weight, dtype=torch.bool)))
+    return {
+        name: value if picked[name] is value else sliced_setting(value, weight.ndim, dims)
+        for name, value in _settings(prior).items()
+    }
+
+
+def _settings(prior: Prior) -> Params:
+    """The tensors among a prior's settings, by name."""
+    settings = prior.config()
+    if isinstance(prior, Learnable):
+        settings = {name: prior.setting(name) for name in prior.hyperparameters()}
+    return {name: value for name, value in settings.items() if isinstance(value, Tensor)}
 
 
 def _copy_additions(bnn: Bayesian, found: Bayesian, own: set[str], kept: Kept) -> None:
