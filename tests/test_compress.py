@@ -352,6 +352,14 @@ def test_options_of_fine_tuning_that_only_the_method_has_are_not_for_the_network
     assert list(found.rows) == ["dense", "magnitude", "bayeslim"]
 
 
+def test_a_variational_network_that_was_pruned_before(tmp_path):
+    train, _ = data()
+    bnn = bl.bayesianize(trained(), bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    bnn.fit(train, epochs=1, seed=0)
+    found = run(tmp_path, model=bl.prune(bnn, bl.Budget(sparsity=0.3)), fit={"epochs": 1}, steps=1, baseline=False)
+    assert found.plan.sparsity == pytest.approx(0.6, abs=0.02)
+
+
 def test_other_methods_patterns_plans_and_generators(tmp_path):
     train, val = data()
     variational = bl.Variational(family=bl.families.DiagonalGaussian(initial_std=0.05))

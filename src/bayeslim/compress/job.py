@@ -183,12 +183,12 @@ def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
         UnsupportedModel: if the network cannot be traced, and so not compacted.
     """
     _check_fine_tune(job.fine_tune or {}, bnn.method)
-    for name, parameter in bnn.model.named_parameters():
+    plain = unfitted_copy(bnn)
+    for name, parameter in plain.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise BayeslimError(
                 f'"{name}" of {bnn.sites.model} holds NaN or infinite values. Repair or retrain the network first.'
             )
-    plain = unfitted_copy(bnn)
     if isinstance(job.budget, Plan):
         job.budget.check(plain)
     run_example(plain, to_device(example, device_of(plain)))
