@@ -87,3 +87,19 @@ def test_a_mean_of_probabilities_with_nothing_in_it_is_not_a_number_there_alone(
     logits[0, 1] = torch.nan
     mean, _ = averages.class_averages(logits, lambda: logits)
     assert mean.isnan().any(-1).tolist() == [False, True, False, False]
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("beside", [False, True])
+def test_very_many_values_are_averaged_as_others_are(beside, monkeypatch):
+    logits = 4 * torch.randn(5, 7, 40, generator=torch.Generator().manual_seed(0))
+    logits[0, 0, :3], logits[1, 1, 0] = -torch.inf, 2e4
+    if beside:
+        logits = logits.transpose(0, 1).contiguous().transpose(0, 1)
+    expected = all_averages(logits)
+    monkeypatch.setattr(averages, "VERY_MANY", 0)
+    for one, other in zip(expected, all_averages(logits), strict=True):
+        torch.testing.assert_close(one, other)
+    logits.requires_grad_()
+    averages.class_averages(logits, lambda: logits)[0][..., 0].sum().backward()
+    assert logits.grad.isfinite().all()
