@@ -94,8 +94,7 @@ def _probabilities(logits: Tensor, lie_across: bool) -> Tensor:
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    is_plain = logits.dtype == torch.float32 and logits.is_cpu and not logits.requires_grad
-    if torch.compiler.is_compiling() or logits.numel() < VERY_MANY or not is_plain:
+    if _are_few(logits, VERY_MANY) or logits.dtype != torch.float32 or logits.requires_grad or logits.is_cuda:
         return logits.softmax(-1)
     return logits.to_mkldnn().softmax(-1).to_dense()
 
@@ -136,6 +135,6 @@ def _are_to_lie_across(logits: Tensor) -> bool:
     return logits.stride(-2) < logits.stride(-1) or not _are_few(logits, MANY)
 
 
-def _are_few(values: Tensor, most: int) -> bool:
+def _are_few(values: Tensor, most: float) -> bool:
     """Whether values are no more than so many; in a graph, whose batches may be of any size, that is not asked."""
     return torch.compiler.is_compiling() or values.numel() <= most

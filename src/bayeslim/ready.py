@@ -105,7 +105,7 @@ def outputs_ready(bnn: Bayesian, x: Any) -> Tensor | None:
     if type(x) is not Tensor or not isinstance(particles, Particles):
         return None
     ready = _ready.get(particles)
-    if ready is None or (way := ready.ways.get(_kind(x))) is None or not is_quiet(x.device.type):
+    if ready is None or (way := ready.ways.get(_kind(x))) is None or not is_quiet("cpu" if x.is_cpu else x.device.type):
         return None
     model: Any = bnn._modules["model"]  # as an attribute it takes a while of all this to read
     if bnn.method is ready.method and _still_hold(ready.premises, model, _tensors(particles)):
