@@ -168,9 +168,8 @@ class _Local(_Noisy):
                 variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
-        if self.plain is not nn.Linear:
-            variance = variance.clamp_min(0)  # convolutions by transforms round to below zero
-        std = variance.add_(TINY).sqrt_()
+        sums = self.plain is nn.Linear or _are_sums(input)
+        std = (variance.add_(TINY) if sums else variance.clamp_min(TINY)).sqrt_()
         return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
 
@@ -196,6 +195,11 @@ def _is_simple(*tensors: Tensor) -> bool:
         return False
     dtype = tensors[0].dtype
     return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
+
+
+def _are_sums(input: Tensor) -> bool:
+    """Whether convolutions add products up, as oneDNN does; those by transforms may round to below zero."""
+    return not torch.compiler.is_compiling() and input.is_cpu and torch._C._get_mkldnn_enabled()
 
 
 def _half_precision(input: Tensor, mean: Tensor) -> bool:
