@@ -168,7 +168,7 @@ class _Local(_Noisy):
                 variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
-        sums = self.plain is nn.Linear or _are_sums(input)
+        sums = self.plain is nn.Linear or are_sums(input)
         std = (variance.add_(TINY) if sums else variance.clamp_min(TINY)).sqrt_()
         return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
@@ -197,7 +197,7 @@ def _is_simple(*tensors: Tensor) -> bool:
     return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
 
 
-def _are_sums(input: Tensor) -> bool:
+def are_sums(input: Tensor) -> bool:
     """Whether convolutions add products up, as oneDNN does; those by transforms may round to below zero."""
     return not torch.compiler.is_compiling() and input.is_cpu and torch._C._get_mkldnn_enabled()
 

@@ -137,8 +137,8 @@ def compaction(
     tensors = {name: tensor.detach().cpu() for name, tensor in everything.items()}
     for folds in (True, False):
         shrinking, slices, small, folded = _shrunk(found, tensors, folds)
-        if folded:
-            reference.allow_folded(folded)
+        for dtype in folded:
+            reference.allow_folded(dtype)
         on_device = {name: tensor.to(device_of(masked)) for name, tensor in small.items()}
         try:
             network, kind, why, gap = _rebuild(masked, found, shrinking, on_device, reference, drop_inputs)
@@ -163,21 +163,21 @@ def compaction(
 
 def _shrunk(
     units: UnitGraph, tensors: Mapping[str, Tensor], folds: bool
-) -> tuple[Shrinking, dict[str, dict[int, Tensor]], dict[str, Tensor], torch.dtype | None]:
-    """What goes, the places of tensors that stay, tensors with other values, and the precision of folded constants."""
+) -> tuple[Shrinking, dict[str, dict[int, Tensor]], dict[str, Tensor], set[torch.dtype]]:
+    """What goes, the places of tensors that stay, tensors with other values, and precisions of folded constants."""
     identity = units.structure.identity
     live = Liveness(identity, tensors, folds)
     shrinking = Shrinking(identity, _unneeded(units, live))
     slices = _slices(shrinking)
     small = {name: sliced(tensors[name], dims) for name, dims in slices.items()}
-    folded = None
+    folded = set()
     for place, contraction in enumerate(identity.contractions):
         if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
             bias = small.get(contraction.bias, tensors[contraction.bias])
             shift = sliced(live.folded(place, shrinking.gone), slices.get(contraction.bias, {}))
             small[contraction.bias] = (bias.double() + shift.double()).to(bias.dtype)
             if bool(shift.any()):
-                folded = bias.dtype
+                folded.add(bias.dtype)
     return shrinking, slices, small, folded
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bayeslim.moments.shared_noise import through_linear
 from bayeslim.moments.tensor import RULES, Moments, NoRule, rule
+from bayeslim.stochastic import are_sums
 
 # Layers: bilinear in inputs and weights
 
@@ -53,7 +54,7 @@ def _layer(func: Any, x: Any, weight: Any, bias: Any = None, *rest: Any, **kwarg
     elif b_var is not None:
         parts.append(b_var.view(-1, *[1] * (mu.ndim - 2)).expand(mean.shape))
     variance = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    if func.__name__.startswith("conv"):  # by transforms they round to below zero
+    if func.__name__.startswith("conv") and not are_sums(variance):
         variance = variance.clamp_min(0)
     return Moments.of(mean, variance, sources, common)
 
