@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import bayeslim as bl
-from bayeslim.schedules import Position
-from bayeslim.train import LR_SCHEDULES
+from bayeslim.train.fit import LR_SCHEDULES
+from bayeslim.train.schedules import Position
 
 WARM_UP = 3
 """Steps before the capture, at a learning rate of zero: what is allocated or looked up once is there afterwards."""

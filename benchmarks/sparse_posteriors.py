@@ -45,8 +45,8 @@ from jobs import finished, result_of
 from torch import Tensor, nn
 
 import bayeslim as bl
-from bayeslim.imitation import divergence
-from bayeslim.train import fit
+from bayeslim.distill.divergences import divergence
+from bayeslim.train.fit import fit
 
 THRESHOLDS = (3.0, 2.0, 1.0, 0.0, -1.0)
 SLACK = 0.05

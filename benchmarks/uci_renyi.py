@@ -32,9 +32,9 @@ from environment import RESULTS, save
 from torch import Tensor
 
 import bayeslim as bl
-from bayeslim import renyi
+from bayeslim.evidence import renyi
 from bayeslim.noise import standard_normal
-from bayeslim.progress import progress
+from bayeslim.train.progress import progress
 
 HIDDEN, BATCH, LR = 50, 32, 1e-3
 INITIAL_SCALE, INITIAL_LOG_VARIANCE, INITIAL_NOISE = 0.1, -10.0, 1.0

@@ -8,7 +8,6 @@ bl.save(bnn, "network/")
 
 from bayeslim import (
     continual,
-    data,
     diagnostics,
     errors,
     families,
@@ -19,16 +18,17 @@ from bayeslim import (
     priors,
     recipes,
     samplers,
-    schedules,
-    zoo,
 )
+from bayeslim.app import data, zoo
+from bayeslim.app.benchmark import Benchmark, benchmark
+from bayeslim.app.compress import Compressed, compress
+from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
-from bayeslim.benchmark import Benchmark, benchmark
 from bayeslim.coding import Encoded, decode, encode
-from bayeslim.compress import Compressed, compress
-from bayeslim.distill import distill
-from bayeslim.evidence import log_evidence
+from bayeslim.distill.distill import distill
+from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
+from bayeslim.io.saving import load, save
 from bayeslim.methods import (
     HMC,
     IVON,
@@ -51,13 +51,12 @@ from bayeslim.methods import (
     Subspace,
     Variational,
 )
-from bayeslim.predict import predict
+from bayeslim.predict.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
 from bayeslim.quantise import Quantised, deserved_bits, quantise
-from bayeslim.report import report
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.saving import load, save
-from bayeslim.select import sites
+from bayeslim.sites import sites
+from bayeslim.train import schedules
 
 __version__ = "0.1.0"
 

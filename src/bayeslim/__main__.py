@@ -1,5 +1,5 @@
 """`python -m bayeslim`: the command line."""
 
-from bayeslim.cli import main
+from bayeslim.app.cli import main
 
 main()

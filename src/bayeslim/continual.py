@@ -26,14 +26,14 @@ from typing import Any, Literal
 
 import torch
 
-from bayeslim import train
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.methods import Laplace, Method, Variational
-from bayeslim.methods.curvature_posterior import measured, prior_precisions
+from bayeslim.methods.shared.curvature_posterior import measured, prior_precisions
 from bayeslim.posteriors import Gaussian
 from bayeslim.posteriors.pooled import pooled
 from bayeslim.priors import Normal
+from bayeslim.train import fit as train
 from bayeslim.types import Params
 
 Centre = Literal["latest", "product"]

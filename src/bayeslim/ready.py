@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bayeslim.batches import batches_of
 from bayeslim.belongings import Belongings
 from bayeslim.fused import is_quiet
-from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.posteriors import Particles
+from bayeslim.predict.batches import batches_of
 from bayeslim.stochastic import evaluating
 from bayeslim.types import Batches, modules_of
 

@@ -19,7 +19,7 @@ from bayeslim import families, gates, priors
 from bayeslim.methods import Method, Variational
 from bayeslim.priors import Prior
 from bayeslim.prune import Budget
-from bayeslim.schedules import Schedule, Uniform, Warmup
+from bayeslim.train.schedules import Schedule, Uniform, Warmup
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayeslim.blas import by_blas
 from bayeslim.noise import kept_random_state, standard_normal_like
-from bayeslim.select import owner
+from bayeslim.sites import owner
 from bayeslim.types import Inputs, arguments, call_with, modules_of
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.coding.coders import Meter, Reader, Writer
 from bayeslim.coding.evidence import Evidence
+from bayeslim.coding.fit_context import best_start
 from bayeslim.coding.geometry import Grid
 from bayeslim.coding.hill import STEEPNESSES, TOP_BITS, WIDTHS, Hill, Slope, closest_hills
 from bayeslim.coding.positions import code_columns
-from bayeslim.coding.tasting import best_start
 
 GRID = Grid(2, 9, 12)
 HILLS = st.builds(

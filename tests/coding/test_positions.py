@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from bayeslim.coding.coders import Meter, Reader, Writer
 from bayeslim.coding.crowd import closest_crowd
 from bayeslim.coding.evidence import BELOW, BESIDE, CHANNEL, COLUMN, CORNER, FEATURES, PLACE, POPULAR, RIGHT, Evidence
+from bayeslim.coding.fit_context import best_taste, gather
 from bayeslim.coding.geometry import Grid
 from bayeslim.coding.hill import Hill, Slope
 from bayeslim.coding.positions import GAMMAS, WORTHS, Taste, code_columns, code_counts, is_sorted
-from bayeslim.coding.tasting import best_taste, gather
 
 GRIDS = [Grid(1), Grid(7), Grid(40), Grid(1, 6, 6), Grid(3, 4, 4), Grid(4, 1, 5), Grid(1, 20, 20)]
 

@@ -11,11 +11,11 @@ from networks import LeNet5, prepared
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.app.data import Loader
 from bayeslim.compact.restricted import NotRestrictable, restricted
-from bayeslim.data import Loader
 from bayeslim.errors import UnsupportedModel
-from bayeslim.linearised import output_gaussians
 from bayeslim.posteriors import Conditioned, Dense, Diagonal, Kronecker, LowRank
+from bayeslim.predict.linearised import output_gaussians
 from bayeslim.prune import Plan
 
 GENERATOR = torch.Generator().manual_seed(0)

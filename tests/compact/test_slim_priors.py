@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.app.data import Loader
 from bayeslim.compact.restricted import NotRestrictable
-from bayeslim.data import Loader
 from bayeslim.priors import Prior
 from bayeslim.prune import Plan
 

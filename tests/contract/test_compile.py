@@ -12,7 +12,7 @@ from method_table import METHODS, NOT_COMPILED_WHOLE
 from torch._dynamo.testing import CompileCounter
 
 import bayeslim as bl
-from bayeslim.schedules import Blundell, Cyclic, Position, Uniform, Warmup
+from bayeslim.train.schedules import Blundell, Cyclic, Position, Uniform, Warmup
 
 # Dynamo makes an object of every autograd function that it traces, and warns of that itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -18,7 +18,7 @@ import bayeslim as bl
 from bayeslim.compact import compact_network, units
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, UnsupportedModel
 from bayeslim.export.stored import EXAMPLE
-from bayeslim.storage import INDEX
+from bayeslim.io.storage import INDEX
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))

@@ -17,10 +17,10 @@ import bayeslim as bl
 from bayeslim import blas
 from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 from bayeslim.methods import chain
-from bayeslim.methods.abreast import Abreast, AbreastLoader, dense_width, outputs_abreast
-from bayeslim.methods.fresh import start_afresh_
-from bayeslim.methods.particle_method import snapshot
-from bayeslim.train import fit
+from bayeslim.methods.shared.abreast import Abreast, AbreastLoader, dense_width, outputs_abreast
+from bayeslim.methods.shared.particle_method import snapshot
+from bayeslim.methods.shared.reinitialise import start_afresh_
+from bayeslim.train.fit import fit
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long() + (X[:, 0] > 1).long()
@@ -580,7 +580,7 @@ def test_a_kept_chain_is_made_anew_for_other_tensors_layers_and_precisions(kept)
 
 def test_a_chain_keeps_no_particles_alive(kept):
     bnn, _ = kept
-    chains = importlib.import_module("bayeslim.predict")._chains
+    chains = importlib.import_module("bayeslim.predict.predict")._chains
     posterior, weight = weakref.ref(bnn.posterior_), weakref.ref(bnn.posterior_.values["1.weight"])
     assert posterior() in chains
     bnn.state["posterior"] = bl.posteriors.Particles({"1.weight": torch.randn(2, 8, 6)})

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
-from bayeslim import linearised
 from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian
 from bayeslim.methods import laplace
 from bayeslim.posteriors import Conditioned, Dense, Kronecker, LowRank
+from bayeslim.predict import linearised
 
 X = torch.randn(24, 1, 6, 6, generator=torch.Generator().manual_seed(1)).double()
 Y = torch.arange(24) % 3

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 import oracles
-from bayeslim import marginal_likelihood
+from bayeslim.evidence import marginal_likelihood
 from bayeslim.likelihoods import Gaussian
 
 NOISE = math.exp(float(Gaussian(0.4).log_noise))  # as the likelihood keeps it, in single precision

@@ -8,7 +8,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.likelihoods import Gaussian
-from bayeslim.methods.learned_noise import average_noise_, noise_of
+from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
 Y = X.sum(1, keepdim=True) + 0.3 * torch.randn(40, 1, generator=torch.Generator().manual_seed(2))

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.distill.targets import _one_draw
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.export.ensemble import ensemble
-from bayeslim.lessons import _one_draw
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

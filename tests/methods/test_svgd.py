@@ -10,7 +10,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.flock import Flock
+from bayeslim.methods.shared.flock import Flock
 from bayeslim.methods.stein import descent, kernel
 from oracles import linear_regression
 

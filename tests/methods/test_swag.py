@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, NotFitted
-from bayeslim.methods.averaging import Averaging
+from bayeslim.methods.shared.averaging import Averaging
 from bayeslim.posteriors import Diagonal, LowRankCovariance, Particles
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))

@@ -8,8 +8,8 @@ import torch
 from bayeslim import gates
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.gates.placement import Part, Place
+from bayeslim.io.storage import decode, encode
 from bayeslim.posteriors import POSTERIORS, Diagonal, Gated, Scales
-from bayeslim.storage import decode, encode
 
 COLUMNS = Place("fc", "inputs", "inputs", (Part("fc.weight", 1),), 4)
 ROWS = Place("fc", "outputs", "outputs", (Part("fc.weight", 0), Part("fc.bias", 0)), 3)

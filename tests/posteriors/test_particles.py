@@ -12,7 +12,7 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, NotFitted, ShapeMismatch
 from bayeslim.methods import METHODS
-from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
+from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.posteriors import POSTERIORS, Particles
 from bayeslim.posteriors import particles as particles_module
 

@@ -13,7 +13,7 @@ from torch import nn
 import bayeslim as bl
 from bayeslim import priors
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch
-from bayeslim.storage import decode, encode
+from bayeslim.io.storage import decode, encode
 
 MIXTURE = D.MixtureSameFamily(
     D.Categorical(torch.tensor([0.3, 0.7])), D.Normal(torch.zeros(2), torch.tensor([1.0, 0.1]))

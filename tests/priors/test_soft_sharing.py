@@ -7,7 +7,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim import priors
-from bayeslim.data import Loader
+from bayeslim.app.data import Loader
 
 
 def test_the_density_is_the_mixtures_and_integrates_to_one():

@@ -17,7 +17,7 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.compact.alike import Alike
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
+from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.prune.assignment import best_assignment
 
 alignment = importlib.import_module("bayeslim.prune.align")  # the name in the package is the function's

@@ -6,7 +6,7 @@ from given_posteriors import FAMILIES, Given, covariance_of, dense, diagonal, fl
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.data import Loader
+from bayeslim.app.data import Loader
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors import Conditioned
 from bayeslim.prune import EmptyLayer, NothingToCut, Plan

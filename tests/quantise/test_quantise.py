@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.data import Loader
+from bayeslim.app.data import Loader
 from bayeslim.errors import BayeslimWarning, NoSiteMatched, NotFitted
 from bayeslim.posteriors import Diagonal, Particles
 from bayeslim.quantise import Codebook, Uniform
 from bayeslim.quantise.validate import error_of
-from bayeslim.train import fit
+from bayeslim.train.fit import fit
 from prune.given_posteriors import Given, diagonal, given, kronecker, mean_of, two_layers
 
 

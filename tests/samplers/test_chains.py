@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, BayeslimWarning, CorruptFile, NoSiteMatched, UnsupportedModel
-from bayeslim.methods.full_batch import FullBatch
-from bayeslim.methods.moving import moving_weights
+from bayeslim.methods.shared.full_batch import FullBatch
+from bayeslim.methods.shared.moving import moving_weights
 from bayeslim.samplers import Langevin, StochasticHamiltonian, read
 from bayeslim.samplers.journal import Journal
 from bayeslim.samplers.schedule import Schedule

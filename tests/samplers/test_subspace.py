@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.methods import subspace
-from bayeslim.methods.coordinates import to_mode_
-from bayeslim.methods.full_batch import FullBatch
+from bayeslim.methods.shared.coordinates import to_mode_
+from bayeslim.methods.shared.full_batch import FullBatch
 from bayeslim.samplers import StochasticHamiltonian
 from oracles import linear_regression
 

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslim import zoo
+from bayeslim.app import zoo
+from bayeslim.app.zoo.entry import entry_of
+from bayeslim.app.zoo.registry import FACTORIES
 from bayeslim.coding.adaptive import Bits, Naturals
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.formats import FORMATS
@@ -25,8 +27,6 @@ from bayeslim.compact.rebuild import put_tensors, resize_modules
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.noise import kept_random_state
 from bayeslim.types import Params
-from bayeslim.zoo.entry import entry_of
-from bayeslim.zoo.registry import FACTORIES
 
 GIVEN, ZOO, CUT = range(3)
 _LETTERS = "\0abcdefghijklmnopqrstuvwxyz0123456789_"

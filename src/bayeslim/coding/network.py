@@ -13,12 +13,12 @@ from bayeslim.coding.coders import Coder
 from bayeslim.coding.crowd import Crowd, closest_crowd
 from bayeslim.coding.evidence import Evidence
 from bayeslim.coding.expected import Expected, Masses
+from bayeslim.coding.fit_context import best_start
 from bayeslim.coding.formats import FORMATS
 from bayeslim.coding.geometry import Grid, Integers, Layout, layouts
 from bayeslim.coding.hill import Hill
 from bayeslim.coding.positions import Taste, code_columns, code_counts, is_sorted
 from bayeslim.coding.steps import fold, unfold
-from bayeslim.coding.tasting import best_start
 from bayeslim.coding.values import RAW, Places, Values
 from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Params

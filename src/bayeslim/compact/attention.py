@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bayeslim.compact.channels import Contraction, Identities, Product, rule
 from bayeslim.compact.contraction import contract, place
-from bayeslim.compact.identity import Contraction, Identities, Product, rule
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import MOVEMENT, Call
 from bayeslim.compact.trace import op_name

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bayeslim.compact.identity import Contraction, Identities, rule
+from bayeslim.compact.channels import Contraction, Identities, rule
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import Call
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.compact import attention, contraction  # noqa: F401  (registers the rules)
-from bayeslim.compact.identity import Identities
+from bayeslim.compact.channels import Identities
 from bayeslim.compact.labels import slim
 from bayeslim.compact.shapes import Shrinking
 from bayeslim.compact.trace import trace

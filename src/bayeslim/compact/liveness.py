@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bayeslim.compact.channels import Contraction, Identities, Product
 from bayeslim.compact.dependence import Dependence
-from bayeslim.compact.identity import Contraction, Identities, Product
 from bayeslim.compact.labels import slim
 from bayeslim.compact.ops import Call
 

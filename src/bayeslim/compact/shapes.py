@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bayeslim.compact.identity import Identities
+from bayeslim.compact.channels import Identities
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, move, words
 from bayeslim.compact.trace import op_name

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayeslim.blas import products_of
 from bayeslim.errors import NoSiteMatched, ShapeMismatch, UnsupportedModel, closest
-from bayeslim.progress import progress as progress_bar
+from bayeslim.train.progress import progress as progress_bar
 from bayeslim.types import Batch, Inputs, device_of, split_batch, to_device
 
 CPU_CHUNK_BYTES = 2**24

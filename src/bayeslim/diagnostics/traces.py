@@ -11,7 +11,7 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.posteriors import Particles
-from bayeslim.predict import predict
+from bayeslim.predict.predict import predict
 from bayeslim.types import Inputs, Params
 
 

@@ -18,7 +18,7 @@ from bayeslim.errors import BayeslimError
 from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
 from bayeslim.export.files import write_file
-from bayeslim.methods.point_network import PointNetwork
+from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.posteriors import Particles
 from bayeslim.quantise.result import Quantised
 from bayeslim.types import Inputs, to_device

@@ -20,10 +20,10 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimWarning, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Laplace
-from bayeslim.methods.point_network import PointNetwork
+from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.particles import Particles, tensors_of
-from bayeslim.predict import stacks_of, unstacked
+from bayeslim.predict.predict import stacks_of, unstacked
 from bayeslim.types import Inputs, Params, call
 
 OUTPUTS = ("mean", "variance", "entropy", "aleatoric", "epistemic")

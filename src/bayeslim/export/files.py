@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bayeslim.errors import BayeslimError
-from bayeslim.storage import replace_file
+from bayeslim.io.storage import replace_file
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslim import zoo
+from bayeslim.app import zoo
+from bayeslim.app.zoo.entry import entry_of
 from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.rebuild import put_tensors
 from bayeslim.compact.sparse import SEPARATOR, pack, unpack
@@ -25,7 +26,6 @@ from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, Unsupport
 from bayeslim.export.check import ExportFailed, prove
 from bayeslim.export.portable import as_graph, build, describe
 from bayeslim.types import Inputs, Params, to_device
-from bayeslim.zoo.entry import entry_of
 
 EXAMPLE = "slim_example"
 """The attribute under which a compacted network keeps inputs to trace it on."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayeslim.errors import UnsupportedModel
 from bayeslim.posteriors import Posterior
 from bayeslim.priors import Prior
-from bayeslim.select import owner
+from bayeslim.sites import owner
 from bayeslim.types import Params
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayeslim.families.base import Density, Draw, Family, add_parameter, kept_of, precise_dtype
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors import Diagonal, Posterior
-from bayeslim.select import owner
+from bayeslim.sites import owner
 from bayeslim.types import Params
 
 

@@ -27,7 +27,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from bayeslim.families.base import add_parameter, precise_dtype
 from bayeslim.families.diagonal import DiagonalGaussian, IndependentWeights
 from bayeslim.posteriors import Posterior
-from bayeslim.select import owner
+from bayeslim.sites import owner
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bayeslim.errors import NoSiteMatched, UnsupportedModel, closest
-from bayeslim.select import is_norm
+from bayeslim.sites import is_norm
 
 GateAt: TypeAlias = Mapping[str, str | Sequence[str]]
 """Sides to gate, by the name of a layer or a regular expression that matches the whole of it."""

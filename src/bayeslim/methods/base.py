@@ -135,7 +135,7 @@ class Method:
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
         """Minimise the loss by gradient descent."""
-        from bayeslim.train import fit
+        from bayeslim.train.fit import fit
 
         return fit(bnn, loader, **options)
 

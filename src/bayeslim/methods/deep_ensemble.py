@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError
-from bayeslim.methods.abreast import SKELETON, Abreast, AbreastLoader, is_faster
-from bayeslim.methods.adversarial import adversarial_loss
 from bayeslim.methods.base import Terms
-from bayeslim.methods.fresh import check_resettable, start_afresh_
-from bayeslim.methods.learned_noise import average_noise_, noise_of
-from bayeslim.methods.particle_method import ParticleMethod, gathered, set_tensors, snapshot
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.methods.shared.abreast import SKELETON, Abreast, AbreastLoader, is_faster
+from bayeslim.methods.shared.adversarial import adversarial_loss
+from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
+from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
+from bayeslim.methods.shared.refit import restored_on_failure
+from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit
 from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
@@ -150,7 +150,7 @@ class DeepEnsemble(ParticleMethod):
 
     def _is_together(self, bnn: Bayesian, loader: Any, optimizer: Any, training: Mapping[str, Any]) -> bool:
         """Whether to train abreast; raises where that is asked for and cannot be."""
-        from bayeslim.train import _rank_and_world
+        from bayeslim.train.fit import _rank_and_world
 
         if self.together is False:
             return False
@@ -188,7 +188,7 @@ class _Job:
         return self.method.members if self.previous is None else self.previous.count
 
     def one_by_one(self) -> tuple[Fit, Particles]:
-        from bayeslim.train import _rank_and_world, _seeded, fit
+        from bayeslim.train.fit import _rank_and_world, _seeded, fit
 
         bnn, result, found = self.bnn, Fit(), []
         step, noise = bnn.step, noise_of(bnn.likelihood)
@@ -210,7 +210,7 @@ class _Job:
 
     def together(self) -> tuple[Fit, Particles]:
         from bayeslim.bayesian import Bayesian
-        from bayeslim.train import _num_data, _seeded, fit
+        from bayeslim.train.fit import _num_data, _seeded, fit
 
         bnn = self.bnn
         with _seeded(self.seed, 0):

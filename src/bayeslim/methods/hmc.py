@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from bayeslim.methods.fresh import check_resettable, start_afresh_
-from bayeslim.methods.full_batch import FullBatch
-from bayeslim.methods.moving import frozen, moving_weights
-from bayeslim.methods.particle_method import ParticleMethod
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.methods.shared.full_batch import FullBatch
+from bayeslim.methods.shared.moving import frozen, moving_weights
+from bayeslim.methods.shared.particle_method import ParticleMethod
+from bayeslim.methods.shared.refit import restored_on_failure
+from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
-from bayeslim.progress import progress as progress_bar
 from bayeslim.results import Fit
 from bayeslim.samplers.chain import Chain
 from bayeslim.samplers.journal import Journal
 from bayeslim.samplers.leapfrog import Trace, Walk, hamiltonian_monte_carlo
 from bayeslim.samplers.run import between_ranks, check_whole, joined, ordered_by, rank_and_world, seed_of_chain
 from bayeslim.stochastic import evaluating
+from bayeslim.train.progress import progress as progress_bar
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -106,7 +106,7 @@ class HMC(ParticleMethod):
         Returns:
             with `details`, of every chain on this rank: acceptance, divergences, step size, and energies of the draws.
         """
-        from bayeslim import train
+        from bayeslim.train import fit as train
 
         if epochs is None and training:
             raise TypeError(f"{', '.join(training)} are options of training, which is only done with epochs=...")

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
-from bayeslim import gaussian_outputs, linearised, marginal_likelihood, prior_search
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
-from bayeslim.methods.curvature_posterior import Curvature, Structure, current, examples_in, measured
-from bayeslim.methods.found_posterior import FoundPosterior
+from bayeslim.evidence import marginal_likelihood
+from bayeslim.evidence import tune_prior as prior_search
+from bayeslim.methods.shared.curvature_posterior import Curvature, Structure, current, examples_in, measured
+from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Gaussian
+from bayeslim.predict import linearised
+from bayeslim.predict import links as gaussian_outputs
 from bayeslim.priors import Normal
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.samplers.run import ordered_by
@@ -34,7 +37,7 @@ from bayeslim.types import Batches, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train import Epoch
+    from bayeslim.train.fit import Epoch
 
 MANY_OUTPUTS = 512
 """With more outputs an example than this, the linearised network is sampled rather than solved for."""
@@ -148,7 +151,7 @@ class Laplace(FoundPosterior):
             progress: show a progress bar.
             **training: options of `bayeslim.train.fit`, with `epochs`.
         """
-        from bayeslim import train
+        from bayeslim.train import fit as train
 
         _check_options(tune, epochs, validate, training)
         if hasattr(loader, "__next__"):  # a generator: several passes need to see all of it

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.methods.noisy_network import NoisyNetwork
+from bayeslim.methods.shared.noisy_network import NoisyNetwork
 from bayeslim.types import Inputs, call
 
 if TYPE_CHECKING:

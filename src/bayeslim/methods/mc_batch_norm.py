@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from bayeslim.errors import BayeslimError, UnsupportedModel
-from bayeslim.methods.batch_statistics import measuring, norms_of, of_the_first_rank
-from bayeslim.methods.particle_method import ParticleMethod, set_tensors
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.methods.shared.batch_statistics import measuring, norms_of, of_the_first_rank
+from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.results import Fit
 from bayeslim.types import Params, call, device_of, split_batch, to_device
@@ -64,7 +64,7 @@ class MCBatchNorm(ParticleMethod):
             seed: makes the run repeat, and leaves the global random state as it was.
             **training: options of `bayeslim.train.fit`, with `epochs`.
         """
-        from bayeslim import train
+        from bayeslim.train import fit as train
 
         if epochs is None and training:
             raise TypeError(

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from bayeslim.methods.averaging import GaussianAveraging, averaged
-from bayeslim.methods.batch_statistics import drawn
-from bayeslim.methods.fresh import check_resettable, start_afresh_
-from bayeslim.methods.learned_noise import average_noise_, noise_of
-from bayeslim.methods.particle_method import ParticleMethod
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
+from bayeslim.methods.shared.batch_statistics import drawn
+from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
+from bayeslim.methods.shared.particle_method import ParticleMethod
+from bayeslim.methods.shared.refit import restored_on_failure
+from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
 from bayeslim.results import Fit
 from bayeslim.samplers.run import joined, seed_of_chain
 
@@ -83,7 +83,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
         Returns:
             the history of all members, each epoch's with the number of its member (from 1).
         """
-        from bayeslim.train import _rank_and_world, _seeded
+        from bayeslim.train.fit import _rank_and_world, _seeded
 
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
             raise TypeError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bayeslim.methods.chains import ChainMethod
+from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.preconditioned import PreconditionedLangevin
 

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bayeslim.methods.chains import ChainMethod
+from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.hamiltonian import StochasticHamiltonian
 

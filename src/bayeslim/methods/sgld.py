@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bayeslim.methods.chains import ChainMethod
+from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.langevin import Langevin
 

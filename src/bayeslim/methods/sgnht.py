@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bayeslim.methods.chains import ChainMethod
+from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.thermostat import Thermostat
 

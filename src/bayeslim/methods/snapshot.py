@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bayeslim.errors import BayeslimError
-from bayeslim.methods.learned_noise import average_noise_, noise_of
-from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.io.storage import check_fits, read_folder, write_folder
+from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
+from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
+from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
-from bayeslim.storage import check_fits, read_folder, write_folder
 from bayeslim.types import Params, device_of
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train import Epoch
+    from bayeslim.train.fit import Epoch
 
 PARTS = ("value", "rest", "noise")
 """Of a snapshot in a file: random parameters, what else changes, and what the likelihood has learned."""
@@ -79,7 +79,7 @@ class Snapshot(ParticleMethod):
             callbacks: functions of an `Epoch`, called after each one in order.
             **training: options of `bayeslim.train.fit`; `lr` is where each cycle starts.
         """
-        from bayeslim import train
+        from bayeslim.train import fit as train
 
         epochs = self.cycles if epochs is None else epochs
         if epochs < 1 or epochs % self.cycles:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch.distributions import Dirichlet
 
-from bayeslim import imitation
+from bayeslim.distill import divergences as imitation
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.gaussian_outputs import _dirichlet_prediction
 from bayeslim.likelihoods import Categorical
 from bayeslim.methods.base import Terms
-from bayeslim.methods.point_network import PointNetwork
+from bayeslim.methods.shared.point_network import PointNetwork
+from bayeslim.predict.links import _dirichlet_prediction
 from bayeslim.results import Prediction
 from bayeslim.types import Batch, Batches, call, split_batch
 

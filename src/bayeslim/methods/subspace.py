@@ -25,8 +25,8 @@ import torch
 
 from bayeslim.errors import BayeslimError
 from bayeslim.methods.base import Method
-from bayeslim.methods.batch_statistics import measuring, norms_of
-from bayeslim.methods.coordinates import (
+from bayeslim.methods.shared.batch_statistics import measuring, norms_of
+from bayeslim.methods.shared.coordinates import (
     Coordinates,
     OnSubspace,
     flat,
@@ -34,10 +34,10 @@ from bayeslim.methods.coordinates import (
     to_mode_,
     with_normal_prior,
 )
-from bayeslim.methods.learned_noise import average_noise_, noise_of
-from bayeslim.methods.moving import Moving
-from bayeslim.methods.particle_method import ParticleMethod, set_tensors
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
+from bayeslim.methods.shared.moving import Moving
+from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
+from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
 from bayeslim.samplers.chain import Chain

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError
 from bayeslim.methods.base import Terms
-from bayeslim.methods.flock import Flock
-from bayeslim.methods.fresh import check_resettable, start_afresh_
-from bayeslim.methods.particle_method import ParticleMethod, set_tensors, snapshot
+from bayeslim.methods.shared.flock import Flock
+from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors, snapshot
+from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
 from bayeslim.methods.stein import descent
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit, Prediction
@@ -119,7 +119,7 @@ class SVGD(ParticleMethod):
             the history, with the means over the particles.
         """
         from bayeslim.bayesian import Bayesian
-        from bayeslim.train import _num_data, _rank_and_world, _seeded, fit
+        from bayeslim.train.fit import _num_data, _rank_and_world, _seeded, fit
 
         self._check(bnn, start, optimizer)
         num_data = _num_data(bnn, loader)

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from bayeslim.methods.averaging import Averaging, averaged
-from bayeslim.methods.batch_statistics import measure_again_
-from bayeslim.methods.particle_method import ParticleMethod, gathered, snapshot
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.methods.shared.averaging import Averaging, averaged
+from bayeslim.methods.shared.batch_statistics import measure_again_
+from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
+from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SWA(Averaging, ParticleMethod):
             seed: makes the run repeat, and leaves the global random state as it was.
             **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`.
         """
-        from bayeslim.train import _rank_and_world, _seeded
+        from bayeslim.train.fit import _rank_and_world, _seeded
 
         with restored_on_failure(bnn):
             result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)

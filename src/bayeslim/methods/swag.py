@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayeslim.methods.averaging import GaussianAveraging, averaged
-from bayeslim.methods.batch_statistics import drawn, measure_again_, norms_of
-from bayeslim.methods.found_posterior import FoundPosterior
-from bayeslim.methods.refit import restored_on_failure
+from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
+from bayeslim.methods.shared.batch_statistics import drawn, measure_again_, norms_of
+from bayeslim.methods.shared.found_posterior import FoundPosterior
+from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Fit, Prediction
 from bayeslim.types import Batches, call
@@ -54,7 +54,7 @@ class SWAG(GaussianAveraging, FoundPosterior):
             **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`. The paper's optimizer
                 is SGD with momentum; Adam if not given.
         """
-        from bayeslim.train import _rank_and_world, _seeded
+        from bayeslim.train.fit import _rank_and_world, _seeded
 
         with restored_on_failure(bnn):
             result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
@@ -76,7 +76,7 @@ class SWAG(GaussianAveraging, FoundPosterior):
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """From the networks that were measured, where there are such; while training, of the one network."""
-        from bayeslim.predict import predictive
+        from bayeslim.predict.predict import predictive
 
         if how == "local":
             raise ValueError('SWAG has no noise to draw for every example. Use how="sample".')

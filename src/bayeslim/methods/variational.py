@@ -23,19 +23,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bayeslim import renyi, stochastic
+from bayeslim import stochastic
 from bayeslim.blas import products_of
+from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
 from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt
-from bayeslim.methods import gating, whole_draws
 from bayeslim.methods.base import Method, Terms
+from bayeslim.methods.shared import full_weight_elbo as whole_draws
+from bayeslim.methods.shared import gating
 from bayeslim.noise import standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
 from bayeslim.priors import Prior
-from bayeslim.schedules import Schedule, Uniform
-from bayeslim.select import owner
+from bayeslim.sites import owner
+from bayeslim.train.schedules import Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayeslim.errors import NoSiteMatched
 from bayeslim.priors.base import Prior
 from bayeslim.priors.learnable import Learnable
-from bayeslim.select import check_names, matcher, owner
+from bayeslim.sites import check_names, matcher, owner
 
 
 @dataclass(frozen=True)

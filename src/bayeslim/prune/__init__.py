@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from bayeslim.prune.act import prune
+from bayeslim.compact.compact import compact
 from bayeslim.prune.align import align
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import CRITERIA, Criterion, default_criterion
 from bayeslim.prune.decide import plan
 from bayeslim.prune.plan import EmptyLayer, NothingToCut, ParameterCut, Plan
-from bayeslim.prune.slim import compact
+from bayeslim.prune.prune import prune
 from bayeslim.prune.tune import fine_tune
 
 __all__ = [

@@ -28,10 +28,10 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.compact import UnitGraph, units
 from bayeslim.compact.alike import Alike, alike
 from bayeslim.errors import BayeslimError, UnsupportedModel
-from bayeslim.methods.particle_method import ParticleMethod
+from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.posteriors.particles import Particles, stacked
-from bayeslim.progress import progress
 from bayeslim.prune.assignment import best_assignment
+from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, Params, call, device_of, to_device
 
 SWEEPS = 100

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from bayeslim.select import Selection
+from bayeslim.sites import Selection
 
 COUNTED = ("sparsity", "parameters", "flops", "bytes", "threshold")
 """Goals known from the network alone."""

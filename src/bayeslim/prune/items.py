@@ -17,7 +17,7 @@ from bayeslim.compact import UnitGraph
 from bayeslim.errors import BayeslimError, NoSiteMatched
 from bayeslim.posteriors import Posterior
 from bayeslim.prune.criteria import Criterion
-from bayeslim.select import Selection, is_norm, is_weight, matcher, owner
+from bayeslim.sites import Selection, is_norm, is_weight, matcher, owner
 from bayeslim.types import Params
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError, NoSiteMatched, ShapeMismatch, closest
 from bayeslim.prune import plan_json
-from bayeslim.select import Sites
+from bayeslim.sites import Sites
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian

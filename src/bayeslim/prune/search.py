@@ -10,12 +10,12 @@ import torch
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ShapeMismatch
-from bayeslim.evidence import log_evidence
+from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.posteriors import Particles
-from bayeslim.predict import predict
-from bayeslim.progress import progress
+from bayeslim.predict.predict import predict
 from bayeslim.prune.budget import Budget
 from bayeslim.results import Prediction
+from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, device_of, split_batch, to_device
 
 RESOLUTION = 0.01

@@ -14,8 +14,8 @@ from typing import Any
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.methods import Variational
-from bayeslim.prune.act import refreshed
-from bayeslim.train import fit
+from bayeslim.prune.prune import refreshed
+from bayeslim.train.fit import fit
 
 
 def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:

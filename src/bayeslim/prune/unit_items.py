@@ -18,7 +18,7 @@ from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.saliency import Group
 from bayeslim.prune.items import Items, Scene, checked
 from bayeslim.prune.unit_score import unit_magnitude
-from bayeslim.select import is_weight
+from bayeslim.sites import is_weight
 from bayeslim.types import Inputs, Params
 
 

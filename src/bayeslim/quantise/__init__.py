@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bayeslim.quantise.act import quantise
 from bayeslim.quantise.allocate import allocate
 from bayeslim.quantise.deserved import deserved_bits
 from bayeslim.quantise.grids import Codebook, Grid, Uniform
+from bayeslim.quantise.quantise import quantise
 from bayeslim.quantise.result import Quantised
 
 __all__ = ["Codebook", "Grid", "Quantised", "Uniform", "allocate", "deserved_bits", "quantise"]

@@ -16,7 +16,7 @@ from bayeslim.posteriors import Posterior
 from bayeslim.quantise.certainty import precision_of
 from bayeslim.quantise.grids import MOST_BITS
 from bayeslim.quantise.weights import Weights
-from bayeslim.select import matcher, owner
+from bayeslim.sites import matcher, owner
 
 BitsSpec = int | Mapping[Any, int]
 """One width for all, or a dict from selections of parameters (as in `bayeslim.sites`) to widths; the first counts."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.io.storage import INDEX, check_fits, read_folder, write_folder
 from bayeslim.posteriors.particles import Particles, tensors_of
-from bayeslim.storage import INDEX, check_fits, read_folder, write_folder
 from bayeslim.types import Params, device_of
 
 if TYPE_CHECKING:

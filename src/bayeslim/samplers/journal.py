@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from bayeslim.checkpoints import check_random, check_same_run, pack, random_states, restore_random, settings_of, unpack
 from bayeslim.errors import CorruptFile
+from bayeslim.io.storage import INDEX, read_folder, write_folder
 from bayeslim.samplers.leapfrog import Walk
-from bayeslim.storage import INDEX, read_folder, write_folder
+from bayeslim.train.checkpoints import (
+    check_random,
+    check_same_run,
+    pack,
+    random_states,
+    restore_random,
+    settings_of,
+    unpack,
+)
 from bayeslim.types import Params
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bayeslim import train
-from bayeslim.checkpoints import Checkpoint
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
+from bayeslim.train import fit as train
+from bayeslim.train.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian

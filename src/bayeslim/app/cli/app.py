@@ -1,0 +1,261 @@
+"""The commands, and how errors reach a person."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import bayeslim
+from bayeslim.app.cli import options as o
+
+_PACKAGE = Path(bayeslim.__file__).parent
+_STOPPED = 130
+
+
+class _App(typer.Typer):
+    """A command line whose deliberate errors are messages, not tracebacks."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except (bayeslim.errors.BayeslimError, ValueError, TypeError, OSError) as error:
+            if not _is_deliberate(error):
+                raise
+            words = escape(str(error))  # brackets in it are no markup
+            Console(stderr=True).print("[bold red]Error:[/]", words, highlight=False, soft_wrap=True)
+            sys.exit(1)
+
+
+def _is_deliberate(error: BaseException) -> bool:
+    """Whether the library itself raised an error on purpose, rather than something it called."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    raised_here = Path(last.filename).is_relative_to(_PACKAGE) and (last.line or "").startswith("raise ")
+    return isinstance(error, bayeslim.errors.BayeslimError) or raised_here
+
+
+@contextmanager
+def _resumable(folder: Path | str) -> Iterator[None]:
+    """Interrupting what runs inside ends the command, and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"Stopped. What is done is kept: the same command goes on from {folder}.")
+        sys.exit(_STOPPED)
+
+
+app = _App(
+    name="bayeslim",
+    help="Bayesian neural networks that slim down.",
+    epilog='Start with: bayeslim demo, or bayeslim fit --model "mlp(inputs=64)" --data digits --epochs 10',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(bayeslim.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior."""
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="The run's folder; what is in it is not made again.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+    recipe: o.RecipeName = None,
+) -> None:
+    """Compress a network on handwritten digits: train, prune by its posterior, compact, export, report."""
+    from bayeslim.app.cli.demo import run
+
+    run(output, seed, recipe)
+
+
+@app.command()
+def data(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets to download, or to check if they are here.")
+    ] = None,
+) -> None:
+    """List the data sets and where they are; with names, download them.
+
+    Files are looked for in $BAYESLIM_DATA and in the cache (~/.cache/bayeslim).
+    """
+    from bayeslim.app.cli.datasets import fetch, listed
+    from bayeslim.app.cli.tables import data_table
+
+    if not names:
+        Console().print(data_table(listed()))
+        typer.echo("bayeslim data NAME downloads an image set, and says where the file of a regression set goes.")
+    for line in fetch(names or []):
+        typer.echo(line)
+
+
+@app.command()
+def fit(
+    config: o.Config = None, model: o.Model = None, data: o.Data = None, out: o.FitOut = None,
+    weights: o.Weights = None, method: o.FitMethod = None, prior: o.PriorName = None,
+    likelihood: o.LikelihoodName = None, epochs: o.Epochs = None, lr: o.FitLr = None, lr_schedule: o.LrSchedule = None,
+    patience: o.Patience = None, tune: o.Tune = None, batch_size: o.BatchSize = None,
+    validation: o.Validation = None, seed: o.Seed = None, device: o.Device = None,
+) -> None:  # fmt: skip
+    """Find the posterior of a network: by training it, or around trained weights (laplace)."""
+    flags = dict(locals())
+    from bayeslim.app.cli.evaluating import quality
+    from bayeslim.app.cli.fitting import FitSettings
+    from bayeslim.app.cli.tables import quality_table
+    from bayeslim.app.report.scores import collected
+
+    settings = FitSettings.read(flags.pop("config"), flags)
+    with _resumable(settings.out):
+        fitted = settings.run()
+    batches = collected(fitted.val)
+    rows, prediction = quality(fitted.bnn, batches, fitted.target_scale)
+    typer.echo(f"Validation: {len(prediction):,} held-out examples of {settings.data}")
+    Console().print(quality_table(rows))
+    typer.echo(f"The network is in {fitted.out}. On test data, if there are any: {settings.next_command}")
+
+
+@app.command()
+def predict(
+    network: o.Fitted,
+    to: Annotated[Path, typer.Option(help="The file: NAME.csv, a table, or NAME.npz, arrays for numpy.")],
+    data: o.HeldOut = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Examples in a .npy file instead of the test part: features in the data's units, images in [0, 1]."
+        ),
+    ] = None,
+    model: o.OwnModel = None,
+    samples: o.Samples = 32,
+    how: o.How = "auto",
+    seed: o.DrawSeed = 0,
+    device: o.Device = "auto",
+) -> None:
+    """Write what a fitted network says of every example, and how sure it is.
+
+    Uncertainties of classes are entropies in nats, those of values standard deviations: aleatoric is noise that stays,
+    epistemic is what more data would teach.
+    """
+    from bayeslim.app.cli.predicting import predict_folder
+
+    typer.echo(predict_folder(network, to, model, data, inputs, samples, how, seed, device or "auto"))
+
+
+@app.command()
+def evaluate(
+    network: o.Fitted,
+    data: o.HeldOut = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Other data that its uncertainty should tell apart; repeatable.")
+    ] = None,
+    model: o.OwnModel = None,
+    samples: o.Samples = 32,
+    how: o.How = "auto",
+    seed: o.DrawSeed = 0,
+    device: o.Device = "auto",
+    json: Annotated[Path | None, typer.Option(help="A file for the numbers.")] = None,
+) -> None:
+    """Measure a fitted network on test data: error, NLL, Brier score and calibration."""
+    from bayeslim.app.cli.evaluating import evaluate_folder
+    from bayeslim.app.cli.tables import against_table, quality_table
+
+    found = evaluate_folder(network, model, data, against or [], samples, how, seed, device or "auto", json)
+    typer.echo(f"{found.data}, {found.part} part: {found.examples:,} examples")
+    Console().print(quality_table(found.rows))
+    if found.against:
+        typer.echo("Other data told apart by uncertainty (AUROC: 1 always, 0.5 by chance)")
+        Console().print(against_table(found.against))
+
+
+@app.command()
+def compress(
+    config: o.Config = None, model: o.Model = None, data: o.Data = None, out: o.Out = None, weights: o.Weights = None,
+    method: o.MethodName = None, recipe: o.RecipeName = None, prior: o.PriorName = None,
+    likelihood: o.LikelihoodName = None, epochs: o.Epochs = None, lr: o.Lr = None, sparsity: o.Sparsity = None,
+    parameters: o.Parameters = None, flops: o.Flops = None, bytes: o.Bytes = None, threshold: o.Threshold = None,
+    latency: o.Latency = None, max_error_increase: o.MaxErrorIncrease = None, evidence: o.EvidenceGoal = None,
+    scope: o.Scope = None, protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
+    criterion: o.CriterionName = None, steps: o.Steps = None, fine_tune: o.FineTune = None, formats: o.Formats = None,
+    baseline: o.Baseline = None, batch_size: o.BatchSize = None, validation: o.Validation = None, seed: o.Seed = None,
+) -> None:  # fmt: skip
+    """From a network and data to a smaller network, files to deploy, and a report."""
+    flags = dict(locals())
+    from bayeslim.app.cli.config import Settings
+    from bayeslim.app.cli.tables import network_table
+
+    settings = Settings.read(flags.pop("config"), flags)
+    with _resumable(settings.out):
+        result = settings.run()
+    settings.keep()
+    console = Console()
+    console.print(network_table(result.rows, "Held-out data"))
+    for line in (*map(str, result.files), *result.notes):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def prune(
+    network: Annotated[Path, typer.Argument(help="A folder with a fitted Bayesian network, from bl.save.")],
+    out: Annotated[Path, typer.Option(help="The folder for the pruned network and its plan.")],
+    model: o.Model = None, data: o.Data = None, sparsity: o.Sparsity = None, parameters: o.Parameters = None,
+    flops: o.Flops = None, bytes: o.Bytes = None, threshold: o.Threshold = None, latency: o.Latency = None,
+    max_error_increase: o.MaxErrorIncrease = None, evidence: o.EvidenceGoal = None, scope: o.Scope = None,
+    protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
+    criterion: o.CriterionName = None, steps: o.Steps = None, batch_size: o.BatchSize = None,
+    validation: o.Validation = None, seed: o.Seed = None,
+) -> None:  # fmt: skip
+    """Cut a fitted Bayesian network to a budget; with data, in steps."""
+    flags = dict(locals())
+    from bayeslim.app.cli.parts import prune_folder
+
+    typer.echo(prune_folder(**flags))
+
+
+@app.command()
+def export(
+    network: Annotated[Path, typer.Argument(help="A folder with a network, from bl.save.")],
+    to: Annotated[Path, typer.Option(help="The file: NAME.onnx or NAME.pt2.")],
+    model: o.Model = None,
+    data: o.Data = None,
+    shape: Annotated[
+        str | None, typer.Option(help='The shape of one input, such as "1x28x28", instead of data.')
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Draws of a Bayesian network; without, its mean.")] = None,
+    sparse: Annotated[bool, typer.Option("--sparse", help="Store ONNX weights sparsely.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Store ONNX weights in 8 bits.")] = False,
+) -> None:
+    """Write a network as an ONNX file or a PyTorch program."""
+    from bayeslim.app.cli.parts import export_folder
+
+    typer.echo(export_folder(network, to, model, data, shape, samples, sparse, int8))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run of `bayeslim compress`.")],
+    to: Annotated[Path | None, typer.Option(help="The file; by default report.html in the run's folder.")] = None,
+    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+) -> None:
+    """Write the report of a finished run again."""
+    from bayeslim.app.cli.parts import report_run
+
+    typer.echo(report_run(run, to, title))

@@ -1,0 +1,80 @@
+"""Whether a network, a likelihood and data fit together, said before any work is done."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.app.cli.calls import BadSetting, first_line
+from bayeslim.app.data.loader import TensorPairs
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError
+from bayeslim.likelihoods import Categorical
+from bayeslim.stochastic import evaluating
+from bayeslim.types import Inputs, call, device_of, split_batch, to_device
+
+
+def run_on(bnn: Bayesian, inputs: Inputs, network: str, data: str) -> Tensor:
+    """The outputs of the mean network on a batch.
+
+    Args:
+        bnn: the network.
+        inputs: the batch.
+        network: what to call the network in errors.
+        data: what to call the data in errors.
+
+    Raises:
+        BadSetting: if it does not run on it.
+    """
+    try:
+        with torch.no_grad(), evaluating(bnn):
+            return call(bnn.model, to_device(inputs, device_of(bnn.model)))
+    except BayeslimError:
+        raise
+    except Exception as error:  # whatever a network says to inputs that it does not take
+        shape = f", whose inputs are {'x'.join(map(str, inputs.shape[1:]))}" if isinstance(inputs, Tensor) else ""
+        raise BadSetting(f"{network} does not run on {data}{shape}: {first_line(error).rstrip('.')}.") from error
+
+
+def check_fits_data(bnn: Bayesian, train: Any, val: Any, model: str, data: str) -> None:
+    """Refuse a network that cannot learn these data.
+
+    Args:
+        bnn: the network.
+        train: batches to train on; not gone over, for that would change their order.
+        val: batches to choose on.
+        model: what the network is called.
+        data: what the data are called.
+
+    Raises:
+        BadSetting: with the arguments that should be others, for a network of the zoo.
+    """
+    inputs, targets = split_batch(next(iter(val)))
+    pairs = getattr(train, "dataset", None)
+    seen = pairs.y if isinstance(pairs, TensorPairs) else targets
+    try:
+        outputs = run_on(bnn, inputs, f'model="{model}"', data)
+        classes = outputs.shape[bnn.likelihood.class_dim] if isinstance(bnn.likelihood, Categorical) else None
+        if classes is not None and not seen.is_floating_point() and int(seen.max()) >= classes:
+            raise BadSetting(f'model="{model}" has {classes} outputs, and {data} has classes up to {int(seen.max())}.')
+        with torch.no_grad():
+            bnn.likelihood.log_prob(outputs, to_device(targets, outputs.device))
+    except BayeslimError as error:
+        fitting = _fitting_arguments(bnn.model, inputs, seen)
+        raise BadSetting(f"{error}{f' For {data} it takes {fitting}.' if fitting else ''}") from error
+
+
+def _fitting_arguments(model: nn.Module, inputs: Inputs, targets: Tensor) -> str:
+    """The arguments of a network of the zoo that would have to be others to fit the data."""
+    given = getattr(model, "zoo_config", {})
+    if not isinstance(inputs, Tensor):
+        return ""
+    shape = inputs.shape[1:]
+    outputs = math.prod(targets.shape[1:]) if targets.is_floating_point() else int(targets.max()) + 1
+    fitting = {"inputs": math.prod(shape), "classes": outputs}
+    if len(shape) == 3:
+        fitting |= {"in_channels": shape[0], "image_size": shape[-1]}
+    return ", ".join(f"{name}={value}" for name, value in fitting.items() if given.get(name, value) != value)

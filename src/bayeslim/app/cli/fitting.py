@@ -1,0 +1,190 @@
+"""`bayeslim fit`: from a network and data to a posterior in a folder.
+
+The folder holds the settings (`fit.toml`), the network once it is fitted (`network/`, for `bl.load`), and until then a
+checkpoint, from which the same command goes on exactly as if it had not been stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, cast, get_args
+
+import torch
+from torch import nn
+
+from bayeslim.app.cli import sources
+from bayeslim.app.cli.calls import BadSetting, parse
+from bayeslim.app.cli.fits import check_fits_data
+from bayeslim.app.cli.sources import NETWORK
+from bayeslim.app.cli.toml import TomlSettings
+from bayeslim.app.compress.folder import INDEX, RunFolder
+from bayeslim.app.compress.job import readable, size_of, start_over, unfitted_copy
+from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.io.saving import load, save
+from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from bayeslim.methods import Method
+from bayeslim.methods.laplace import Tune
+from bayeslim.methods.shared.curvature_posterior import examples_in
+from bayeslim.train.fit import LR_SCHEDULES
+from bayeslim.types import split_batch
+
+FILE = "fit.toml"
+
+
+@dataclass(frozen=True)
+class FitSettings(TomlSettings):
+    """All settings of `bayeslim fit`; the flags' help says what they mean."""
+
+    command: ClassVar[str] = "fit"
+    file: ClassVar[str] = FILE
+
+    out: str = "fit"
+    weights: str | None = None
+    method: str = "variational"
+    prior: str | None = None
+    likelihood: str | None = None
+    epochs: int | None = None
+    lr: float | None = None
+    lr_schedule: str = "constant"
+    patience: int | None = None
+    tune: str | None = None
+    batch_size: int = 128
+    validation: float = 0.1
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise BadSetting(
+                f"epochs must be at least 1. Got {self.epochs}. Leave it out to take the weights as they are."
+            )
+        if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
+            raise BadSetting(f"lr must be a positive number. Got {self.lr}.")
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise BadSetting(f'lr_schedule must be one of {", ".join(LR_SCHEDULES)}. Got "{self.lr_schedule}".')
+        if self.patience is not None and self.patience < 1:
+            raise BadSetting(f"patience must be at least 1. Got {self.patience}.")
+        if not 0 <= self.seed < 2**32:
+            raise BadSetting(f"seed must be a whole number from 0 to {2**32 - 1}. Got {self.seed}.")
+
+    def run(self) -> Fitted:
+        """Do it, or go on with it; a run that is complete is read."""
+        device = sources.device_by_name(self.device)
+        method = sources.method_by_name(self.method)
+        self._check_training(method)
+        loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device)
+        from_the_start = start_over(self.seed, loaders.train)
+        train, val = readable(loaders.train, "train"), readable(loaders.val, "val")
+        model = sources.model_by_name(self.model, Path(self.weights) if self.weights else None, self.seed).to(device)
+        bnn = bayesianize(
+            model,
+            method,
+            likelihood=sources.likelihood_by_name(self.likelihood) if self.likelihood else guessed(val),
+            prior=sources.prior_by_name(self.prior) if self.prior else None,
+            num_data=None if hasattr(train, "dataset") else examples_in(train),
+        )
+        check_fits_data(bnn, train, val, self.model, self.data)
+        _forget_if_nothing_was_done(Path(self.out))
+        folder = RunFolder(self.out, self._identity(bnn, train), (NETWORK,), from_the_start)
+        self.keep()
+        architecture = unfitted_copy(bnn)
+        folder.say(repr(bnn))
+        try:
+            fitted = folder.stage(
+                NETWORK, {}, lambda _: self._fit(bnn, train, val, folder), save, lambda path: load(path, architecture)
+            )
+        except BaseException:
+            folder.leave_nothing(FILE)
+            raise
+        return Fitted(cast("Bayesian", fitted), val, loaders.target_scale, Path(self.out))
+
+    @property
+    def next_command(self) -> str:
+        """How to measure the network on test data; code of the user's own must be named again."""
+        own = [
+            f'--{name} "{value}"'
+            for name, value in (("model", self.model), ("data", self.data))
+            if parse(value, name).module
+        ]
+        return " ".join(["bayeslim evaluate", self.out, *own])
+
+    def _check_training(self, method: Method) -> None:
+        """Refuse what would fail after work was done."""
+        options = inspect.signature(method.fit).parameters
+        without_training = "epochs" in options and options["epochs"].default is None
+        if self.epochs is None and not without_training:
+            raise BadSetting(f"{method.name} trains the network: say how long, such as --epochs 10.")
+        if self.epochs is None and self.weights is None and not parse(self.model, "model").module:
+            raise BadSetting(
+                f"{method.name} needs a trained network, and {self.model} is new: pass --epochs 10 to train it first, "
+                "or --weights FILE."
+            )
+        if self.tune is not None and "tune" not in options:
+            raise BadSetting(f"tune chooses the prior of laplace, and {method.name} does not. Leave it out.")
+        if self.tune not in (None, *get_args(Tune)):
+            raise BadSetting(f'tune must be one of {", ".join(get_args(Tune))}. Got "{self.tune}".')
+        if self.tune == "online" and self.epochs is None:
+            raise BadSetting('tune="online" chooses the prior during training: pass --epochs 10, or --tune evidence.')
+
+    def _fit(self, bnn: Bayesian, train: Any, val: Any, folder: RunFolder) -> Bayesian:
+        options: dict[str, Any] = {"validate": val, "seed": self.seed}
+        if self.tune is not None:
+            options["tune"] = self.tune
+        if self.epochs is not None:
+            options["epochs"] = self.epochs
+            # only what was asked for: every method has a rate of its own, and some their own schedule
+            if self.lr is not None:
+                options["lr"] = self.lr
+            if self.lr_schedule != "constant":
+                options["lr_schedule"] = self.lr_schedule
+            if self.patience is not None:
+                options["patience"] = self.patience
+            if self.tune != "online":  # it changes the prior, which a checkpoint does not hold
+                options["checkpoint"] = folder.checkpoint(NETWORK, {})
+        bnn = copy.deepcopy(bnn)
+        bnn.fit(train, **options)
+        return bnn.eval()
+
+    def _identity(self, bnn: Bayesian, train: Any) -> dict[str, str]:
+        """What makes a run this one: its settings, its first weights, and the size of its data."""
+        settings = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in ("out", "device")}
+        return {**settings, "start": _digest(bnn.model), "size of the training data": size_of(train)}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What `fit` leaves: the network, validation data with the scale of their targets, and the folder."""
+
+    bnn: Bayesian
+    val: Any
+    target_scale: Any
+    out: Path
+
+
+def guessed(loader: Any) -> Likelihood:
+    """What the outputs mean, from the first batch of targets: classes, yes and no, or values."""
+    _, targets = split_batch(next(iter(loader)))
+    if targets.dtype == torch.bool:
+        return Bernoulli()
+    return Gaussian(noise="learned") if targets.is_floating_point() else Categorical()
+
+
+def _digest(model: nn.Module) -> str:
+    """A few letters that are others for other weights."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _forget_if_nothing_was_done(out: Path) -> None:
+    """A run that failed before its first epoch was complete does not keep its folder from one with better settings."""
+    done = (out / NETWORK).exists() or any(out.glob("*.checkpoint"))
+    if (out / FILE).is_file() and not done:
+        (out / INDEX).unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""The parts of the job on their own: prune, export and report."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim.app.cli.calls import BadSetting
+from bayeslim.app.cli.config import FILE, Settings, budget
+from bayeslim.app.cli.networks import saved_network
+from bayeslim.app.cli.sources import Loaders, data_by_name
+from bayeslim.app.report import report
+from bayeslim.bayesian import Bayesian
+from bayeslim.compact.restricted import NotRestrictable
+from bayeslim.errors import BayeslimWarning, UnsupportedModel
+from bayeslim.export import Exported
+from bayeslim.export import export as export_network
+from bayeslim.io.saving import save
+from bayeslim.prune import Plan, compact
+from bayeslim.prune import plan as make_plan
+from bayeslim.prune import prune as prune_network
+
+
+def prune_folder(network: Path, out: Path, model: str | None, data: str | None, **given: Any) -> Plan:
+    """Prune the network in a folder into another one.
+
+    Args:
+        network: the folder.
+        out: the other one.
+        model: its architecture, if it is not in the zoo.
+        data: to find the posterior again after each cut, and to search on.
+        given: flags of the budget and of the cut.
+    """
+    bnn = saved_network(network, model)
+    if not isinstance(bnn, Bayesian):
+        raise BadSetting(f"{network} holds a plain network. prune needs a fitted Bayesian one, saved with bl.save.")
+    settings = {name: value for name, value in given.items() if value is not None}
+    granularity, criterion = settings.get("granularity", "weight"), settings.get("criterion", "auto")
+    goal = budget(settings, needs_none=":" in granularity)
+    loaders = _loaders(data, settings)
+    if goal is None:
+        pruned = prune_network(bnn, make_plan(bnn, granularity=granularity, criterion=criterion))
+    else:
+        pruned = prune_network(
+            bnn,
+            goal,
+            refresh=loaders.train if loaders else None,
+            steps=settings.get("steps", 10 if loaders else 1),
+            validate=loaders.val if loaders else None,
+            example=loaders.example if loaders else None,
+            granularity=granularity,
+            criterion=criterion,
+        )
+    save(pruned, out)
+    plan: Plan = pruned.plan_
+    return plan
+
+
+def export_folder(
+    network: Path,
+    to: Path,
+    model: str | None,
+    data: str | None,
+    shape: str | None,
+    samples: int | None,
+    sparse: bool,
+    int8: bool,
+) -> Exported:
+    """Export the network in a folder; see `bayeslim export --help`."""
+    found = saved_network(network, model)
+    if (data is None) == (shape is None):
+        raise BadSetting("export needs inputs to run the network on: pass either --data NAME or --shape 1x28x28.")
+    if shape is not None:
+        sizes = shape.lower().split("x")
+        if not all(size.isdigit() and int(size) > 0 for size in sizes):
+            raise BadSetting(f'shape="{shape}" must be whole numbers with x between them, such as "1x28x28".')
+        example: Any = torch.rand(2, *map(int, sizes), generator=torch.Generator().manual_seed(0))
+    else:
+        loaders = _loaders(data, {})
+        assert loaders is not None
+        example = loaders.example
+    if isinstance(found, Bayesian):
+        found = _what_is_left(found, example, draws=samples is not None)
+    return export_network(found, to, example=example, samples=samples, sparse=sparse, int8=int8)
+
+
+def _what_is_left(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
+    """The mean network, or one to draw from, without the units that were cut; whole, where these cannot go."""
+    if bnn.masks:
+        try:
+            return compact(bnn, example, bayesian=draws)
+        except (UnsupportedModel, NotRestrictable) as reason:
+            warnings.warn(f"Units that were cut are in the file all the same: {reason}", BayeslimWarning, stacklevel=2)
+    return bnn if draws else bnn.mean_network()
+
+
+def report_run(run: Path, to: Path | None, title: str | None) -> Path:
+    """Write the report of a run again, from what is in its folder.
+
+    Args:
+        run: the folder.
+        to: the report's file; in the run's folder if not given.
+        title: its heading.
+    """
+    if not (run / FILE).is_file():
+        raise BadSetting(f"{run} holds no {FILE}: it is no finished run of `bayeslim compress`.")
+    settings = Settings.read(run / FILE, {"out": str(run)})
+    result = settings.run()
+    loaders = data_by_name(settings.data, settings.batch_size, settings.validation, settings.seed)
+    return report(
+        result.bnn,
+        result.pruned,
+        result.slim,
+        to or run / "report.html",
+        validate=loaders.test or loaders.val,
+        example=loaders.example,
+        rows=result.rows,
+        benchmark=result.benchmark,
+        title=title,
+    )
+
+
+def _loaders(data: str | None, settings: dict[str, Any]) -> Loaders | None:
+    if data is None:
+        return None
+    return data_by_name(data, settings.get("batch_size", 128), settings.get("validation", 0.1), settings.get("seed", 0))

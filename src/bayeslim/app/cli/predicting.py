@@ -1,0 +1,120 @@
+"""`bayeslim predict`: what a fitted network says of every example, as a table or as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bayeslim.app.cli.calls import BadSetting, parse
+from bayeslim.app.cli.fits import run_on
+from bayeslim.app.cli.networks import data_name, fit_settings, saved_bayesian
+from bayeslim.app.cli.prediction_files import FORMATS, read_inputs, write_prediction
+from bayeslim.app.cli.sources import device_by_name, held_out_by_name
+from bayeslim.app.data.dataset import Scale
+from bayeslim.app.data.load import IMAGE_SETS
+from bayeslim.app.report.scores import Batches, collected
+from bayeslim.bayesian import Bayesian
+from bayeslim.predict.links import concatenate
+from bayeslim.predict.predict import predict
+from bayeslim.results import Prediction, Uncertainty
+from bayeslim.train.progress import progress
+from bayeslim.types import Inputs, batch_size, device_of
+
+AT_ONCE = 2000
+"""Examples that are predicted together: enough to keep a network busy, few enough to show progress."""
+
+
+def predict_folder(
+    network: Path,
+    to: Path,
+    model: str | None,
+    data: str | None,
+    inputs: Path | None,
+    samples: int,
+    how: str,
+    seed: int,
+    device: str,
+) -> str:
+    """Predict with the network in a folder, and write what it says; see `bayeslim predict --help`."""
+    if to.suffix not in FORMATS:
+        raise BadSetting(f"{to} must end in {' or '.join(FORMATS)}: a table, or arrays for numpy.")
+    place = device_by_name(device)
+    bnn = saved_bayesian(network, model, "predict", place)
+    name = data_name(network, data)
+    if name is None and inputs is None:
+        raise BadSetting("predict needs inputs: pass --data NAME, or --inputs FILE.npy.")
+    settings = fit_settings(network)
+    own = (settings.validation, settings.seed) if settings else (0.1, 0)
+    target_scale: Scale | None = None
+    targets: Tensor | None = None
+    if inputs is not None:
+        input_scale = None
+        if name is not None and _has_scale(name):
+            known = held_out_by_name(name, *own)
+            input_scale, target_scale = known.input_scale, known.target_scale
+        given = read_inputs(inputs, input_scale, next(bnn.model.parameters()).dtype)
+        run_on(bnn, given[:2], f"The network in {network}", str(inputs))
+        batches: Batches = [(part, part) for part in given.split(AT_ONCE)]
+        what = str(inputs)
+    else:
+        assert name is not None
+        loaders = held_out_by_name(name, *own, place)
+        part, loader = loaders.held_out
+        batches, target_scale, what = collected(loader), loaders.target_scale, f"{name}, {part} part"
+        targets = torch.cat([y for _, y in batches]).cpu()
+        run_on(bnn, batches[0][0], f"The network in {network}", name)
+    prediction = predict_batches(bnn, batches, samples, how, seed)
+    if target_scale is not None:
+        prediction = in_units_of(prediction, target_scale)
+        targets = None if targets is None else target_scale.restore(targets)
+    write_prediction(prediction, targets, to)
+    return f"{to}: {what}. {prediction}"
+
+
+def predict_batches(bnn: Bayesian, batches: Batches, samples: int, how: str, seed: int) -> Prediction:
+    """The prediction of all batches, on the CPU, with the same networks drawn for each.
+
+    Args:
+        bnn: the network.
+        batches: inputs and targets.
+        samples: how many networks are averaged.
+        how: as for `bl.predict`.
+        seed: of the draws.
+    """
+    groups = list(_grouped(batches))
+    parts = []
+    for group in progress(groups, "predict", enabled=len(groups) > 1):
+        generator = torch.Generator(device_of(bnn.model)).manual_seed(seed)
+        parts.append(predict(bnn, iter(group), samples, how, generator=generator).to("cpu"))
+    return concatenate(parts)
+
+
+def _grouped(batches: Batches) -> Iterator[Batches]:
+    group: list[tuple[Inputs, Tensor]] = []
+    count = 0
+    for batch in batches:
+        group.append(batch)
+        count += batch_size(batch[0])
+        if count >= AT_ONCE:
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
+
+
+def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
+    """A prediction of standardised values in the data's own units."""
+    if prediction.kind != "values":
+        return prediction
+    std = scale.std.to(prediction.mean)
+    uncertainty = Uncertainty(prediction.aleatoric * std**2, prediction.epistemic * std**2)
+    return dataclasses.replace(prediction, mean=scale.restore(prediction.mean), uncertainty=uncertainty)
+
+
+def _has_scale(name: str) -> bool:
+    call = parse(name, "data")
+    return bool(call.module) or call.name not in IMAGE_SETS

@@ -1,0 +1,123 @@
+"""The files of `bayeslim predict`: examples from .npy, predictions to .csv or .npz."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayeslim.app.cli.calls import BadSetting
+from bayeslim.app.data.dataset import Scale
+from bayeslim.export.files import write_file
+from bayeslim.results import Prediction
+
+FORMATS = (".csv", ".npz")
+Columns = dict[str, NDArray[Any]]
+
+
+def columns(prediction: Prediction, targets: Tensor | None) -> Columns:
+    """What is written of a prediction: arrays by name, each with a row for every example.
+
+    For classes and yes/no targets the uncertainties are entropies in nats; for values and counts they are standard
+    deviations, whose squares add up to that of `std`.
+    """
+    if prediction.probs is not None:
+        chosen = prediction.probs
+        confidence = chosen.max(-1).values if prediction.kind == "classes" else torch.maximum(chosen, 1 - chosen)
+        found = {
+            "class": prediction.classes,
+            "confidence": confidence,
+            "entropy": prediction.entropy,
+            "aleatoric": prediction.aleatoric,
+            "epistemic": prediction.epistemic,
+            "probability": prediction.probs,
+        }
+    else:
+        found = {
+            "mean": prediction.mean,
+            "std": prediction.variance.sqrt(),
+            "aleatoric_std": prediction.aleatoric.sqrt(),
+            "epistemic_std": prediction.epistemic.sqrt(),
+            "entropy": prediction.entropy,
+        }
+    if targets is not None:
+        found = {"target": targets, **found}
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+def write_prediction(prediction: Prediction, targets: Tensor | None, to: Path) -> None:
+    """Write a prediction as a table (.csv) or as arrays (.npz), complete or not at all."""
+    found = columns(prediction, targets)
+    write_file(to, _npz(found) if to.suffix == ".npz" else _csv(found, to))
+
+
+def _npz(found: Columns) -> bytes:
+    file = io.BytesIO()
+    arrays: dict[str, Any] = {**found}
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def _csv(found: Columns, to: Path) -> bytes:
+    if any(array.ndim > 2 for array in found.values()):
+        raise BadSetting(
+            f"Each example has many predictions, which do not fit in a row. Write {to.with_suffix('.npz')}."
+        )
+    names, values = ["example"], [np.arange(len(next(iter(found.values()))))]
+    for name, array in found.items():
+        flat = array.reshape(len(array), -1)
+        names += [name] if array.ndim == 1 or (name != "probability" and flat.shape[1] == 1) else _numbered(name, flat)
+        values += list(flat.T)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in zip(*values, strict=True):
+        writer.writerow([f"{value:.7g}" if isinstance(value, np.floating) else value for value in row])
+    return text.getvalue().encode()
+
+
+def _numbered(name: str, flat: NDArray[Any]) -> Sequence[str]:
+    return [f"{name}_{i}" for i in range(flat.shape[1])]
+
+
+def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:
+    """Examples from a .npy file, as the network takes them.
+
+    Args:
+        file: the file.
+        scale: what standardised the training data; the file is in the data's own units.
+        dtype: the network's.
+    """
+    try:
+        array = np.load(file, allow_pickle=False)
+    except OSError as error:
+        raise BadSetting(f"Could not read {file}: {error.strerror or 'it is no .npy file'}.") from error
+    except (ValueError, EOFError) as error:
+        raise BadSetting(f"{file} is no .npy file of numbers: write it with numpy.save.") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.ndim or not len(array):
+        raise BadSetting(f"{file} must hold one array of numbers, with a row for each example.")
+    if array.dtype == np.uint8:
+        raise BadSetting(
+            f"{file} holds bytes. Scale them as the training data were: for images of 8 bits, "
+            "array.astype('float32') / 255."
+        )
+    inputs = torch.from_numpy(np.ascontiguousarray(array))
+    if not inputs.is_floating_point() and scale is None:
+        return inputs.long()
+    if not bool(torch.isfinite(inputs).all()):
+        raise BadSetting(f"{file} holds NaN or infinity.")
+    if scale is not None:
+        if inputs.ndim != 2 or inputs.shape[1] != len(scale.mean):
+            raise BadSetting(
+                f"{file} must hold examples of {len(scale.mean)} features, (N, {len(scale.mean)}). "
+                f"Got an array of shape {tuple(inputs.shape)}."
+            )
+        inputs = scale.standardise(inputs.double())
+    return inputs.to(dtype)

@@ -1,0 +1,236 @@
+"""Networks, data and methods from their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from bayeslim.app import data, zoo
+from bayeslim.app.cli.calls import BadSetting, parse
+from bayeslim.app.compress.job import guessed_likelihood
+from bayeslim.app.data.dataset import Dataset, Scale
+from bayeslim.app.data.load import IMAGE_SETS
+from bayeslim.app.data.loader import Loader
+from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.families import FAMILIES, Point
+from bayeslim.gates import GATES
+from bayeslim.io.saving import load
+from bayeslim.io.storage import INDEX, check_fits
+from bayeslim.likelihoods import LIKELIHOODS, Likelihood
+from bayeslim.methods import METHODS, Method, Student, Subnetwork, Variational
+from bayeslim.priors import PRIORS, Normal, Prior
+from bayeslim.recipes import RECIPES, Recipe
+from bayeslim.train.schedules import SCHEDULES
+from bayeslim.types import Inputs, split_batch
+
+FITTED = {name: method for name, method in METHODS.items() if method is not Student}
+"""Methods that find a posterior from data; a student learns from a teacher."""
+PARTS = {**FAMILIES, **GATES, **SCHEDULES, "subnetwork": Subnetwork}
+"""What a method may be made of, by name."""
+
+SPARSE = [name.replace("_", "-") for name, recipe in RECIPES.items() if recipe().budget is not None]
+"""Recipes that cut by themselves, as a person writes them."""
+
+NETWORK = "network"
+"""Where the folder of a run of `bayeslim fit` holds its network."""
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """Training and validation data, and test data if there are any.
+
+    Attributes:
+        train: batches to train on.
+        val: batches to choose on.
+        test: batches to measure on in the end.
+        input_scale: what standardised the inputs, if that is known.
+        target_scale: what standardised the targets, if that is known.
+    """
+
+    train: Any
+    val: Any
+    test: Any = None
+    input_scale: Scale | None = None
+    target_scale: Scale | None = None
+
+    @property
+    def example(self) -> Inputs:
+        """One batch of inputs."""
+        return split_batch(next(iter(self.val)))[0]
+
+    @property
+    def held_out(self) -> tuple[str, Any]:
+        """The data to measure on, and what to call them: the test part, or else the validation part."""
+        return ("validation", self.val) if self.test is None else ("test", self.test)
+
+
+def model_by_name(text: str, weights: Path | None = None, seed: int = 0) -> nn.Module:
+    """A network from the zoo, `mlp(hidden=100)`, or from a factory, `package.module:factory`.
+
+    Args:
+        text: its name.
+        weights: a safetensors file or a folder from `bl.save` with its trained weights.
+        seed: of its initial weights.
+    """
+    call = parse(text, "model")
+    torch.manual_seed(seed)
+    model = call.imported("model") if call.module else call.of(zoo.registry.FACTORIES, "model")
+    if not isinstance(model, nn.Module):
+        raise BadSetting(f'model="{text}" must give a torch.nn.Module. Got {type(model).__name__}.')
+    return model if weights is None else _with_weights(model, weights)
+
+
+def _with_weights(model: nn.Module, weights: Path) -> nn.Module:
+    if not weights.exists():
+        raise BadSetting(f'weights="{weights}" does not exist.')
+    if weights.is_dir():
+        loaded: nn.Module = load(network_in(weights), model)
+        return loaded.mean_network() if isinstance(loaded, Bayesian) else loaded
+    try:
+        state = load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise BadSetting(
+            f'weights="{weights}" is not a safetensors file ({error}). Write it with safetensors.torch.save_file, or '
+            "with bl.save(model, folder). Pickled files are not read."
+        ) from error
+    check_fits(model.state_dict(), state, type(model).__name__)
+    model.load_state_dict(state)
+    return model
+
+
+def network_in(folder: Path) -> Path:
+    """The folder that holds a network: the given one, or the one inside of a run of `bayeslim fit`."""
+    inside = folder / NETWORK
+    return inside if (inside / INDEX).is_file() and not (folder / INDEX).is_file() else folder
+
+
+def data_by_name(
+    text: str, batch_size: int, validation: float, seed: int, device: torch.device | None = None
+) -> Loaders:
+    """A data set by name, `mnist`, or from a function, `package.module:loaders`.
+
+    The function gives loaders `(train, val)` or `(train, val, test)`, a dict of them, or a `bayeslim.data.Dataset`.
+
+    Args:
+        text: its name.
+        batch_size: of the loaders of a data set.
+        validation: the fraction of a data set's training part that is held out.
+        seed: of the split and of the order.
+        device: where a data set is put; loaders of a function do as they like.
+    """
+    found = _found(text)
+    return _loaders(found, batch_size, validation, seed, device) if isinstance(found, Dataset) else found
+
+
+def held_out_by_name(text: str, validation: float, seed: int, device: torch.device | None = None) -> Loaders:
+    """As `data_by_name`, to measure on: of an image set only the test part is read, and is in all three places."""
+    call = parse(text, "data")
+    in_parts = not call.module and call.name in IMAGE_SETS
+    found = _found(text, {"part": "test"} if in_parts else {})
+    if not isinstance(found, Dataset):
+        return found
+    if not len(found.test_x):
+        return _loaders(found, 1000, validation, seed, device)
+    test = Loader(found.test_x, found.test_y, 1000, shuffle=False, device=device)
+    return Loaders(test, test, test, found.input_scale, found.target_scale)
+
+
+def _found(text: str, options: Mapping[str, Any] | None = None) -> Dataset | Loaders:
+    """What a name stands for."""
+    call = parse(text, "data")
+    if call.module:
+        found = call.imported("data")
+    else:
+        table = {
+            name: (lambda name=name, **own: data.load(name, **{**(options or {}), **own})) for name in data.names()
+        }
+        found = call.of(table, "data")
+    if isinstance(found, Dataset):
+        return found
+    if isinstance(found, Mapping) and {"train", "val"} <= found.keys() <= {"train", "val", "test"}:
+        return Loaders(**found)
+    if isinstance(found, (tuple, list)) and len(found) in (2, 3):
+        return Loaders(*found)
+    raise BadSetting(
+        f'data="{text}" must give loaders (train, val) or (train, val, test), a dict of them, or a '
+        f"bayeslim.data.Dataset. Got {type(found).__name__}."
+    )
+
+
+def _loaders(found: Dataset, batch_size: int, validation: float, seed: int, device: torch.device | None) -> Loaders:
+    if not len(found.train_x):
+        raise BadSetting(f"{found.name} has only a test part, and cannot be trained on.")
+    if not len(found.valid_x):
+        found = found.with_validation(float(validation), seed)
+    return Loaders(
+        Loader(found.train_x, found.train_y, batch_size, seed=seed, device=device),
+        Loader(found.valid_x, found.valid_y, 1000, shuffle=False, device=device),
+        Loader(found.test_x, found.test_y, 1000, shuffle=False, device=device) if len(found.test_x) else None,
+        found.input_scale,
+        found.target_scale,
+    )
+
+
+def method_by_name(text: str) -> Method:
+    """A method: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`."""
+    method: Method = parse(text, "method", PARTS).of(FITTED, "method")
+    return method
+
+
+def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
+    """A recipe: `sparse-vd`, `bottleneck(strength=0.2)`, `sparse-vd(prior=log_uniform("approximate"))`.
+
+    Args:
+        text: its name.
+        epochs: of its training, unless the name says it.
+    """
+    call = parse(text, "recipe", PRIORS)
+    if epochs is not None and "epochs" not in (call.kwargs or {}):
+        call = replace(call, kwargs={**(call.kwargs or {}), "epochs": epochs})
+    recipe: Recipe = call.of(RECIPES, "recipe")
+    return recipe
+
+
+def trained_as_usual(
+    model: nn.Module, loaders: Loaders, likelihood: Likelihood | None, recipe: Recipe, lr: float, seed: int
+) -> nn.Module:
+    """A network for a recipe to start from: trained for a fifth of the recipe's epochs."""
+    bnn = bayesianize(
+        model, Variational(Point()), likelihood=likelihood or guessed_likelihood(loaders.train), prior=Normal(1.0)
+    )
+    epochs = max(1, round(recipe.fit["epochs"] / 5))
+    bnn.fit(loaders.train, epochs=epochs, lr=lr, lr_schedule="cosine", seed=seed)
+    return bnn.mean_network()
+
+
+def likelihood_by_name(text: str) -> Likelihood:
+    """A likelihood: `categorical`, `gaussian(noise="learned")`."""
+    likelihood: Likelihood = parse(text, "likelihood").of(LIKELIHOODS, "likelihood")
+    return likelihood
+
+
+def prior_by_name(text: str) -> Prior:
+    """A prior: `normal(0.2)`, `normal(learn=True, hyperprior=student_t())`."""
+    prior: Prior = parse(text, "prior", PRIORS).of(PRIORS, "prior")
+    return prior
+
+
+def device_by_name(text: str) -> torch.device:
+    """A device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise BadSetting(
+            f'device="{text}" cannot be used: torch finds no such device here. Use "cpu" or "auto".'
+        ) from error
+    return device

@@ -1,0 +1,83 @@
+"""What tells data apart: a hash of their tensors, where these can be read without drawing from a loader."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset
+
+from bayeslim.app.data.loader import TensorPairs
+
+LARGEST = 64 * 2**20
+"""Bytes that are hashed, so that it takes a moment; of more, rows that are spread evenly."""
+
+
+def fingerprint(loader: Any) -> str | None:
+    """A few letters that are others for other data; None for a loader whose data are not tensors in memory.
+
+    Read are `bayeslim.data.Loader`, lists of batches, and loaders of a `TensorDataset` or of a part of one. The order
+    of rows counts, that of an epoch does not; what a loader does to its rows is not seen, nor is all of large tensors:
+    of these, evenly spread rows are.
+    """
+    content = _content(loader)
+    if content is None:
+        return None
+    parts = list(_parts(content))
+    share = LARGEST // max(1, sum(isinstance(part, Tensor) for part in parts))
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            digest.update(f"{tuple(part.shape)} {part.dtype};".encode())
+            rows = _some_rows(part, share).cpu().resolve_conj().contiguous()
+            digest.update(rows.view(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update(f"{part};".encode())
+    return digest.hexdigest()[:16]
+
+
+def is_batches(value: Any) -> bool:
+    """Whether it is a list of batches, which are tuples, lists or dicts."""
+    return isinstance(value, list) and bool(value) and all(isinstance(b, (tuple, list, Mapping)) for b in value)
+
+
+def _content(loader: Any) -> list[Any] | None:
+    if is_batches(loader):
+        return list(loader)
+    dataset, rows = getattr(loader, "dataset", None), []
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if isinstance(sampler, SubsetRandomSampler):
+        rows.append(sampler.indices)
+    while isinstance(dataset, Subset):
+        rows.append(dataset.indices)
+        dataset = dataset.dataset
+    if isinstance(dataset, TensorPairs):
+        return [dataset.x, dataset.y, *map(torch.as_tensor, rows)]
+    if isinstance(dataset, TensorDataset):
+        return [*dataset.tensors, *map(torch.as_tensor, rows)]
+    return None
+
+
+def _parts(value: Any) -> Iterator[Tensor | str]:
+    """The tensors in nested lists and dicts, and words for how they are nested and what else is there."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        yield value.detach()
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _parts(item)
+    elif isinstance(value, (tuple, list)):
+        yield f"{len(value)} parts"
+        for item in value:
+            yield from _parts(item)
+    else:
+        yield repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def _some_rows(tensor: Tensor, share: int) -> Tensor:
+    """Every so many rows of a tensor that has more bytes than its share."""
+    every = -(-tensor.numel() * tensor.element_size() // share)
+    return tensor[::every] if tensor.ndim and every > 1 else tensor

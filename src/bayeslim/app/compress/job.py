@@ -1,0 +1,268 @@
+"""The settings of a compression, checked before any work is done, and what identifies a run."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from bayeslim import stochastic
+from bayeslim.app.compress.fingerprint import fingerprint, is_batches
+from bayeslim.app.data import Loader
+from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.compact import units
+from bayeslim.compact.example import run_example
+from bayeslim.errors import BayeslimError, MissingExtra, closest
+from bayeslim.likelihoods import Categorical, Likelihood
+from bayeslim.methods import Laplace, Method, Variational
+from bayeslim.priors import PriorSpec
+from bayeslim.prune import Budget, Plan
+from bayeslim.prune.items import pattern
+from bayeslim.recipes import Recipe
+from bayeslim.train.fit import fit as training
+from bayeslim.train.loaders import size_of_data
+from bayeslim.types import Inputs, device_of, split_batch, to_device
+
+FORMATS = ("onnx", "pt2")
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to compress; see `compress` for what the settings mean."""
+
+    budget: Budget | Plan | None
+    granularity: str = "weight"
+    criterion: Any = "auto"
+    steps: int = 10
+    fit: Mapping[str, Any] | None = None
+    fine_tune: Mapping[str, Any] | None = None
+    formats: tuple[str, ...] | None = None
+    baseline: bool = True
+    seed: int = 0
+    starts_trained: bool = False
+    """Whether the network to compare with is the one that training to be sparse starts from."""
+
+    def __post_init__(self) -> None:
+        if self.budget is None and pattern(self.granularity) is None:
+            raise TypeError("compress needs a budget, such as bl.Budget(sparsity=0.9).")
+        if not isinstance(self.budget, Budget | Plan | None):
+            raise TypeError(f"budget must be a bl.Budget or a bl.Plan. Got {self.budget!r}.")
+        if type(self.steps) is not int or self.steps < 1:
+            raise ValueError(f"steps must be a whole number, at least 1. Got {self.steps!r}.")
+        for name, options in (("fit", self.fit), ("fine_tune", self.fine_tune)):
+            if options is not None and not isinstance(options, Mapping):
+                raise TypeError(f'{name} holds options of training, such as {{"epochs": 3}}. Got {options!r}.')
+        if self.fine_tune is not None and "epochs" not in self.fine_tune:
+            raise ValueError('fine_tune needs epochs, such as {"epochs": 3, "lr": 1e-3}.')
+        for name in self.formats or ():
+            if name not in FORMATS:
+                raise ValueError(f"formats must be some of {', '.join(FORMATS)}. Got {name!r}.")
+            if name == "onnx" and not has_onnx():
+                raise MissingExtra("onnx, onnxscript or onnxruntime", "onnx", "Export to ONNX")
+
+
+def has_onnx() -> bool:
+    """Whether all that is needed to write and check ONNX files is installed."""
+    return all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+
+
+def readable(loader: Iterable[Any], name: str) -> Iterable[Any]:
+    """A loader that can be gone over many times, and is not empty; a generator is read into memory."""
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"{name} must be a loader of batches (inputs, targets). Got {type(loader).__name__}.")
+    loader = list(loader) if iter(loader) is loader else loader
+    if next(iter(loader), None) is None:
+        raise BayeslimError(f"The {name} loader gave no batches.")
+    return loader
+
+
+def start_over(seed: int, loader: Any) -> Callable[[], None]:
+    """A function that seeds the random numbers and puts a loader's own order back to where it is now."""
+    generator = getattr(loader, "generator", None)
+    order = loader.state_dict() if isinstance(loader, Loader) else None
+    state = generator.get_state() if isinstance(generator, torch.Generator) else None
+
+    def prepare() -> None:
+        torch.manual_seed(seed)
+        if order is not None:
+            loader.load_state_dict(order)
+        if generator is not None and state is not None:
+            generator.set_state(state)
+
+    return prepare
+
+
+def prepared(
+    model: nn.Module | Bayesian,
+    method: Method | None,
+    likelihood: Likelihood | None,
+    prior: PriorSpec | None,
+    train: Iterable[Any],
+    job: Job,
+) -> Bayesian:
+    """The network as a `Bayesian`, not fitted yet if it was plain.
+
+    Raises:
+        BayeslimError: for a likelihood that cannot be guessed.
+        ValueError: for a method that needs training when no epochs are given.
+    """
+    if isinstance(model, Bayesian):
+        if method is not None or likelihood is not None or prior is not None:
+            raise TypeError("A Bayesian network has its method, likelihood and prior already. Leave them out.")
+        return model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module or a Bayesian. Got {type(model).__name__}.")
+    method = Laplace() if method is None else method
+    if isinstance(method, Variational) and "epochs" not in (job.fit or {}):
+        raise ValueError('A variational posterior is trained: pass fit={"epochs": 20}, or use method=bl.Laplace().')
+    return bayesianize(model, method, likelihood=likelihood or guessed_likelihood(train), prior=prior)
+
+
+def refuse_with_recipe(
+    recipe: Recipe,
+    method: Method | None,
+    prior: PriorSpec | None,
+    granularity: str,
+    fit: Mapping[str, Any] | None,
+) -> None:
+    """Refuse settings that a recipe has already.
+
+    Raises:
+        TypeError: for another method or prior.
+        ValueError: for another granularity, or other epochs than its KL is warmed up over.
+    """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe must be one of bayeslim.recipes, such as recipes.sparse_vd(). Got {recipe!r}.")
+    if method is not None or prior is not None:
+        raise TypeError(f"The recipe {recipe.name} has its method and prior already. Leave method and prior out.")
+    if recipe.budget is not None and granularity != "weight":
+        raise ValueError(
+            f'The recipe {recipe.name} says what goes, weight by weight or gate by gate. Leave granularity="'
+            f'{granularity}" out.'
+        )
+
+    epochs = (fit or {}).get("epochs", recipe.fit["epochs"])
+    if epochs != recipe.fit["epochs"]:
+        raise ValueError(
+            f"The recipe {recipe.name} was made for {recipe.fit['epochs']} epochs, over which its KL warms up. Leave "
+            f"epochs out of fit and give them to it: recipes.{recipe.name}(epochs={epochs})."
+        )
+
+
+def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
+    """Classes, if the targets of training data are whole numbers.
+
+    Raises:
+        BayeslimError: if they are not.
+    """
+    _, targets = split_batch(next(iter(train)))
+    if targets.is_floating_point() or targets.dtype == torch.bool:
+        raise BayeslimError(
+            f"Targets of {targets.dtype} may mean several things. Pass likelihood=..., such as likelihoods.Gaussian() "
+            "for values or likelihoods.Bernoulli() for yes and no."
+        )
+    return Categorical()
+
+
+def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
+    """Refuse before any work what would fail after it.
+
+    Raises:
+        BayeslimError: for weights that are not finite.
+        ShapeMismatch: if the network does not run on the example, or a plan is for another one.
+        TypeError: for options of fine-tuning that there are not.
+        UnsupportedModel: if the network cannot be traced, and so not compacted.
+    """
+    _check_fine_tune(job.fine_tune or {}, bnn.method)
+    plain = unfitted_copy(bnn)
+    for name, parameter in plain.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise BayeslimError(
+                f'"{name}" of {bnn.sites.model} holds NaN or infinite values. Repair or retrain the network first.'
+            )
+    if isinstance(job.budget, Plan):
+        job.budget.check(plain)
+    run_example(plain, to_device(example, device_of(plain)))
+    units(plain, example)
+
+
+def _check_fine_tune(options: Mapping[str, Any], method: Method) -> None:
+    known = options_of(training)
+    if not isinstance(method, Laplace):  # which is trained on, then measured without options
+        known = list(dict.fromkeys([*known, *options_of(method.fit)]))
+    unknown = [str(name) for name in options if name not in known]
+    if unknown:
+        alike = closest(unknown[0], known)
+        hint = f" Closest: {alike}." if alike else ""
+        raise TypeError(f"fine_tune does not take {', '.join(unknown)}.{hint} It takes: {', '.join(known)}.")
+
+
+def options_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's options, which are what it takes by name only."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def unfitted_copy(bnn: Bayesian) -> nn.Module:
+    """A plain copy of the network with its weights as they are, posterior or not."""
+    plain = copy.deepcopy(bnn.model)
+    for module in plain.modules():
+        stochastic.make_plain(module)
+    bnn.method.strip(bnn, plain)
+    return plain.eval()
+
+
+def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
+    """What makes a run this one: the network with its weights, the way to its posterior, and the data."""
+    return {
+        "network": bnn.sites.model,
+        "weights": _digest(bnn),
+        "method": words(bnn.method),
+        "likelihood": repr(bnn.likelihood),
+        "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
+        "training": words(job.fit or {}),
+        "data": f"{described(train)} for training, {described(val)} for validation",
+        "seed": str(job.seed),
+    }
+
+
+def _digest(bnn: Bayesian) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in bnn.state_dict().items():
+        digest.update(name.encode())
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def size_of(loader: Any) -> str:
+    """How many examples a loader has, in words."""
+    size = size_of_data(loader)
+    return "unknown" if size is None else f"{size} examples"
+
+
+def described(loader: Any) -> str:
+    """What data are known by: their size, and their content where that can be read without drawing from a loader."""
+    content = fingerprint(loader)
+    return size_of(loader) if content is None else f"{size_of(loader)} (content {content})"
+
+
+def words(value: Any) -> str:
+    """A setting in words that are the same in every run."""
+    if isinstance(value, Loader | DataLoader) or is_batches(value):
+        return described(value)
+    if isinstance(value, Plan):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={words(value[key])}" for key in sorted(value))
+    if callable(value) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

@@ -1,0 +1,336 @@
+"""`compress`: from a network and data to a smaller network, files to deploy, and a report.
+
+    fit → prune → fine-tune → compact → magnitude → export → measure → report
+
+Each stage's result is kept in the run's folder, so a run that was stopped goes on with the stage it was in (training
+with the epoch it was in).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from bayeslim.app.benchmark import Benchmark, benchmark
+from bayeslim.app.compress import records
+from bayeslim.app.compress.baseline import NoBaseline, by_magnitude
+from bayeslim.app.compress.folder import RunFolder
+from bayeslim.app.compress.job import (
+    Job,
+    check,
+    described,
+    has_onnx,
+    identity,
+    options_of,
+    prepared,
+    readable,
+    refuse_with_recipe,
+    start_over,
+    unfitted_copy,
+    words,
+)
+from bayeslim.app.compress.result import Compressed
+from bayeslim.app.report.overview import Row, measure_rows
+from bayeslim.app.report.quantities import percent
+from bayeslim.app.report.report import DENSE, SLIM, report
+from bayeslim.app.report.scores import collected
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError, NotFitted
+from bayeslim.export import export
+from bayeslim.io.saving import load, save
+from bayeslim.likelihoods import Likelihood
+from bayeslim.methods import Method
+from bayeslim.priors import PriorSpec
+from bayeslim.prune import Budget, Plan, compact, plan, prune
+from bayeslim.prune import fine_tune as fine_tuned
+from bayeslim.recipes import Recipe
+from bayeslim.train.fit import fit as training
+from bayeslim.types import Inputs, split_batch
+
+MAGNITUDE = "magnitude"
+MUCH_WORSE = 0.05
+"""A fraction of wrong answers that nobody wants to lose without being told."""
+STAGES = (
+    "fitted",
+    "pruned",
+    "tuned",
+    "slim",
+    MAGNITUDE,
+    "exported.json",
+    "measured.json",
+    "benchmark.json",
+    "report.html",
+)
+
+
+def compress(
+    model: nn.Module | Bayesian,
+    train: Any,
+    val: Iterable[Any],
+    *,
+    budget: Budget | Plan | None = None,
+    recipe: Recipe | None = None,
+    out: str | os.PathLike[str] = "run",
+    method: Method | None = None,
+    likelihood: Likelihood | None = None,
+    prior: PriorSpec | None = None,
+    fit: Mapping[str, Any] | None = None,
+    granularity: str = "weight",
+    criterion: Any = None,
+    steps: int | None = None,
+    fine_tune: Mapping[str, Any] | None = None,
+    test: Iterable[Any] | None = None,
+    example: Inputs = None,
+    formats: Sequence[str] | None = None,
+    baseline: bool = True,
+    seed: int = 0,
+) -> Compressed:
+    """Compress a network: find its posterior, cut it to a budget, and prove what is left.
+
+    Args:
+        model: a trained network, or a Bayesian one. It is not changed.
+        train: training data as a loader of batches with a length.
+        val: validation data, likewise; cuts that are searched on data are searched on these.
+        budget: how much to cut, or a plan of what; None for an N:M pattern in every layer that can take it, or for
+            what a recipe cuts.
+        recipe: one of `bayeslim.recipes`: its method and prior, and its training, cut and fine-tuning where others
+            are not given. The network it starts from, trained as usual, is the one to compare with.
+        out: the run's folder. A run that was stopped goes on where it was when it is started again; one with another
+            budget or other test data keeps what is still right; one with other training or validation data is refused.
+            Data are known by their content, order included, if they are a `bl.data.Loader`, a DataLoader of a
+            TensorDataset, or batches in a list or from a generator (beyond 64 MiB, by rows spread evenly over them).
+            Other loaders are known by their size: that they give other examples, as many, is not noticed. Nor is what
+            any loader does to examples on the way.
+        method: how to find the posterior of a plain network; `Laplace()` if not given.
+        likelihood: what its outputs mean; classes if not given and the targets are whole numbers.
+        prior: as for `bayesianize`.
+        fit: options of the method's `fit`; {"epochs": 20} trains the network first.
+        granularity: "weight", "unit", or N:M such as "2:4".
+        criterion: what to rank by, as for `plan`; "auto" if not given.
+        steps: cuts on the way to the budget, 10 if not given (with a recipe, 1); between them the posterior is found
+            again.
+        fine_tune: options of training after the cut, such as {"epochs": 3, "lr": 1e-3}; zeros stay zeros.
+        test: data to measure on in the end; `val` if not given.
+        example: inputs to trace and to time; the first batch of `val` if not given.
+        formats: files to export beside the folder of safetensors: "onnx", "pt2". By default ONNX, if it is installed.
+        baseline: whether to put a network cut by magnitude beside it.
+        seed: of everything random.
+
+    Raises:
+        BayeslimError: with what is wrong; what was done until then is kept in `out`.
+    """
+    chosen = None if formats is None else tuple(formats)
+    if recipe is not None:
+        refuse_with_recipe(recipe, method, prior, granularity, fit)
+        method, prior, fit = recipe.method, recipe.prior, {**recipe.fit, **(fit or {})}
+        if budget is None:
+            budget, criterion = recipe.budget, recipe.cut.get("criterion") if criterion is None else criterion
+        steps = 1 if steps is None else steps
+        fine_tune = {**recipe.fine_tune, **(fine_tune or {})} or None
+    criterion, steps = "auto" if criterion is None else criterion, 10 if steps is None else steps
+    job = Job(budget, granularity, criterion, steps, fit, fine_tune, chosen, baseline, seed, recipe is not None)
+    train, val = readable(train, "train"), readable(val, "val")
+    test = val if test is None else readable(test, "test")
+    bnn = prepared(model, method, likelihood, prior, train, job)
+    if example is None:
+        example = split_batch(next(iter(val)))[0]
+    check(bnn, job, example)
+    wanted = {"tuned": fine_tune is not None, MAGNITUDE: baseline}
+    stages = [stage for stage in STAGES if wanted.get(stage, True)]
+    folder = RunFolder(out, identity(bnn, train, val, job), stages, start_over(seed, train))
+    return _Run(job, bnn, train, val, test, example, folder).run()
+
+
+def too_much(rows: Mapping[str, Row]) -> list[str]:
+    """What to say of a network that lost much in the cut; nothing, if it did not."""
+    dense, slim = rows[DENSE].scores, rows[SLIM].scores
+    if dense is None or slim is None or not slim.is_fraction or slim.error <= dense.error + MUCH_WORSE:
+        return []
+    return [
+        f"Too much was cut: {slim.error_text} of the answers are wrong now, {dense.error_text} before. Ask for a "
+        "smaller budget, or fine-tune; of a recipe, for less strength or more epochs."
+    ]
+
+
+def untrained(rows: Mapping[str, Row], test: Iterable[Any]) -> list[str]:
+    """What to say of a network that was no better before the cut than one answer to everything; else nothing.
+
+    Data are gone over only for a network that is wrong now and then.
+    """
+    dense = rows[DENSE].scores
+    if dense is None or not dense.is_fraction or dense.error <= MUCH_WORSE:
+        return []
+    targets = torch.cat([split_batch(batch)[1].flatten() for batch in test]).long()
+    _, counts = targets[targets >= 0].unique(return_counts=True)
+    guessed = 1 - float(counts.max() / counts.sum()) if len(counts) > 1 else 1.0
+    if dense.error < guessed:
+        return []
+    return [
+        f"The network knew nothing before the cut: {dense.error_text} of its answers are wrong, {percent(guessed, 2)} "
+        'would be if it always gave the most frequent one. Load trained weights, or train it: fit={"epochs": 20}, or '
+        "--epochs 20 on the command line."
+    ]
+
+
+class _Run:
+    """The stages of one run, in order."""
+
+    def __init__(
+        self, job: Job, start: Bayesian, train: Any, val: Any, test: Any, example: Inputs, folder: RunFolder
+    ) -> None:
+        self.job, self.start, self.train, self.val, self.test = job, start, train, val, test
+        self.example, self.folder = example, folder
+        self.architecture = unfitted_copy(start)
+        self.notes: list[str] = []
+
+    def run(self) -> Compressed:
+        """All stages; those that were complete before are read."""
+        job, stage = self.job, self.folder.stage
+        bnn = stage("fitted", {}, lambda _: self._fit(), save, self._load)
+        settings = {
+            "budget": words(job.budget),
+            "granularity": job.granularity,
+            "criterion": words(job.criterion),
+            "steps": str(job.steps),
+        }
+        pruned = stage("pruned", settings, lambda _: self._prune(bnn), save, self._load)
+        if job.fine_tune is not None:
+            settings["fine_tune"] = words(job.fine_tune)
+            pruned = stage("tuned", settings, lambda _: self._tune(pruned, settings), save, self._load)
+        slim = stage("slim", settings, lambda _: compact(pruned, self.example), self._save_slim, self._load_slim)
+        dense = self.architecture if job.starts_trained else bnn.mean_network()
+        networks = {DENSE: dense, **self._baseline(bnn, pruned, settings), SLIM: slim}
+        files = ["slim", *self._exported(slim, settings)]
+        settings |= {"networks": ", ".join(networks), "test": described(self.test)}
+        rows = stage(
+            "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
+        )
+        self.notes += untrained(rows, self.test) + too_much(rows)
+        timed = stage(
+            "benchmark.json",
+            settings,
+            lambda _: self._benchmark(networks),
+            records.save_benchmark,
+            records.load_benchmark,
+        )
+        files.append("benchmark.json")
+        if importlib.util.find_spec("jinja2") is None:
+            self.notes.append("No report: jinja2 is not installed. Run: pip install 'bayeslim[report]'")
+        else:
+            stage(
+                "report.html",
+                settings,
+                lambda p: self._report(bnn, pruned, slim, rows, timed, p),
+                records.is_written,
+                Path,
+            )
+            files.append("report.html")
+        paths = tuple(self.folder.path / name for name in files)
+        return Compressed(slim, pruned, bnn, pruned.plan_, rows, timed, paths, self.folder.path, tuple(self.notes))
+
+    def _fit(self) -> Bayesian:
+        bnn = copy.deepcopy(self.start)
+        if self.job.fit is None:
+            try:
+                assert bnn.posterior_
+            except NotFitted:
+                pass
+            else:
+                return bnn
+        bnn.fit(self.train, **self._training(self.job.fit or {}, "fitted", {}))
+        return bnn.eval()
+
+    def _prune(self, bnn: Bayesian) -> Bayesian:
+        job = self.job
+        if not isinstance(job.budget, Budget):
+            chosen = job.budget or plan(bnn, granularity=job.granularity, criterion=job.criterion)
+            return prune(bnn, chosen)
+        return prune(
+            bnn,
+            job.budget,
+            refresh=self.train if job.steps > 1 else None,
+            steps=job.steps,
+            validate=self.val,
+            example=self.example,
+            granularity=job.granularity,
+            criterion=job.criterion,
+        )
+
+    def _tune(self, pruned: Bayesian, settings: Mapping[str, str]) -> Bayesian:
+        options = self._training(self.job.fine_tune or {}, "tuned", settings)
+        return fine_tuned(pruned, self.train, **options).eval()
+
+    def _training(self, options: Mapping[str, Any], stage: str, settings: Mapping[str, str]) -> dict[str, Any]:
+        """Options of `fit`, with a seed, and a checkpoint to resume from where something is trained."""
+        chosen = {"seed": self.job.seed, **options}
+        if "epochs" in chosen and chosen.get("tune") != "online":
+            chosen.setdefault("checkpoint", self.folder.checkpoint(stage, settings))
+        return chosen
+
+    def _plain_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of fine-tuning that mean the same for a plain network; a checkpoint is of the other network."""
+        own = {"seed": self.job.seed, **options}
+        return {name: own[name] for name in options_of(training) if name in own and name != "checkpoint"}
+
+    def _baseline(self, bnn: Bayesian, pruned: Bayesian, settings: Mapping[str, str]) -> dict[str, nn.Module]:
+        job = self.job
+        if not job.baseline:
+            return {}
+
+        def make(_: Path) -> nn.Module:
+            tune = None if job.fine_tune is None else self._plain_training(job.fine_tune)
+            return by_magnitude(bnn, pruned, job.budget, job.granularity, self.example, self.train, tune)
+
+        try:
+            return {MAGNITUDE: self.folder.stage(MAGNITUDE, settings, make, self._save_slim, self._load_slim)}
+        except NoBaseline as error:
+            self.notes.append(f"No network by magnitude beside it: {error}")
+            return {}
+
+    def _exported(self, slim: nn.Module, settings: Mapping[str, str]) -> list[str]:
+        by_choice = self.job.formats is not None
+        formats = self.job.formats if self.job.formats is not None else ("onnx",) * has_onnx()
+
+        def make(_: Path) -> dict[str, list[str]]:
+            files, notes = [], []
+            for name in formats:
+                try:
+                    export(slim, self.folder.path / f"slim.{name}", example=self.example)
+                    files.append(f"slim.{name}")
+                except BayeslimError as error:
+                    if by_choice:
+                        raise
+                    notes.append(f"No slim.{name}: {error}")
+            return {"files": files, "notes": notes}
+
+        known = {**settings, "formats": ", ".join(formats)}
+        found = self.folder.stage("exported.json", known, make, records.save_json, records.load_json)
+        self.notes += found["notes"]
+        return list(found["files"])
+
+    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian) -> dict[str, Row]:
+        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example)
+
+    def _benchmark(self, networks: Mapping[str, nn.Module]) -> Benchmark:
+        return benchmark(networks[DENSE], networks[SLIM], example=self.example)
+
+    def _report(
+        self, bnn: Bayesian, pruned: Bayesian, slim: nn.Module, rows: Mapping[str, Row], timed: Benchmark, path: Path
+    ) -> Path:
+        return report(bnn, pruned, slim, path, validate=self.test, example=self.example, rows=rows, benchmark=timed)
+
+    def _load(self, path: Path) -> Bayesian:
+        return cast("Bayesian", load(path, self.architecture))
+
+    def _save_slim(self, network: nn.Module, path: Path) -> None:
+        records.save_slim(network, path, self.example)
+
+    def _load_slim(self, path: Path) -> nn.Module:
+        return records.load_slim(path, self.architecture)

@@ -1,0 +1,159 @@
+"""How weights and their signal-to-noise ratios are spread, what went, and where a single cut would have been."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayeslim.app.report.axes import Frame, Scale, even_ticks, log_ticks
+from bayeslim.app.report.figure import Figure, Table
+from bayeslim.app.report.quantities import number, percent
+from bayeslim.app.report.svg import Drawing
+from bayeslim.bayesian import Bayesian
+from bayeslim.sites import is_weight, owner
+
+BINS = 48
+_TAIL = 0.001
+"""The share of values on either side that goes into the outermost bins."""
+_SPAN = 1e-6
+"""The smallest ratio shown, as a fraction of the largest; smaller ones go into the first bin."""
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counts of values in bins.
+
+    Attributes:
+        edges: of the bins, (B + 1,).
+        all: values of all weights, (B,).
+        kept: those of the weights that are left, (B,).
+        moved: of the weights that are left, where they are now; None if that says nothing new, (B,).
+        cutoffs: where a single cut of as many weights would be.
+        is_log: whether bins are even on a logarithmic axis.
+    """
+
+    edges: Tensor
+    all: Tensor
+    kept: Tensor
+    moved: Tensor | None
+    cutoffs: tuple[float, ...]
+    is_log: bool
+
+    @property
+    def cumulative(self) -> Tensor:
+        """The share of all weights up to the end of each bin."""
+        return self.all.cumsum(0) / self.all.sum()
+
+
+def measure_snr(bnn: Bayesian, pruned: Bayesian) -> Histogram:
+    """Signal-to-noise ratios |μ|/σ before the cut."""
+    mean, kept = _weights(bnn, pruned)
+    std = torch.cat([bnn.posterior_.std[name].detach().double().flatten().cpu() for name in _names(bnn)])
+    ratio = torch.where(mean == 0, 0.0, mean.abs() / std)
+    finite = ratio[torch.isfinite(ratio) & (ratio > 0)]
+    low, high = (float(v) for v in _quantiles(finite, _TAIL, 1 - _TAIL)) if len(finite) else (0.1, 10.0)
+    low, high = max(low, high * _SPAN), max(high, low * 10)
+    edges = torch.logspace(math.log10(low), math.log10(high), BINS + 1, dtype=torch.float64)
+    return Histogram(edges, _counts(ratio, edges), _counts(ratio[kept], edges), None, _cutoff(ratio, kept), True)
+
+
+def measure_weights(bnn: Bayesian, pruned: Bayesian) -> Histogram:
+    """The weights before the cut, and the survivors where they are now."""
+    mean, kept = _weights(bnn, pruned)
+    now, _ = _weights(pruned, pruned, _names(bnn))
+    reach = float(_quantiles(torch.cat([mean, now]).abs(), 1 - _TAIL)[0]) or 1.0
+    edges = torch.linspace(-reach, reach, BINS + 1, dtype=torch.float64)
+    moved = None if torch.equal(now[kept], mean[kept]) else _counts(now[kept], edges)
+    cutoff = _cutoff(mean.abs(), kept)
+    both = tuple(sorted({-cutoff[0], cutoff[0]})) if cutoff else ()
+    return Histogram(edges, _counts(mean, edges), _counts(mean[kept], edges), moved, both, False)
+
+
+def draw_snr(found: Histogram) -> Figure:
+    """Signal-to-noise ratios as a figure."""
+    caption = (
+        "|μ|/σ of every weight before the cut, counts on a logarithmic axis. A single cut of as many by this ratio "
+        "would be at the dashed line: what is kept to its left was kept for another reason."
+    )
+    return _draw(found, "Signal to noise", "|μ| / σ", caption)
+
+
+def draw_weights(found: Histogram) -> Figure:
+    """Weights as a figure."""
+    caption = (
+        "Posterior means before the cut, counts on a logarithmic axis. The dashed lines are where pruning by magnitude "
+        "would cut as much: what is kept between them is small, and matters all the same."
+    )
+    return _draw(found, "Weights", "posterior mean μ", caption)
+
+
+def _draw(found: Histogram, title: str, label: str, caption: str) -> Figure:
+    total, kept = int(found.all.sum()), int(found.kept.sum())
+    description = f"Histogram of {total:,} weights of which {kept:,} are kept."
+    if found.cutoffs:
+        description += f" A single cut of as many would be at {' and '.join(number(c) for c in found.cutoffs)}."
+    drawing = Drawing(460, 300, title, description)
+    entries = [("area rest", "all weights"), ("area s0", "kept")]
+    entries += [("curve s2", "kept, where they are now")] if found.moved is not None else []
+    top = drawing.legend([*entries, ("curve s1", "cumulative share")], (58, 0), 390) + 8
+    edges = [float(edge) for edge in found.edges]
+    x = Scale(edges[0], edges[-1], 58, 416, math.log10 if found.is_log else float)
+    high = float(found.all.max()) * 1.3
+    y = Scale(0.8, max(high, 2.0), 254, top, math.log10)
+    frame = Frame(drawing, x, y)
+    frame.y_axis([(t, number(t)) for t in log_ticks(0.8, max(high, 2.0))], "weights")
+    ticks = log_ticks(edges[0], edges[-1]) if found.is_log else even_ticks(edges[0], edges[-1])
+    frame.x_axis([(t, number(t)) for t in ticks], label)
+    for values, style in ((found.all, "area rest"), (found.kept, "area s0")):
+        for k, value in enumerate(values.tolist()):
+            if value:
+                frame.bar(edges[k], edges[k + 1], 0.8, value, style)
+    middles = [math.sqrt(a * b) if found.is_log else (a + b) / 2 for a, b in itertools.pairwise(edges)]
+    if found.moved is not None:
+        frame.curve([(m, float(v)) for m, v in zip(middles, found.moved, strict=True)], "s2")
+    share = Frame(drawing, x, Scale(0.0, 1.0, 254, top))
+    share.curve([(edges[0], 0.0), *zip(edges[1:], found.cumulative.tolist(), strict=True)], "s1")
+    share.y_axis([(t, percent(t, 0)) for t in (0.0, 0.5, 1.0)], "", right=True)
+    for cutoff in found.cutoffs:
+        frame.vertical(cutoff, number(cutoff), to_right=None if found.is_log else cutoff > 0)
+    bins = zip(found.all.tolist(), found.kept.tolist(), found.cumulative.tolist(), strict=True)
+    rows = [
+        (f"{low:.4g} to {high:.4g}", number(count), number(left), percent(share, 2))
+        for (low, high), (count, left, share) in zip(itertools.pairwise(edges), bins, strict=True)
+    ]
+    return Figure(title, caption, drawing.render(), Table.of((label, "weights", "kept", "cumulative"), rows))
+
+
+def _names(bnn: Bayesian) -> list[str]:
+    names = [n for n in bnn.posterior_.names if is_weight(n, bnn.model.get_parameter(n), owner(bnn.model, n)[0])]
+    return names or list(bnn.posterior_.names)
+
+
+def _weights(bnn: Bayesian, pruned: Bayesian, names: list[str] | None = None) -> tuple[Tensor, Tensor]:
+    """All weights flat, and which of them are left."""
+    names = _names(bnn) if names is None else names
+    mean = bnn.posterior_.mean
+    whole = {name: torch.ones_like(mean[name], dtype=torch.bool) for name in names}
+    kept = torch.cat([(pruned.masks.get(name, whole[name])).flatten().cpu() for name in names])
+    return torch.cat([mean[name].detach().double().flatten().cpu() for name in names]), kept
+
+
+def _counts(values: Tensor, edges: Tensor) -> Tensor:
+    inside = values.clamp(float(edges[0]), float(edges[-1]))
+    which = torch.bucketize(inside, edges[1:-1], right=True)
+    return torch.bincount(which, minlength=len(edges) - 1)
+
+
+def _cutoff(scores: Tensor, kept: Tensor) -> tuple[float, ...]:
+    """The score below which as many weights lie as were cut."""
+    gone = int((~kept).sum())
+    return (float(scores.kthvalue(gone).values),) if 0 < gone < len(scores) else ()
+
+
+def _quantiles(values: Tensor, *shares: float) -> list[Tensor]:
+    ordered = values.sort().values
+    return [ordered[min(int(share * len(ordered)), len(ordered) - 1)] for share in shares]

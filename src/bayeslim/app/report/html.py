@@ -1,0 +1,63 @@
+"""The page: one HTML file without scripts or links, which looks the same without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bayeslim.app.report.figure import Figure, Table
+from bayeslim.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report says.
+
+    Attributes:
+        title: its heading.
+        lead: a sentence on what was done.
+        highlights: (value, what it is) of a few numbers that matter most.
+        overview: the networks side by side; None if nothing was measured.
+        figures: in reading order.
+        plan: what was cut, as text.
+        notes: what was left out, and why.
+        colophon: how it was made.
+    """
+
+    title: str
+    lead: str
+    highlights: Sequence[tuple[str, str]]
+    overview: Table | None
+    figures: Sequence[Figure]
+    plan: str
+    notes: Sequence[str]
+    colophon: str
+
+
+def environment() -> jinja2.Environment:
+    """Where the page's template is read and filled in.
+
+    Raises:
+        MissingExtra: if jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ModuleNotFoundError:
+        raise MissingExtra("jinja2", "report", "The report") from None
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    return environment().get_template("page.html.jinja").render(page=page)

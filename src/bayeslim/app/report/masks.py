@@ -1,0 +1,126 @@
+"""The masks of the first layers as images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayeslim.app.report.figure import Figure, Table
+from bayeslim.app.report.images import shade, shrunk
+from bayeslim.app.report.quantities import number, percent, shape
+from bayeslim.app.report.svg import Drawing
+from bayeslim.bayesian import Bayesian
+from bayeslim.sites import is_weight, owner
+from bayeslim.types import Inputs
+
+LAYERS = 3
+"""How many layers are shown."""
+_MOST = 460
+_GROUPS = 40
+
+
+def draw_masks(pruned: Bayesian, example: Inputs) -> list[Figure]:
+    """One figure for each of the first layers that lost something.
+
+    Args:
+        pruned: the network after the cut.
+        example: inputs; if they are images of the size of a first linear layer, its mask is also shown as an image.
+    """
+    names = [
+        name
+        for name, p in pruned.model.named_parameters()
+        if name in pruned.masks and is_weight(name, p, owner(pruned.model, name)[0])
+    ]
+    figures = []
+    for place, name in enumerate(names[:LAYERS]):
+        mask = pruned.masks[name].cpu()
+        image = _input_image(mask, example) if place == 0 else None
+        figures.append(_draw(name, mask, image))
+    return figures
+
+
+def _draw(name: str, mask: Tensor, inputs: Tensor | None) -> Figure:
+    kept = int(mask.sum())
+    picture, axes = laid_out(mask)
+    picture = shrunk(picture, _MOST)
+    side = 0.0 if inputs is None else 130.0
+    width = 452 - (side + 24 if inputs is not None else 0)
+    height = min(max(width * picture.shape[0] / picture.shape[1], 28.0), 240.0)
+    title = f"Mask of {name}"
+    description = f"{number(kept)} of {number(mask.numel())} weights are left, {percent(kept / mask.numel())}. {axes}"
+    drawing = Drawing(460, max(height, side) + 24, title, description)
+    drawing.rect((4, 2), (width, height), "cell")
+    drawing.image((4, 2), (width, height), shade(picture))
+    drawing.text((4, height + 16), axes, "tick")
+    if inputs is not None:
+        left = 4 + width + 24
+        tall = side * inputs.shape[0] / inputs.shape[1]
+        drawing.rect((left, 2), (side, tall), "cell")
+        drawing.image((left, 2), (side, tall), shade(inputs / inputs.max().clamp_min(1e-12)))
+        drawing.text((left, tall + 16), "by input pixel", "tick")
+    caption = f"{percent(kept / mask.numel())} of {shape(tuple(mask.shape))} weights are left (ink)."
+    if inputs is not None:
+        caption += " On the right, how many readers each pixel of the input has left."
+    return Figure(title, caption, drawing.render(), _table(mask))
+
+
+def laid_out(mask: Tensor) -> tuple[Tensor, str]:
+    """A mask of any dimension as a matrix of 0 and 1, and what its axes are.
+
+    >>> laid_out(torch.ones(6, 2))[0].shape
+    torch.Size([2, 6])
+    """
+    values = mask.float()
+    if values.ndim == 1:
+        return values[None], "one column an entry"
+    if values.ndim == 2:
+        if values.shape[0] > values.shape[1]:
+            return values.T, "columns: outputs, rows: inputs"
+        return values, "columns: inputs, rows: outputs"
+    kernels = values.flatten(2) if values.ndim == 3 else values.flatten(2, -2).flatten(3)
+    kernels = kernels.unsqueeze(2) if kernels.ndim == 3 else kernels
+    outputs, inputs, rows, columns = kernels.shape
+    if inputs <= 4:
+        tiles = kernels.flatten(0, 1)
+        across = max(1, min(len(tiles), math.ceil(math.sqrt(2 * len(tiles) * rows / columns))))
+        down = math.ceil(len(tiles) / across)
+        padded = torch.zeros(across * down, rows, columns)
+        padded[: len(tiles)] = tiles
+        return _tiled(padded.view(down, across, rows, columns)), "one tile a kernel"
+    if outputs > inputs:
+        return _tiled(kernels.transpose(0, 1)), "columns: output channels, rows: input channels, one tile a kernel"
+    return _tiled(kernels), "columns: input channels, rows: output channels, one tile a kernel"
+
+
+def _tiled(tiles: Tensor) -> Tensor:
+    """Tiles (R, C, h, w) as one image with a gap between them where they are more than a pixel."""
+    gap = 1 if tiles.shape[2] * tiles.shape[3] > 1 else 0
+    framed = torch.nn.functional.pad(tiles, (0, gap, 0, gap))
+    return framed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
+
+
+def _input_image(mask: Tensor, example: Inputs) -> Tensor | None:
+    """How many weights read each pixel, if the layer reads images and not all pixels alike."""
+    if not isinstance(example, Tensor) or example.ndim != 4 or mask.ndim != 2:
+        return None
+    sizes = tuple(example.shape[1:])
+    if mask.shape[1] != math.prod(sizes):
+        return None
+    readers = mask.float().sum(0).view(sizes).sum(0)
+    return None if bool((readers == readers[0, 0]).all()) else readers
+
+
+def _table(mask: Tensor) -> Table:
+    """Weights left of each output, neighbours together where there are many."""
+    left = mask.flatten(1).sum(1) if mask.ndim > 1 else mask.long()
+    each = mask[0].numel() if mask.ndim > 1 else 1
+    groups: Sequence[Tensor] = torch.arange(len(left)).tensor_split(min(_GROUPS, len(left)))
+    rows = []
+    for group in groups:
+        first, last = int(group[0]), int(group[-1])
+        name = str(first) if first == last else f"{first} to {last}"
+        rows.append((name, number(len(group) * each), number(int(left[group].sum()))))
+    return Table.of(("outputs", "weights", "left"), rows)

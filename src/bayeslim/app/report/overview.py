@@ -1,0 +1,105 @@
+"""Networks side by side: how good each one is, and what it costs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bayeslim.app.report.figure import Table
+from bayeslim.app.report.quantities import MISSING, duration, number, percent, size
+from bayeslim.app.report.scores import Batches, Scores, score_network
+from bayeslim.compact import Cost, cost
+from bayeslim.compact.example import run_example, with_batch_size
+from bayeslim.compact.trace import evaluating_copy
+from bayeslim.likelihoods import Likelihood
+from bayeslim.train.progress import progress
+from bayeslim.types import Inputs, device_of, to_device
+
+HEADINGS = ("network", "error", "NLL", "calibration", "parameters", "non-zero", "size", "latency")
+_CALLS = 5
+"""Calls in one timing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A network in the overview.
+
+    Attributes:
+        scores: on held-out data; None if there were none.
+        cost: what it takes; None if there was no example to run it on.
+        seconds: a call on one input takes; None likewise.
+    """
+
+    scores: Scores | None = None
+    cost: Cost | None = None
+    seconds: float | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, in the order of `HEADINGS` without the name."""
+        scores = (MISSING,) * 3
+        if self.scores is not None:
+            scores = self.scores.error_text, f"{self.scores.nll:.3f}", percent(self.scores.ece, 2)
+        costs = (MISSING,) * 3
+        if self.cost is not None:
+            costs = number(self.cost.parameters), number(self.cost.nonzeros), size(self.cost.bytes)
+        return (*scores, *costs, MISSING if self.seconds is None else duration(self.seconds))
+
+
+def measure_rows(
+    networks: Mapping[str, nn.Module], likelihood: Likelihood, batches: Batches | None, example: Inputs | None
+) -> dict[str, Row]:
+    """Measure plain networks side by side.
+
+    Args:
+        networks: by name.
+        likelihood: what their outputs mean.
+        batches: held-out data, if there are any.
+        example: inputs to count and time them on, if there are any.
+    """
+    rows = {}
+    seconds = {} if example is None else seconds_a_call(networks, example)
+    for name, network in progress(networks.items(), "measuring networks", total=len(networks)):
+        scores = None if batches is None else score_network(network, likelihood, batches)
+        if example is None:
+            rows[name] = Row(scores)
+        else:
+            rows[name] = Row(scores, cost(network, with_batch_size(example, 1)), seconds[name])
+    return rows
+
+
+def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: int = 21) -> dict[str, float]:
+    """The median time of a call on one input, networks taking turns so that what else goes on meets all alike.
+
+    Args:
+        networks: by name.
+        example: inputs; the first is taken.
+        rounds: how often each has its turn.
+    """
+    one = with_batch_size(example, 1)
+    taken: dict[str, list[float]] = {name: [] for name in networks}
+    ready = {name: (evaluating_copy(n), to_device(one, device_of(n))) for name, n in networks.items()}
+    for turn in range(rounds + 1):
+        for name, (network, inputs) in ready.items():
+            wait = torch.cuda.synchronize if device_of(network).type == "cuda" else _nothing
+            wait()
+            started = time.perf_counter()
+            for _ in range(_CALLS):
+                run_example(network, inputs)
+            wait()
+            if turn:  # the first is for warming up
+                taken[name].append((time.perf_counter() - started) / _CALLS)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def _nothing() -> None:
+    """A CPU has nothing to wait for."""
+
+
+def overview(rows: Mapping[str, Row]) -> Table:
+    """The networks as a table."""
+    return Table.of(HEADINGS, [(name, *row.cells()) for name, row in rows.items()])

@@ -1,0 +1,186 @@
+"""`report`: everything that was decided and measured, on one page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim.app.benchmark import Benchmark
+from bayeslim.app.report import html
+from bayeslim.app.report.certainty import draw_certainty
+from bayeslim.app.report.costs import compared, counted, draw_costs
+from bayeslim.app.report.curves import draw_curves, measure_curves
+from bayeslim.app.report.figure import Figure
+from bayeslim.app.report.histograms import draw_snr, draw_weights, measure_snr, measure_weights
+from bayeslim.app.report.layers import draw_layers, measure_layers
+from bayeslim.app.report.masks import draw_masks
+from bayeslim.app.report.overview import Row, measure_rows, overview
+from bayeslim.app.report.quantities import number, percent, times
+from bayeslim.app.report.reliability import draw_reliability
+from bayeslim.app.report.scores import Batches, collected, predict_all, score_prediction
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import ShapeMismatch
+from bayeslim.export.files import write_file
+from bayeslim.prune.plan import NothingToCut
+from bayeslim.types import Inputs
+
+DENSE, SLIM = "dense", "bayeslim"
+"""What the overview calls the network before the cut, and after it."""
+
+
+def report(
+    bnn: Bayesian,
+    pruned: Bayesian,
+    slim: nn.Module | None = None,
+    path: str | os.PathLike[str] = "report.html",
+    *,
+    validate: Iterable[Any] | None = None,
+    example: Inputs = None,
+    others: Mapping[str, nn.Module] | None = None,
+    rows: Mapping[str, Row] | None = None,
+    benchmark: Benchmark | None = None,
+    title: str | None = None,
+) -> Path:
+    """Write what was cut, and what that did, as one HTML file that needs no network to be read.
+
+    Args:
+        bnn: the Bayesian network before the cut.
+        pruned: the one after it.
+        slim: its compacted form; if not given, the pruned network with its zeros in place stands for it.
+        path: the file.
+        validate: held-out data as a loader of batches; without them nothing about errors and calibration is said.
+        example: inputs; by default those of the first batch of `validate`. Without either, nothing about costs is said.
+        others: further plain networks for the overview by name, such as one pruned by magnitude.
+        rows: the overview, if it was measured before (with the networks "dense" and "bayeslim").
+        benchmark: of the dense against the slim network, from `bl.benchmark`; without it only the latency is measured.
+        title: the page's heading.
+
+    Raises:
+        ShapeMismatch: if the two are not the same network.
+        NothingToCut: if nothing was cut.
+        MissingExtra: if jinja2 is not installed.
+    """
+    _check(bnn, pruned, slim)
+    html.environment()  # asked for first: measuring takes long
+    batches = None if validate is None else collected(validate)
+    if example is None and batches is not None:
+        example = batches[0][0]
+    plain = pruned.mean_network() if slim is None else slim
+    if rows is None:
+        networks = {DENSE: bnn.mean_network(), **(others or {}), SLIM: plain}
+        rows = measure_rows(networks, bnn.likelihood, batches, example)
+    figures, notes = _figures(bnn, pruned, slim, batches, example, rows, benchmark)
+    page = html.Page(
+        title=title or f"{_name(bnn)}, pruned by its posterior",
+        lead=_lead(bnn, pruned, batches),
+        highlights=_highlights(pruned, rows, benchmark),
+        overview=overview(rows),
+        figures=figures,
+        plan="" if pruned.plan_ is None else str(pruned.plan_),
+        notes=notes,
+        colophon=_colophon(),
+    )
+    target = Path(path)
+    write_file(target, html.render(page).encode())
+    return target
+
+
+def _figures(
+    bnn: Bayesian,
+    pruned: Bayesian,
+    slim: nn.Module | None,
+    batches: Batches | None,
+    example: Inputs,
+    rows: Mapping[str, Row],
+    benchmark: Benchmark | None,
+) -> tuple[list[Figure], list[str]]:
+    left = {} if pruned.plan_ is None else dict(pruned.plan_.left)
+    figures: list[Figure] = []
+    notes: list[str] = []
+    if batches is None:
+        notes.append("Error against sparsity, reliability: no held-out data were given (validate=loader).")
+    else:
+        curves = measure_curves(bnn, pruned, batches, example)
+        figures.append(draw_curves(curves))
+        notes += [f"{name}: {why}" for name, why in curves.left_out.items()]
+    dense, small = rows[DENSE], rows[SLIM]
+    quantities = counted(dense, small) if benchmark is None else compared(benchmark)
+    if quantities:
+        figures.append(draw_costs(quantities))
+    else:
+        notes.append("Size and latency: there was no example to run the networks on (example=x).")
+    if benchmark is not None:
+        notes += [f"{runtime}: {why}" for runtime, why in benchmark.skipped.items()]
+    figures.append(draw_layers(measure_layers(pruned, slim), left))
+    figures += [draw_snr(measure_snr(bnn, pruned)), draw_weights(measure_weights(bnn, pruned))]
+    if batches is not None:
+        scores = {name: row.scores for name, row in ((SLIM, small), (DENSE, dense)) if row.scores is not None}
+        prediction = predict_all(pruned, batches)
+        scores["pruned, over its posterior"] = score_prediction(prediction, pruned.likelihood, batches)
+        figures.append(draw_reliability(scores))
+        certain = draw_certainty(prediction, batches)
+        figures += [certain] if certain is not None else []
+    figures += draw_masks(pruned, example)
+    return figures, notes
+
+
+def _lead(bnn: Bayesian, pruned: Bayesian, batches: Batches | None) -> str:
+    words = f"{_name(bnn)} with a {bnn.method.name} posterior over {bnn.sites.size:,} parameters"
+    if pruned.plan_ is not None:
+        words += f", cut by {pruned.plan_.criterion} of each {pruned.plan_.granularity}"
+    data = "" if batches is None else f" Measured on {sum(len(y) for _, y in batches):,} held-out examples."
+    return f"{words}; the survivors have the posterior given the zeros.{data}"
+
+
+def _name(bnn: Bayesian) -> str:
+    config = getattr(bnn.model, "zoo_config", None)
+    return str(config["name"]) if isinstance(config, dict) else bnn.sites.model
+
+
+def _highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark | None) -> list[tuple[str, str]]:
+    layers = measure_layers(pruned, None)
+    gone = 1 - sum(layer.kept for layer in layers) / max(1, sum(layer.size for layer in layers))
+    shown = [(percent(gone), "of the weights cut")]
+    dense, slim = rows[DENSE], rows[SLIM]
+    if dense.scores is not None and slim.scores is not None:
+        name = "error" if dense.scores.is_fraction else "root mean squared error"
+        shown.append((f"{dense.scores.error_text} → {slim.scores.error_text}", name))
+    if dense.cost is not None and slim.cost is not None:
+        shown.append((number(slim.cost.parameters), f"parameters, of {number(dense.cost.parameters)}"))
+        shown.append((times(dense.cost.bytes / max(1, slim.cost.bytes)), "smaller on disk"))
+    if benchmark is not None:
+        batch = min(benchmark.batch_sizes)
+        best = max(benchmark.runtimes, key=lambda runtime: benchmark.speedup(runtime, batch, against="eager").median)
+        ratio = benchmark.speedup(best, batch, against="eager").median
+        shown.append((times(ratio), f"faster in {best} than dense in eager PyTorch, batch {batch}"))
+    elif dense.seconds and slim.seconds:
+        shown.append((times(dense.seconds / slim.seconds), "faster, one input at a time"))
+    return shown
+
+
+def _colophon() -> str:
+    import bayeslim
+
+    return f"Made with bayeslim {bayeslim.__version__} and PyTorch {torch.__version__}. Every number is from this run."
+
+
+def _check(bnn: Any, pruned: Any, slim: Any) -> None:
+    for name, value in (("bnn", bnn), ("pruned", pruned)):
+        if not isinstance(value, Bayesian):
+            raise TypeError(f"{name} must be a Bayesian network, from bl.bayesianize or bl.prune. Got {value!r:.80}.")
+    if slim is not None and (not isinstance(slim, nn.Module) or isinstance(slim, Bayesian)):
+        raise TypeError(f"slim must be a plain network, from bl.compact. Got {type(slim).__name__}.")
+    shapes = [{name: tuple(p.shape) for name, p in b.model.named_parameters()} for b in (bnn, pruned)]
+    if shapes[0] != shapes[1]:
+        odd = sorted(name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
+        raise ShapeMismatch(
+            f'bnn and pruned must be one network before and after the cut. "{odd[0]}" is {shapes[0].get(odd[0])} in '
+            f"one and {shapes[1].get(odd[0])} in the other."
+        )
+    if not any(not bool(mask.all()) for mask in pruned.masks.values()):
+        raise NothingToCut("pruned has lost nothing, so there is nothing to report. Pass what bl.prune returned.")

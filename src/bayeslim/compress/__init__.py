@@ -1,8 +1,0 @@
-"""The whole job: a network and data in, a smaller network with files, proof and a report out."""
-
-from __future__ import annotations
-
-from bayeslim.compress.pipeline import compress
-from bayeslim.compress.result import Compressed
-
-__all__ = ["Compressed", "compress"]

@@ -1,0 +1,224 @@
+"""Distillation: one network that says what a whole posterior says.
+
+    student = argmin_θ  E_x KL( p(y|x, D) ‖ q_θ(y|x) ),      p(y|x, D) = E_{w ~ posterior}[p(y|x, w)]
+
+How the teacher is heard:
+
+    "probs"       its predictive distribution on every input, asked once and kept
+    "online"      a new draw w of its posterior at every step, as in Bayesian dark knowledge: on average the same
+                  gradient, nothing kept, and inputs that are augmented anew are answered anew
+    "dirichlet"   the probabilities of all draws, by a student whose outputs are a distribution over them, so that it
+                  keeps apart what is noise and what the teacher did not know
+
+Labels are not looked at, so any inputs will do, and those far from the data teach a student where to be unsure.
+
+Balan et al. 2015, arXiv:1506.04416 · Malinin, Mlodozeniec & Gales 2020, arXiv:1905.00076
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from functools import singledispatch
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from bayeslim import stochastic
+from bayeslim.app.data.loader import Loader
+from bayeslim.bayesian import Bayesian
+from bayeslim.distill.targets import Online, inputs_of, kept
+from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
+from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
+from bayeslim.methods import Laplace, Method, Student, Variational
+from bayeslim.noise import kept_random_state
+from bayeslim.posteriors import Particles
+from bayeslim.predict.predict import predict
+from bayeslim.train import fit as train
+from bayeslim.train.loaders import check_inputs, check_loader
+from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
+
+UNLIKE, TIMES = 0.02, 3
+"""From how many nats of difference on, and how many times as much or as little, an uncertainty is another."""
+
+How = Literal["probs", "online", "dirichlet"]
+
+
+def distill(
+    teacher: Bayesian,
+    loader: Any,
+    student: nn.Module | None = None,
+    *,
+    how: How = "probs",
+    unlabelled: Any = None,
+    samples: int | None = None,
+    temperature: float = 1.0,
+    epochs: int = 10,
+    lr: float = 1e-3,
+    seed: int | None = None,
+    progress: bool = True,
+    **training: Any,
+) -> nn.Module:
+    """Teach one network to predict as a posterior does, in one pass. Neither teacher nor student is touched.
+
+    Args:
+        teacher: a fitted Bayesian network, of any method.
+        loader: batches of inputs and targets; the targets are ignored.
+        student: the network to teach, from the weights it has: a plain one, smaller or not; a pruned Bayesian one,
+            whose zeros stay zero; None for the teacher's own architecture, from its mean (or the particle nearest to
+            it). For values, one with as many outputs as the teacher has means learns the means; one with twice as many
+            learns means and log variances, as `likelihoods.Gaussian("heteroscedastic")` reads them.
+        how: "probs", "online" or "dirichlet"; all but "online" hold the inputs in memory.
+        unlabelled: more inputs: a tensor, or a loader of batches like those of `loader`, or without targets.
+        samples: networks that the teacher averages, as in `predict`; its default if not given.
+        temperature: softens the probabilities of both while learning, above 1.
+        epochs: passes over the inputs.
+        lr: the learning rate.
+        seed: makes the run repeat.
+        progress: show progress bars.
+        **training: options of `bayeslim.train.fit`: validate, lr_schedule, checkpoint, device, ... Validation data have
+            labels, and the student's own error and NLL are measured on them. A run that is resumed from a checkpoint is
+            exact if it has a seed.
+
+    Returns:
+        the student, in evaluation mode. By "dirichlet" a `Bayesian` that `predict` and `save` take, whose uncertainties
+        are in closed form. Else a plain network; but for a Bayesian student of `Variational` a Bayesian one with new
+        means and its old spread, and of `Laplace` one whose curvature was measured again, on `loader`.
+
+    >>> import bayeslim as bl
+    >>> x = torch.randn(64, 2)
+    >>> teacher = bl.bayesianize(nn.Linear(2, 3), bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    >>> bl.distill(teacher, [(x, None)], nn.Linear(2, 3), epochs=2, seed=0, progress=False)
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    _check(teacher, student, how, samples)
+    check_loader(loader)
+    check_inputs(unlabelled, "unlabelled")
+    method = Student("dirichlet" if how == "dirichlet" else "probs", temperature)
+    with nullcontext() if seed is None else kept_random_state():
+        if seed is not None:
+            torch.manual_seed(seed)
+        network, masks = _start(teacher if student is None else student)
+        loader, begun = _with_first(loader)
+        first = inputs_of(begun)
+        likelihood = _likelihood(teacher, first, network)
+        if temperature != 1 and likelihood.name not in ("categorical", "bernoulli"):
+            raise ValueError(f"temperature softens probabilities, and a {likelihood.name} likelihood has none.")
+        size = batch_size(first)
+        lessons: Loader | Online
+        if how == "online":
+            lessons = Online.of(teacher, loader, unlabelled, size)
+        else:
+            options: dict[str, Any] = {"samples": samples, "size": size, "progress": progress}
+            lessons = kept(teacher, loader, unlabelled, dirichlet=how == "dirichlet", **options)
+    # The size of the data weighs a prior, and a student has none: `fit` reads it where there is one to read.
+    learner = Bayesian(network, method, likelihood, None, None, 1 if how == "online" else None)
+    learner.masks = masks
+    learner.keep_zeros()
+    train.fit(learner, lessons, epochs=epochs, lr=lr, seed=seed, progress=progress, **training)
+    learner.eval()
+    if how == "dirichlet":
+        _warn_if_unlike(teacher, learner, first, samples)
+        return learner
+    plain = learner.mean_network()
+    return _returned(student.method, student, plain, loader) if isinstance(student, Bayesian) else plain
+
+
+def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples: int | None) -> None:
+    """Say so if a student knows far less, or thinks it knows far more, than its teacher of what it was shown."""
+    with kept_random_state():
+        mine, others = (float(p.epistemic.mean()) for p in (predict(student, first), predict(teacher, first, samples)))
+    if abs(mine - others) > UNLIKE and not 1 / TIMES < mine / max(others, 1e-9) < TIMES:
+        warnings.warn(
+            f"On the first batch the student's epistemic uncertainty is {mine:.2g} nats on average, its teacher's "
+            f"{others:.2g}: it has not learned to keep that apart. Train it for longer (epochs=...), or at a higher "
+            "rate (lr=...).",
+            BayeslimWarning,
+            stacklevel=3,
+        )
+
+
+def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
+    """A loader, and its first batch; one that can be read only once is kept."""
+    if isinstance(loader, Iterator):
+        loader = list(loader)
+    for batch in loader:
+        return loader, batch
+    raise BayeslimError("The loader gave no batches: there is nothing to learn from.")
+
+
+def _start(source: nn.Module) -> tuple[nn.Module, Params]:
+    """A plain copy to teach, and which of its weights are to stay zero."""
+    if not isinstance(source, Bayesian):
+        return copy.deepcopy(source), {}
+    network = source.mean_network()
+    posterior = source.posterior_
+    if isinstance(posterior, Particles):  # their mean may be no network worth having
+        nearest = posterior.nearest_to_mean()
+        network.load_state_dict(posterior.particle(nearest) | posterior.buffers_of(nearest), strict=False)
+    return network, dict(source.masks)
+
+
+def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelihood:
+    """What the student's outputs mean: what the teacher's do, or for values, what there are outputs for."""
+    if not isinstance(teacher.likelihood, Gaussian):
+        return copy.deepcopy(teacher.likelihood)
+    prediction = predict(teacher, first, samples=1)
+    with torch.no_grad(), stochastic.evaluating(network):
+        outputs = call(network, to_device(first, device_of(network)))
+    if outputs.shape == prediction.mean.shape:
+        return Gaussian(float(prediction.variance.mean().sqrt()))
+    if outputs.shape == (*prediction.mean.shape[:-1], 2 * prediction.mean.shape[-1]):
+        return Gaussian("heteroscedastic")
+    raise ShapeMismatch(
+        f"The teacher predicts means of shape {tuple(prediction.mean.shape)}, so the student needs as many outputs, or "
+        f"twice as many for means and log variances. Got {tuple(outputs.shape)}."
+    )
+
+
+@singledispatch
+def _returned(method: Method, student: Bayesian, taught: nn.Module, loader: Iterable[Any]) -> nn.Module:
+    """What becomes of a Bayesian student: plain, unless its method has a posterior around one network."""
+    return taught
+
+
+@_returned.register
+def _(method: Variational, student: Bayesian, taught: nn.Module, loader: Iterable[Any]) -> nn.Module:
+    return _moved(student, taught)
+
+
+@_returned.register
+def _(method: Laplace, student: Bayesian, taught: nn.Module, loader: Iterable[Any]) -> nn.Module:
+    moved = _moved(student, taught)
+    moved.fit(loader, progress=False)
+    return moved
+
+
+def _moved(student: Bayesian, taught: nn.Module) -> Bayesian:
+    """A copy of a Bayesian network with other means."""
+    moved = copy.deepcopy(student).eval()
+    moved.model.load_state_dict(taught.state_dict(), strict=False)
+    return moved
+
+
+def _check(teacher: Any, student: Any, how: Any, samples: Any) -> None:
+    if not isinstance(teacher, Bayesian):
+        raise TypeError(f"distill needs a fitted Bayesian network as teacher. Got {type(teacher).__name__}.")
+    if student is not None and not isinstance(student, nn.Module):
+        raise TypeError(f"student must be a network, plain or Bayesian, or None. Got {type(student).__name__}.")
+    if how not in ("probs", "online", "dirichlet"):
+        raise ValueError(f'how must be "probs", "online" or "dirichlet". Got {how!r}.')
+    if how == "online" and samples is not None:
+        raise ValueError('how="online" takes one new draw at every step: leave samples out.')
+    if how == "dirichlet" and not isinstance(teacher.likelihood, Categorical):
+        raise UnsupportedModel(
+            f'A Dirichlet is over classes, and the teacher\'s likelihood is {teacher.likelihood.name}. Use how="probs".'
+        )
+    if how != "online" and train._rank_and_world()[1] > 1:
+        raise BayeslimError(
+            f'how="{how}" keeps the teacher\'s answers in one process. Distil in one, or use how="online" in several.'
+        )
+    teacher.posterior_  # noqa: B018 - raises NotFitted, with its advice, before any work

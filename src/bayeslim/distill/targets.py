@@ -1,0 +1,169 @@
+"""Lessons: inputs with what a teacher says of them, kept once and for all or asked for as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslim import stochastic
+from bayeslim.app.data.loader import Loader
+from bayeslim.bayesian import Bayesian
+from bayeslim.distill.divergences import told, told_of_probabilities
+from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.likelihoods import Categorical
+from bayeslim.posteriors import Particles
+from bayeslim.predict.predict import predict
+from bayeslim.results import Prediction
+from bayeslim.train.progress import progress as progress_bar
+from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
+
+ROWS = 8192
+"""Inputs that the teacher is asked about at once, with the same draws."""
+
+
+@dataclass(frozen=True)
+class Online:
+    """Batches as they come, in random turns from all loaders, each with what a new draw of the teacher says of it.
+
+    Attributes:
+        teacher: who is asked.
+        loaders: where inputs come from.
+    """
+
+    teacher: Bayesian
+    loaders: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, teacher: Bayesian, loader: Any, unlabelled: Any, size: int) -> Online:
+        """From labelled and unlabelled inputs; a tensor is cut into batches of a size."""
+        if isinstance(unlabelled, Tensor):
+            unlabelled = Loader(unlabelled, torch.zeros(len(unlabelled)), size) if len(unlabelled) else None
+        return cls(teacher, (loader,) if unlabelled is None else (loader, unlabelled))
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return sum(len(loader) for loader in self.loaders)
+
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
+        sources = [iter(loader) for loader in self.loaders]
+        left = torch.tensor([len(loader) for loader in self.loaders], dtype=torch.float)
+        while left.any():
+            turn = int(torch.multinomial(left, 1))
+            left[turn] -= 1
+            batch = next(sources[turn], None)
+            if batch is not None:
+                inputs = inputs_of(batch)
+                yield inputs, told(_one_draw(self.teacher, inputs))
+
+    @property
+    def sampler(self) -> Any:
+        """The first loader's, which `fit` tells the epoch."""
+        return getattr(self.loaders[0], "sampler", None)
+
+    @property
+    def world_size(self) -> int:
+        """How many processes share the first loader's data."""
+        return int(getattr(self.loaders[0], "world_size", 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every loader stands, if it says."""
+        return {str(i): _state(loader) for i, loader in enumerate(self.loaders)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put the loaders back."""
+        for i, loader in enumerate(self.loaders):
+            if hasattr(loader, "load_state_dict"):
+                loader.load_state_dict(state[str(i)])
+            elif "generator" in state[str(i)]:
+                loader.generator.set_state(state[str(i)]["generator"])
+
+
+def _state(loader: Any) -> Mapping[str, Any]:
+    if hasattr(loader, "state_dict"):
+        state: Mapping[str, Any] = loader.state_dict()
+        return state
+    generator = getattr(loader, "generator", None)
+    return {"generator": generator.get_state()} if isinstance(generator, torch.Generator) else {}
+
+
+def _one_draw(teacher: Bayesian, inputs: Inputs) -> Prediction:
+    """What one network of the posterior says."""
+    networks = teacher.state.get("networks", teacher.state.get("posterior"))
+    if isinstance(networks, Particles):
+        # `predict` takes particles in their order, so that one alone would always be the same
+        network = networks.network(int(torch.randint(networks.count, ())), teacher.model)
+        with torch.no_grad(), stochastic.evaluating(teacher):
+            outputs = call(teacher.model, to_device(inputs, device_of(teacher.model)), network)
+    else:
+        outputs = predict(teacher, inputs, samples=1, batch_size=None).samples[0]
+    return teacher.likelihood.predict(outputs.unsqueeze(0))
+
+
+def kept(
+    teacher: Bayesian,
+    loader: Iterable[Any],
+    unlabelled: Any = None,
+    *,
+    samples: int | None = None,
+    dirichlet: bool = False,
+    size: int = 128,
+    progress: bool = True,
+) -> Loader:
+    """All inputs, with what the teacher says of each.
+
+    Args:
+        teacher: who is asked.
+        loader: batches of inputs and targets.
+        unlabelled: more inputs, a tensor or batches with or without targets.
+        samples: networks that the teacher averages.
+        dirichlet: whether to keep what a Dirichlet student is told.
+        size: of the batches to learn from.
+        progress: show a progress bar.
+    """
+    more = [] if unlabelled is None else [unlabelled] if isinstance(unlabelled, Tensor) else unlabelled
+    x = _joined([inputs_of(batch) for source in (loader, more) for batch in source])
+    rows = Loader(x, torch.zeros(batch_size(x)), ROWS, shuffle=False)
+    answers = []
+    for part, _ in progress_bar(rows, "asking the teacher", enabled=progress):
+        prediction = predict(teacher, part, samples)
+        if not dirichlet:
+            answers.append(told(prediction))
+            continue
+        if len(prediction.samples) < 2:
+            raise BayeslimError(f"A Dirichlet needs two draws of the teacher at least. Got {len(prediction.samples)}.")
+        assert isinstance(teacher.likelihood, Categorical)
+        answers.append(told_of_probabilities(teacher.likelihood, prediction.samples))
+    args, kwargs = arguments(x)
+    device = next(iter((*args, *kwargs.values()))).device
+    return Loader(x, torch.cat(answers).to(device), size, seed=int(torch.randint(2**31, ())))
+
+
+def _joined(parts: list[Inputs]) -> Inputs:
+    """One tensor, tuple or dict with the rows of all."""
+    first = parts[0]
+    try:
+        if isinstance(first, Tensor):
+            return torch.cat(parts)
+        if isinstance(first, Mapping):
+            return {key: torch.cat([part[key] for part in parts]) for key in first}
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        raise ShapeMismatch(
+            f"The batches cannot be put together to be kept: {error}. Give inputs of one shape, unlabelled ones, too; "
+            'or, if the teacher takes several shapes, how="online", which takes them one by one.'
+        ) from error
+
+
+def inputs_of(batch: Any) -> Inputs:
+    """The inputs of a batch with or without targets."""
+    if isinstance(batch, Tensor):
+        return batch
+    if isinstance(batch, Mapping) and not any(key in batch for key in TARGET_KEYS):
+        return batch
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return batch[0]
+    return split_batch(batch)[0]

@@ -1,0 +1,191 @@
+"""`log_evidence`: log p(D), the probability of the data under the model, for choosing between models.
+
+For a posterior that can be sampled and has a density it is the evidence lower bound,
+    log p(D) ≥ E_q[log p(D|w)] − KL(q ‖ p),
+with one draw of the weights shared by all the data (noise drawn for every example is not a bound where weights are
+reused). Parameters trained as points are held at their values: it is the evidence given those.
+
+From the same draws there is an estimate for every order α of Rényi's divergence (`renyi.py`), for any posterior with a
+density: with `renyi=0` the importance-weighted bound, which comes closer to log p(D) the more samples there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslim import stochastic
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError, ImproperPrior
+from bayeslim.evidence import renyi as renyi_bounds
+from bayeslim.families import Point
+from bayeslim.families.base import log_prior
+from bayeslim.methods import Variational
+from bayeslim.noise import drawing_from
+from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
+from bayeslim.results import Evidence
+from bayeslim.train.progress import progress
+from bayeslim.types import Params, call, device_of, split_batch, to_device
+
+
+def log_evidence(
+    bnn: Bayesian,
+    loader: Iterable[Any],
+    samples: int = 32,
+    *,
+    renyi: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Evidence:
+    """Estimate or bound log p(D) of the data in `loader`.
+
+    Args:
+        bnn: a Bayesian network.
+        loader: the training data, in batches; it is gone through once for every draw.
+        samples: Monte-Carlo draws, where the method needs them.
+        renyi: estimate it at this order α from draws of the posterior, instead of as the method does: 0 is the
+            importance-weighted bound, 1 the ELBO. A bound for α ≥ 0; below, the estimate is on no known side.
+        generator: where the random numbers come from.
+    """
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1. Got {samples}.")
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            f"log_evidence goes through the data several times, and a {type(loader).__name__} can be read once. "
+            "Pass a DataLoader or a list of batches."
+        )
+    if renyi is not None:
+        renyi_bounds.check(renyi)
+    if isinstance(loader, Sized) and not len(loader):
+        raise BayeslimError("The loader has no batches: there is no data whose evidence could be found.")
+    improper = sorted({type(p).__name__ for p in bnn.priors.values() if not p.is_proper})
+    if isinstance(bnn.method, Variational):
+        improper += _improper_gates(bnn.method)
+    if improper:
+        raise ImproperPrior(
+            f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
+            "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
+        )
+    with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
+        if renyi is not None:
+            return _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
+        known = bnn.method.evidence(bnn, loader, samples, generator)
+        return known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
+
+
+def _improper_gates(method: Variational) -> list[str]:
+    if isinstance(method.family, Point):
+        raise BayeslimError(
+            "Weights that are points are no distribution, so there is no evidence. Use families.DiagonalGaussian()."
+        )
+    return [] if method.gates is None or method.gates.is_proper else [type(method.gates).__name__]
+
+
+@singledispatch
+def evidence(
+    posterior: Posterior, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
+) -> Evidence:
+    """The evidence under a type of posterior; register new ones here."""
+    raise BayeslimError(f"No evidence is known for a {type(posterior).__name__} posterior of {bnn.method.name}.")
+
+
+@evidence.register
+def _(
+    posterior: Diagonal, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
+) -> Evidence:
+    values, count = [], 0
+    for params in _draws(posterior, samples, generator):
+        log_lik, count = _log_likelihood(bnn, loader, params)
+        # Anew for every draw, since it has a spread of its own where it is estimated.
+        values.append(log_lik - _kl(posterior, bnn))
+    return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
+
+
+@evidence.register
+def _(
+    posterior: Gated, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
+) -> Evidence:
+    assert isinstance(bnn.method, Variational)
+    values, count = [], 0
+    for params in _draws(posterior.opened(), samples, generator):
+        log_lik, count = _log_likelihood(bnn, loader, params)
+        values.append(log_lik - float(bnn.method.kl(bnn)))
+    return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
+
+
+@evidence.register
+def _(
+    posterior: LowRankCovariance, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
+) -> Evidence:
+    log_stds = [posterior.std[name][random].double().log().sum() for name, random in posterior.support.items()]
+    # The KL of the marginals says nothing of how weights go together.
+    correlation = float(torch.stack(log_stds).sum() + 0.5 * posterior.log_det_precision())
+    values, count = [], 0
+    for params in _draws(posterior, samples, generator):
+        log_lik, count = _log_likelihood(bnn, loader, params)
+        values.append(log_lik - _kl(posterior, bnn) - correlation)
+    return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
+
+
+@evidence.register
+def _(
+    posterior: Mixture, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
+) -> Evidence:
+    return _renyi(posterior, bnn, loader, samples, generator, 1.0)
+
+
+def _renyi(
+    posterior: Posterior,
+    bnn: Bayesian,
+    loader: Iterable[Any],
+    samples: int,
+    generator: torch.Generator | None,
+    alpha: float,
+) -> Evidence:
+    """The estimate at α from the densities of draws."""
+    values, count = [], 0
+    for params in _draws(posterior, samples, generator):
+        log_lik, count = _log_likelihood(bnn, loader, params)
+        prior = log_prior(bnn.priors, {name: value.double() for name, value in params.items()}, bnn.masks)
+        values.append(log_lik + float(prior) - float(posterior.log_prob(params)))
+    return _estimate(torch.tensor(values, dtype=torch.float64), alpha, count)
+
+
+def _draws(posterior: Posterior, samples: int, generator: torch.Generator | None) -> Iterator[Params]:
+    for _ in progress(range(samples), "evidence"):
+        yield posterior.sample(generator=generator)
+
+
+def _log_likelihood(bnn: Bayesian, loader: Iterable[Any], params: Params) -> tuple[float, int]:
+    """Log p(D|w), and the size of the data."""
+    device = device_of(bnn.model)
+    total, count = 0.0, 0
+    for batch in loader:
+        inputs, targets = to_device(split_batch(batch), device)
+        each = bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets)
+        total += float(each.double().sum())
+        count += len(each)
+    return total, count
+
+
+def _estimate(log_weights: Tensor, alpha: float, count: int) -> Evidence:
+    return Evidence(
+        float(renyi_bounds.bound(log_weights, alpha)),
+        renyi_bounds.kind(alpha),
+        is_bound=renyi_bounds.is_lower_bound(alpha),
+        std_error=renyi_bounds.standard_error(log_weights, alpha),
+        num_data=count,
+    )
+
+
+def _kl(posterior: Posterior, bnn: Bayesian) -> float:
+    """KL(q ‖ p) over the weights that are left, of every weight's own q."""
+    kl = 0.0
+    for name, prior in bnn.priors.items():
+        kept = bnn.masks.get(name, torch.ones_like(posterior.mean[name], dtype=torch.bool))
+        centre, spread = posterior.mean[name][kept].double(), posterior.std[name][kept].double()
+        kl += float(prior.at(kept).kl(centre, spread))
+    return kl

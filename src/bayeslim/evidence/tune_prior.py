@@ -1,0 +1,213 @@
+"""Choosing the prior precision of a fitted Laplace posterior: by evidence, on validation data, or by cross-validation.
+
+Evidence is maximised by gradients (`bayeslim.marginal_likelihood`). The other two take the best of a grid, by the mean
+log-probability of targets that were held out. In cross-validation the network must not have seen the fold it is judged
+on: it is moved by one Newton step to where the other folds want it,
+
+    w_k = w* − P_k⁻¹ (−∇ log p(D₋ₖ | w*) + δ (w* − m))        P_k = H(D₋ₖ) + δ,
+
+which for a linear network with a Gaussian likelihood is exact, and for others the leading order.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from bayeslim import stochastic
+from bayeslim.curvature.sweep import sum_over_processes
+from bayeslim.errors import BayeslimError, BayeslimWarning, NotPositiveDefinite
+from bayeslim.evidence import marginal_likelihood
+from bayeslim.likelihoods import Gaussian as GaussianLikelihood
+from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.posteriors import Gaussian
+from bayeslim.posteriors import prior_precision as precisions
+from bayeslim.posteriors.prior_precision import PriorPrecision
+from bayeslim.priors import Normal
+from bayeslim.types import Params, call, device_of, split_batch, to_device
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+GRID: tuple[float, ...] = tuple(10 ** (k / 2) for k in range(-8, 9))
+"""Prior precisions that are tried, 1e-4 to 1e4."""
+
+
+def by_evidence_(bnn: Bayesian, loader: Iterable[Any], per_layer: bool = False) -> float:
+    """Give the posterior the prior precision (and a learned Gaussian noise) of the largest evidence, which is returned.
+
+    Args:
+        bnn: a fitted network; its posterior, priors and learned noise change.
+        loader: the training data.
+        per_layer: whether each layer gets a precision of its own.
+    """
+    with stochastic.evaluating(bnn):
+        data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
+    posterior = cast("Gaussian", bnn.posterior_)
+    tuned = marginal_likelihood.maximise(
+        posterior, prior_mean(bnn), data, per_layer=per_layer, likelihood=bnn.likelihood
+    )
+    if tuned.noise is not None:
+        assert isinstance(bnn.likelihood, GaussianLikelihood)
+        with torch.no_grad():
+            bnn.likelihood.log_noise.fill_(tuned.noise).log_()
+    set_prior_(bnn, tuned.posterior, tuned.prior_precision)
+    return tuned.log_evidence
+
+
+def by_validation_(bnn: Bayesian, validate: Iterable[Any], grid: Sequence[float] = GRID) -> float:
+    """Give the posterior the prior precision of the grid that predicts validation data best, which is returned.
+
+    Args:
+        bnn: a fitted network; its posterior and priors change.
+        validate: data that the network was not trained on.
+        grid: the precisions to try.
+    """
+    posterior = cast("Gaussian", bnn.posterior_)
+    losses = []
+    try:
+        for delta in grid:
+            found = _under(posterior, delta)
+            bnn.state["posterior"] = found
+            losses.append(torch.inf if found is None else predictive_nll(bnn, validate))
+    finally:
+        bnn.state["posterior"] = posterior
+    return _take_best(bnn, posterior, grid, torch.tensor(losses))
+
+
+def by_cross_validation_(
+    bnn: Bayesian,
+    loader: Iterable[Any],
+    measure: Callable[[Bayesian, Iterable[Any]], Gaussian],
+    folds: int = 5,
+    grid: Sequence[float] = GRID,
+) -> float:
+    """Give the posterior the prior precision of the grid that predicts held-out folds best, which is returned.
+
+    Args:
+        bnn: a fitted network; its posterior and priors change.
+        loader: the training data; every `folds`-th batch is held out together.
+        measure: the posterior at a network's weights, from some of the data.
+        folds: how many parts.
+        grid: the precisions to try.
+    """
+    batches = list(loader)
+    if not 2 <= folds <= len(batches):
+        raise BayeslimError(
+            f"Cross-validation in {folds} folds needs 2 or more folds and as many batches. Got {len(batches)} batches. "
+            "Use smaller batches or fewer folds."
+        )
+    posterior = cast("Gaussian", bnn.posterior_)
+    losses = torch.zeros(len(grid))
+    for fold in range(folds):
+        rest = [batch for k, batch in enumerate(batches) if k % folds != fold]
+        twin = copy.deepcopy(bnn)
+        base = measure(twin, rest)
+        slope = _gradient(twin, base.names, rest)
+        for k, delta in enumerate(grid):
+            found = _under(base, delta)
+            if found is None:
+                losses[k] = torch.inf
+                continue
+            _newton_step_(twin, found, slope, delta)
+            losses[k] += predictive_nll(twin, batches[fold::folds])
+    return _take_best(bnn, posterior, grid, losses)
+
+
+def predictive_nll(bnn: Bayesian, loader: Iterable[Any]) -> float:
+    """The mean over examples of −log of the predictive density of their targets, linearised."""
+    from bayeslim.predict.predict import predict
+
+    sums = torch.zeros(2, dtype=torch.float64)
+    generator = torch.Generator(device_of(bnn.model)).manual_seed(0)
+    for batch in loader:
+        inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
+        found = predict(bnn, inputs, batch_size=None, generator=generator)
+        if found.kind == "classes":
+            assert found.probs is not None
+            known = targets >= 0
+            log = found.probs.gather(-1, targets.clamp(min=0).long().unsqueeze(-1))[..., 0].log()[known]
+        elif found.kind == "values":
+            wanted = targets.reshape(found.mean.shape).to(found.mean)
+            log = torch.distributions.Normal(found.mean, found.variance.sqrt()).log_prob(wanted)
+        else:
+            each = torch.stack([bnn.likelihood.log_prob(draw, targets) for draw in found.samples])
+            log = each.logsumexp(0) - torch.tensor(float(len(each))).log()
+        sums += torch.tensor([-float(log.double().sum()), len(targets)], dtype=torch.float64)
+    sum_over_processes(sums)
+    if not sums[1]:
+        raise BayeslimError("The prior precision is chosen on held-out data, and the loader yielded none.")
+    return float(sums[0] / sums[1])
+
+
+def prior_mean(bnn: Bayesian) -> dict[str, float | Tensor]:
+    """The centre of every site's prior."""
+    return {name: prior.config()["mean"] for name, prior in bnn.priors.items()}
+
+
+def set_prior_(bnn: Bayesian, posterior: Gaussian, prior_precision: PriorPrecision) -> None:
+    """Keep a posterior under its new prior precision, and write that into the priors of its parameters.
+
+    A subnetwork of S of D weights has the precision δ S/D of a prior with precision δ.
+    """
+    bnn.state["posterior"] = posterior
+    subset = getattr(bnn.method, "subset", None)
+    part = subset.size / bnn.sites.size if isinstance(subset, Subnetwork) else 1.0
+    for name, value in precisions.resolve(prior_precision, posterior.mean).items():
+        bnn.priors[name] = Normal(float(part / value) ** 0.5, bnn.priors[name].config()["mean"])
+
+
+def _under(posterior: Gaussian, delta: float) -> Gaussian | None:
+    """The posterior under a prior precision; None where that is too small for a singular curvature."""
+    try:
+        return posterior.with_prior_precision(delta)
+    except NotPositiveDefinite:
+        return None
+
+
+def _take_best(bnn: Bayesian, posterior: Gaussian, grid: Sequence[float], losses: Tensor) -> float:
+    best = grid[int(losses.nan_to_num(torch.inf).argmin())]
+    if best == max(grid) and len(grid) > 1:
+        warnings.warn(
+            f"Of all prior precisions the largest, {best:g}, predicts held-out data best: they want hardly any spread "
+            "of the weights, and predictions are nearly those of the plain network. Use fewer weights "
+            '(Laplace(subset="last-layer")), or choose the prior by tune="evidence".',
+            BayeslimWarning,
+            stacklevel=4,
+        )
+    set_prior_(bnn, posterior.with_prior_precision(best), best)
+    return best
+
+
+def _gradient(bnn: Bayesian, names: Iterable[str], loader: Iterable[Any]) -> Params:
+    """−∇ log p(D|w) at the network's weights."""
+    params = {name: bnn.model.get_parameter(name).detach().clone().requires_grad_() for name in names}
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
+    with stochastic.evaluating(bnn), torch.enable_grad():
+        for batch in loader:
+            inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
+            loss = -bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).sum()
+            for name, grad in zip(
+                params, torch.autograd.grad(loss, list(params.values()), allow_unused=True), strict=True
+            ):
+                total[name] += 0 if grad is None else grad
+    sum_over_processes(*total.values())
+    return total
+
+
+def _newton_step_(bnn: Bayesian, posterior: Gaussian, slope: Params, delta: float) -> None:
+    """Put the network, and the posterior's mean, where the data behind `slope` and a prior precision want them."""
+    start, centre = posterior.mean, prior_mean(bnn)
+    pull = {name: slope[name] + delta * (w - torch.as_tensor(centre[name]).to(w)) for name, w in start.items()}
+    step = posterior.covariance_product(pull)
+    mean = {name: w - step[name].to(w.dtype) for name, w in start.items()}
+    tensors = posterior.tensors() | {f"mean:{name}": value for name, value in mean.items()}
+    bnn.state["posterior"] = type(posterior).restore(posterior.config(), tensors)
+    with torch.no_grad():
+        for name, value in mean.items():
+            bnn.model.get_parameter(name).copy_(value)

@@ -1,0 +1,193 @@
+"""`save` and `load`: Bayesian networks and plain ones, to a folder and back."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from bayeslim.app import zoo
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import CorruptFile
+from bayeslim.export.stored import architecture_of, read_program, resize_, unpacked, write_plain
+from bayeslim.io.storage import check_fits, decode, encode, read_folder, write_folder
+from bayeslim.noise import kept_random_state
+from bayeslim.posteriors import POSTERIORS, Posterior
+from bayeslim.prune.plan import Plan
+from bayeslim.types import Inputs, Params, device_of
+
+_LARGEST_PLAIN_ARGUMENT = 10_000
+"""An argument of a network, such as an image's size, may exceed the number of its weights, but not by much."""
+
+_LARGEST_CUT = 4096
+"""How many times its weights a compacted network may have been."""
+
+
+def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example: Inputs | None = None) -> None:
+    """Write a Bayesian or plain network to a folder, as safetensors and JSON.
+
+    A plain network's tensors are stored without their zeros where that is smaller.
+
+    Args:
+        network: what to save.
+        path: the folder; what it held before is replaced only once the new content is complete.
+        example: inputs of a plain network, to store the graph of its operations as well: `load` then needs no `model`.
+            A network from `compact` needs none.
+    """
+    if not isinstance(network, nn.Module):
+        raise TypeError(
+            f"save takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}. Of a quantised network, save "
+            "its .network, or write it with bl.encode, a far smaller file."
+        )
+    if not isinstance(network, Bayesian):
+        write_folder(path, "network", *write_plain(network, example))
+        return
+    if example is not None:
+        raise ValueError("example is for plain networks: the graph of a Bayesian one is not stored.")
+    tensors: Params = {f"network:{name}": tensor for name, tensor in network.state_dict().items()}
+    write_folder(path, "bayesian", _bayesian_config(network, tensors), tensors)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
+    """Read a network back.
+
+    Args:
+        path: the folder that `save` wrote.
+        model: a plain network of the architecture that was saved (its weights do not matter and are not changed).
+            A network from `compact` is made of the original architecture, cut to the sizes in the file. Not needed for
+            networks of `bayeslim.zoo`, nor for plain networks that were saved with their graph: those come back as a
+            plain graph module that needs no class.
+
+    Returns:
+        a `Bayesian` or a plain module, as was saved, on the CPU or on the given model's device.
+    """
+    if isinstance(model, Bayesian) or not isinstance(model, nn.Module | None):
+        raise TypeError(f"model must be a plain torch.nn.Module, such as was made Bayesian. Got {model!r}.")
+    kind, config, tensors = read_folder(path, ("bayesian", "network"))
+    tensors = unpacked(config, tensors) if kind == "network" else tensors
+    state = {n.removeprefix("network:"): t for n, t in tensors.items() if n.startswith("network:")}
+    network = _network(config.get("architecture"), model, state)
+    if network is None:
+        return read_program(config, tensors)
+    what = type(network).__name__
+    if kind == "network":
+        check_fits(network.state_dict(), state, what)
+        network.load_state_dict(state)
+        return network
+    own = network.state_dict()
+    check_fits(own, {name: state[name] for name in own if name in state}, what)
+    try:
+        return _bayesian(network, config, tensors, state)
+    except CorruptFile:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise CorruptFile(f"{path} does not describe a Bayesian {what}: {error!r}.") from error
+
+
+def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state: Params) -> Bayesian:
+    """Build a Bayesian network of settings that are not trusted."""
+    what, device = type(network).__name__, device_of(network)
+    names = list(config["sites"])
+    # One object for all parameters that share a prior: what is learned of it is learned as one.
+    priors = {name: prior for prior, group in decode(config["priors"], tensors) for name in group}
+    method, likelihood = decode(config["method"], tensors), decode(config["likelihood"], tensors)
+    # A name is itself here, not the regular expression that it also is.
+    exact = {re.compile(re.escape(name)): priors[name] for name in names}
+    bnn = Bayesian(network, method, likelihood, exact, list(exact), config["num_data"])
+    if bnn.sites.names != tuple(names):
+        unlike = sorted(set(bnn.sites.names) ^ set(names)) or names
+        raise CorruptFile(f'The file does not fit {what}: "{unlike[0]}" is random in one of the two only.')
+    check_fits(bnn.state_dict(), state, what)
+    masks = {n.removeprefix("mask:"): t for n, t in tensors.items() if n.startswith("mask:")}
+    parameters = dict(bnn.model.named_parameters())
+    for name, mask in masks.items():
+        if name not in parameters or mask.shape != parameters[name].shape or mask.dtype != torch.bool:
+            raise CorruptFile(f'The file holds a mask of "{name}" that does not fit {what}.')
+    bnn.step, bnn.steps_per_epoch = _count(config["step"]), _count(config["steps_per_epoch"] or 0) or None
+    found = {key: _restore(key, entry, tensors) for key, entry in dict(config["posteriors"]).items()}
+    bnn.state.update({key: posterior.to(device) for key, posterior in found.items()})
+    bnn.masks = {name: mask.to(device) for name, mask in masks.items()}
+    bnn.plan_ = None if config["plan"] is None else Plan.from_json(config["plan"])
+    bnn.num_data_given = config.get("num_data_given") is True
+    bnn.load_state_dict(state)
+    return bnn.eval()
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise CorruptFile(f"The file counts {value!r} steps.")
+    return value
+
+
+def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
+    posteriors = {}
+    for key, value in bnn.state.items():
+        if isinstance(value, Posterior):
+            own = value.tensors()
+            # A tensor file keeps no order, and a covariance between parameters, or a seeded draw of them, needs one.
+            posteriors[key] = {"kind": value.kind, "config": encode(value.config(), tensors), "tensors": list(own)}
+            tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in own.items()})
+    tensors.update({f"mask:{name}": mask for name, mask in bnn.masks.items()})
+    return {
+        "architecture": architecture_of(bnn.model) | {"class": bnn.sites.model},
+        "method": encode(bnn.method, tensors),
+        "likelihood": encode(bnn.likelihood, tensors),
+        "priors": encode([[bnn.priors.given[group[0]], group] for group in bnn.priors.shared()], tensors),
+        "sites": list(bnn.sites.names),
+        "num_data": bnn.num_data,
+        "num_data_given": bnn.num_data_given,
+        "step": bnn.step,
+        "steps_per_epoch": bnn.steps_per_epoch,
+        "posteriors": posteriors,
+        "plan": None if bnn.plan_ is None else bnn.plan_.to_json(),
+    }
+
+
+def _restore(key: str, entry: Any, tensors: Params) -> Posterior:
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if not isinstance(kind, str) or kind not in POSTERIORS:
+        raise CorruptFile(f"The file holds a posterior of a kind that this bayeslim does not have: {kind!r}.")
+    own = {name: tensors[f"posterior:{key}:{name}"] for name in entry["tensors"]}
+    return POSTERIORS[kind].restore(decode(entry["config"], tensors), own)
+
+
+def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Module | None:
+    """The network that a file is of, cut to the sizes in the file; None if its class is not known."""
+    if not isinstance(architecture, dict):
+        raise CorruptFile("The file does not say which architecture it holds.")
+    sizes = architecture.get("sizes")
+    if model is None:
+        return None if architecture.get("zoo") is None else _zoo_network(architecture["zoo"], sizes, state)
+    network = copy.deepcopy(model)
+    if sizes is not None:
+        resize_(network, state, sizes)
+    return network
+
+
+def _zoo_network(arguments: Any, sizes: Any, state: Params) -> nn.Module:
+    room = sum(tensor.numel() for tensor in state.values()) + _LARGEST_PLAIN_ARGUMENT
+    try:
+        if any(isinstance(value, int) and abs(value) > room for value in dict(arguments).values()):
+            raise CorruptFile("The file names a network far larger than the weights it holds.")
+        with torch.device("meta"):
+            # Without memory first: a file must not make us allocate far more than it holds.
+            outline = zoo.create(**arguments)
+        if sizes is not None:
+            if sum(tensor.numel() for tensor in outline.state_dict().values()) > _LARGEST_CUT * room:
+                raise CorruptFile("The file names a network far larger than the weights it holds.")
+            resize_(outline, state, sizes)
+        whole = outline.state_dict()
+        check_fits(whole, {name: state[name] for name in whole if name in state}, "the architecture it names")
+        with kept_random_state():
+            network = zoo.create(**arguments)
+        if sizes is not None:
+            resize_(network, state, sizes)
+        return network
+    except CorruptFile:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
+        raise CorruptFile(f"The file names a network that bayeslim.zoo does not have: {error}.") from error

@@ -1,0 +1,259 @@
+"""Files: safetensors for numbers, a versioned JSON for everything else, and no pickle anywhere.
+
+A folder holds `bayeslim.json` and the tensor file it names. The tensor file's name carries a hash of its content and is
+written first; then the JSON replaces its predecessor in one rename. Whatever moment a process is killed at, the folder
+is either as it was or complete. Reading checks the hash, the version and every shape before anything is changed, and
+builds only the classes in the library's own tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.types import Params
+
+VERSION = 1
+INDEX = "bayeslim.json"
+_TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+_TEMPORARY_FILE = re.compile(rf"({_TENSOR_FILE.pattern}|{re.escape(INDEX)})\.[0-9a-f]{{8}}\.tmp")
+_LARGEST_INDEX = 64 << 20
+
+
+def write_folder(
+    path: str | os.PathLike[str], kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Write a folder so that it is complete or untouched at every moment."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise BayeslimError(f"{folder} must be a folder to write into, and is a file. Choose another path.")
+    unique, aliases = _without_copies(tensors)
+    try:
+        data = save_tensors(unique)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise BayeslimError(f"These tensors cannot be written as safetensors: {error}.") from error
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"tensors-{digest[:16]}.safetensors"
+    index = {
+        "format": "bayeslim",
+        "version": VERSION,
+        "kind": kind,
+        "tensors": name,
+        "sha256": digest,
+        "aliases": aliases,
+        "config": config,
+    }
+    try:
+        text = json.dumps(index, indent=1, allow_nan=True)
+    except (TypeError, ValueError) as error:
+        raise BayeslimError(f"These settings cannot be written as JSON: {error}.") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / name, data)
+        replace_file(folder / INDEX, text.encode())
+    except OSError as error:
+        raise BayeslimError(
+            f"Could not write to {folder}: {error.strerror or error}. What was there before is untouched. "
+            "Choose a folder you may write to, with space left."
+        ) from error
+    for old in folder.iterdir():
+        if old.name != name and (_TENSOR_FILE.fullmatch(old.name) or _TEMPORARY_FILE.fullmatch(old.name)):
+            old.unlink(missing_ok=True)
+
+
+def read_folder(path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], Params]:
+    """Read and check a folder; returns its kind, config and tensors."""
+    folder = Path(path)
+    file = folder / INDEX
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} does not exist.")
+    if not file.is_file():
+        raise CorruptFile(f"{folder} holds no {INDEX}: it was not written by bayeslim, or not completely.")
+    if file.stat().st_size > _LARGEST_INDEX:
+        raise CorruptFile(f"{file} is larger than any that bayeslim writes.")
+    try:
+        index = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{file} is not valid JSON ({type(error).__name__}): it was truncated or edited.") from error
+    if not isinstance(index, dict) or index.get("format") != "bayeslim":
+        raise CorruptFile(f"{file} was not written by bayeslim.")
+    if index.get("version") != VERSION:
+        raise CorruptFile(
+            f"{file} has version {index.get('version')!r}; this bayeslim reads version {VERSION}. "
+            "Use the release that wrote it, or save it again."
+        )
+    kind = index.get("kind")
+    if kind not in kinds:
+        raise CorruptFile(f"{folder} holds a {kind!r}; needed {' or '.join(kinds)}.")
+    name, aliases, config = index.get("tensors"), index.get("aliases"), index.get("config")
+    if not isinstance(name, str) or not _TENSOR_FILE.fullmatch(name):
+        raise CorruptFile(f"{file} names a tensor file that bayeslim would not write: {name!r}.")
+    if not isinstance(aliases, dict) or not isinstance(config, dict):
+        raise CorruptFile(f"{file} lacks its config or aliases: it was edited.")
+    tensor_file = folder / name
+    if not tensor_file.is_file():
+        raise CorruptFile(f"{tensor_file} is missing: the folder is incomplete. Copy it again.")
+    data = tensor_file.read_bytes()
+    if hashlib.sha256(data).hexdigest() != index.get("sha256"):
+        raise CorruptFile(f"{tensor_file} does not match its checksum: it was truncated or changed. Copy it again.")
+    try:
+        tensors = load_tensors(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CorruptFile(f"{tensor_file} is not a safetensors file: {error}.") from error
+    for alias, original in aliases.items():
+        if not isinstance(original, str) or original not in tensors:
+            raise CorruptFile(f"{file} refers to a tensor that is not there: {original!r}.")
+        tensors[alias] = tensors[original]
+    return kind, config, tensors
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file under another name, then rename it: it is as it was or complete, whenever a process is killed."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, str]]:
+    """Tensors that share storage (tied weights) once, and the other names as aliases."""
+    unique: Params = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise BayeslimError(
+                f'"{name}" is a {type(tensor).__name__}, not a tensor, and cannot be saved without pickle. '
+                "Keep such state (get_extra_state) in tensors, or outside of the module."
+            )
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and key in seen:
+            aliases[name] = seen[key]
+        else:
+            seen[key] = name
+            # A copy: two views of one storage must not reach the file as one.
+            unique[name] = tensor.detach().to("cpu").contiguous().clone()
+    return unique, aliases
+
+
+def encode(value: Any, tensors: Params) -> Any:
+    """Settings as JSON: registered classes by name, tensors by reference into `tensors`."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        key = f"setting:{len(tensors)}"
+        tensors[key] = value
+        return {"$tensor": key}
+    if isinstance(value, (list, tuple)):
+        return [encode(v, tensors) for v in value]
+    if isinstance(value, Mapping):
+        return {"$dict": [[encode(k, tensors), encode(v, tensors)] for k, v in value.items()]}
+    for group, table in _tables().items():
+        for name, cls in table.items():
+            if type(value) is cls:
+                return {"$type": f"{group}:{name}", "fields": encode(_arguments(value), tensors)}
+    if isinstance(value, Distribution):
+        raise BayeslimError(
+            f"A torch.distributions.{type(value).__name__} cannot be saved: its parameters are not known to say all of "
+            f"it. Those that can are {', '.join(_tables()['distribution'])}."
+        )
+    raise BayeslimError(
+        f"{type(value).__name__} cannot be saved: it is in none of the library's tables. "
+        "Add it to the table of its kind, for example bayeslim.priors.PRIORS."
+    )
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` wrote, built again from the library's own tables only."""
+    if isinstance(value, list):
+        return [decode(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        if value["$tensor"] not in tensors:
+            raise CorruptFile(f"The settings refer to a tensor that is not there: {value['$tensor']!r}.")
+        return tensors[value["$tensor"]]
+    if "$dict" in value:
+        return {decode(k, tensors): decode(v, tensors) for k, v in value["$dict"]}
+    group, _, name = str(value.get("$type")).partition(":")
+    cls = _tables().get(group, {}).get(name)
+    if cls is None:
+        raise CorruptFile(f"The settings name a class that this bayeslim does not have: {value.get('$type')!r}.")
+    try:
+        return cls(**decode(value["fields"], tensors))
+    except BayeslimError:
+        raise
+    except (TypeError, ValueError, KeyError) as error:
+        raise CorruptFile(f"The settings of {group} {name} are not valid: {error}.") from error
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    from bayeslim.priors.torch_distributions import parameters_of
+
+    if isinstance(value, Distribution):
+        return parameters_of(value)
+    if is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    return dict(value.config())
+
+
+def _tables() -> dict[str, Mapping[str, type[Any]]]:
+    from bayeslim.families import FAMILIES
+    from bayeslim.gates import GATES
+    from bayeslim.likelihoods import LIKELIHOODS
+    from bayeslim.methods import METHODS
+    from bayeslim.priors import DISTRIBUTIONS, PRIORS
+    from bayeslim.train.schedules import SCHEDULES
+
+    return {
+        "method": METHODS,
+        "family": FAMILIES,
+        "gate": GATES,
+        "schedule": SCHEDULES,
+        "prior": PRIORS,
+        "distribution": DISTRIBUTIONS,
+        "likelihood": LIKELIHOODS,
+    }
+
+
+def check_fits(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
+    """Raise unless two sets of tensors have the same names, shapes and dtypes."""
+    missing = [n for n in wanted if n not in given]
+    extra = [n for n in given if n not in wanted]
+    if missing or extra:
+        parts = []
+        if missing:
+            parts.append(f"the file lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}")
+        if extra:
+            parts.append(f"the model lacks {', '.join(extra[:3])}{' and more' if len(extra) > 3 else ''}")
+        raise CorruptFile(f"The file does not fit {what}: {'; '.join(parts)}. Was it saved from another architecture?")
+    for name, tensor in wanted.items():
+        if tensor.shape != given[name].shape:
+            raise CorruptFile(
+                f'The file does not fit {what}: "{name}" has shape {tuple(given[name].shape)} in the file and '
+                f"{tuple(tensor.shape)} in the model."
+            )
+        if tensor.dtype != given[name].dtype:
+            raise CorruptFile(
+                f'The file does not fit {what}: "{name}" is {given[name].dtype} in the file and {tensor.dtype} in the '
+                f"model. Call model.to({given[name].dtype}) first."
+            )

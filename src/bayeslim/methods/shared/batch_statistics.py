@@ -1,0 +1,97 @@
+"""Statistics of batch norms, measured anew for weights that were not trained but averaged or drawn.
+
+A batch norm in evaluation mode divides by what it saw in training. Other weights give it other inputs, so its mean and
+variance are taken again, as plain averages over the batches of one pass over the data, the rest of the network as it is
+in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from bayeslim.methods.shared.particle_method import gathered, set_tensors, snapshot
+from bayeslim.posteriors import Particles, Posterior
+from bayeslim.stochastic import evaluating
+from bayeslim.types import Params, call, device_of, split_batch, to_device
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+def norms_of(model: nn.Module) -> list[_NormBase]:
+    """The modules that keep statistics of the batches they see."""
+    return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
+
+
+@contextmanager
+def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
+    """Norms in training mode, all else in evaluation mode; both as they were afterwards.
+
+    Args:
+        model: the network.
+        momentum: how much a batch counts against those before; None for an average of all, 1 for itself alone.
+    """
+    norms = norms_of(model)
+    before = [norm.momentum for norm in norms]
+    with evaluating(model), torch.no_grad():
+        for norm in norms:
+            norm.momentum = momentum
+            norm.training = True
+        try:
+            yield
+        finally:
+            for norm, own in zip(norms, before, strict=True):
+                norm.momentum = own
+                norm.training = False
+
+
+def measure_again_(model: nn.Module, loader: Any) -> None:
+    """Take the statistics of all batch norms from one pass over the data, in place; nothing where there are none."""
+    norms = norms_of(model)
+    if not norms:
+        return
+    device = device_of(model)
+    with measuring(model, momentum=None):
+        for norm in norms:
+            norm.reset_running_stats()
+        for batch in loader:
+            call(model, to_device(split_batch(batch)[0], device))
+    if _several_ranks():
+        for norm in norms:
+            for statistic in (norm.running_mean, norm.running_var):
+                assert statistic is not None
+                torch.distributed.all_reduce(statistic)
+                statistic.div_(torch.distributed.get_world_size())
+
+
+def drawn(bnn: Bayesian, posterior: Posterior, loader: Any, samples: int) -> Particles:
+    """Networks drawn from a posterior, each with statistics of its own; `bnn` is as it was afterwards."""
+    values, rest = snapshot(bnn)
+    found = []
+    try:
+        for _ in range(samples):
+            set_tensors(bnn, of_the_first_rank(posterior.sample()))
+            measure_again_(bnn.model, loader)
+            found.append(snapshot(bnn))
+    finally:
+        set_tensors(bnn, values | rest)
+    return gathered(found)
+
+
+def _several_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def of_the_first_rank(params: Params) -> Params:
+    """The first rank's tensors, on all of them."""
+    if _several_ranks():
+        params = {name: value.contiguous() for name, value in params.items()}
+        for value in params.values():
+            torch.distributed.broadcast(value, src=0)
+    return params

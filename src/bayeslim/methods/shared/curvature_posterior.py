@@ -1,0 +1,264 @@
+"""From curvature to posterior: the Gaussian of each structure at a network's present weights.
+
+A diagonal is a Kronecker posterior without layers: it keeps curvature and prior apart, so that the prior can be changed
+afterwards, which a `Diagonal` of standard deviations could not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim import curvature
+from bayeslim.curvature.columns import Columns
+from bayeslim.curvature.diag import Kind
+from bayeslim.curvature.layers import matrix_layer
+from bayeslim.curvature.sweep import undisturbed
+from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, UnsupportedModel
+from bayeslim.likelihoods import Likelihood
+from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.posteriors import Dense, Gaussian, Kronecker, LowRank
+from bayeslim.posteriors import prior_precision as precisions
+from bayeslim.sites import matcher, owner
+from bayeslim.train.loaders import size_of_data
+from bayeslim.types import Params, call, device_of, split_batch, to_device
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+    from bayeslim.methods.laplace import Laplace
+
+Structure = Literal["auto", "kron", "diag", "full", "lowrank"]
+Curvature = Literal["signs", "exact", "sampled", "empirical", "kfra", "hutchinson"]
+
+DIAGONAL_OF: dict[str, Kind] = {
+    "signs": "signs",
+    "exact": "ggn",
+    "sampled": "fisher",
+    "empirical": "empirical",
+    "kfra": "ggn",
+    "hutchinson": "hutchinson",
+}
+"""The diagonal that goes with each curvature."""
+
+LARGEST_MATRIX = 40_000
+"""The most weights whose full covariance is tried: its matrix takes 6.4 GB in single precision."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a pass over the data found.
+
+    Attributes:
+        posterior: the Gaussian at the network's weights.
+        points: sites that the structure could not express and that stay points, with the reason.
+    """
+
+    posterior: Gaussian
+    points: Mapping[str, str]
+
+
+def measured(
+    bnn: Bayesian,
+    method: Laplace,
+    loader: Iterable[Any],
+    *,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Measured:
+    """Measure the curvature and build the posterior; for a pruned network, conditioned on its zeros.
+
+    Args:
+        bnn: the network; it is not changed.
+        method: which structure of which curvature.
+        loader: batches of inputs and targets.
+        dtype: to accumulate in; by default the model's, at least float32.
+        seed: of random signs or samples.
+        progress: whether to show a progress bar.
+    """
+    names = random_names(bnn, method, loader)
+    mean = {name: bnn.model.get_parameter(name).detach().clone() for name in names}
+    options: dict[str, Any] = {"dtype": dtype, "seed": seed, "progress": progress}
+    at = _At(bnn, method, loader, mean, options)
+    build = {"kron": at.kronecker, "diag": at.diagonal, "full": at.full, "lowrank": at.low_rank}[method.kind]
+    found = build()
+    own = {name: mask for name, mask in bnn.masks.items() if name in found.posterior.mean}
+    return Measured(found.posterior.condition(own), found.points) if own else found
+
+
+def random_names(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> tuple[str, ...]:
+    """The sites that the method's subset makes random."""
+    subset = method.subset
+    if subset == "all" or isinstance(subset, Subnetwork):
+        return bnn.sites.names
+    if subset == "last-layer":
+        first = to_device(next(iter(loader)), device_of(bnn.model))
+        subset = last_layer(bnn.model, split_batch(first)[0])
+    matches = matcher(subset)
+    found = tuple(n for n in bnn.sites.names if matches(n, bnn.model.get_parameter(n), owner(bnn.model, n)[0]))
+    if not found:
+        raise NoSiteMatched(
+            f"subset={method.subset!r} matched none of the {len(bnn.sites.names)} random parameters: "
+            f"{', '.join(bnn.sites.names[:3])}, ... Print bnn.sites to see them all."
+        )
+    return found
+
+
+def last_layer(model: nn.Module, inputs: Any) -> str:
+    """The name of the last layer with a weight matrix that runs."""
+    order: list[str] = []
+    handles = [
+        module.register_forward_hook(lambda *_, path=path: order.append(path))
+        for path, module in model.named_modules()
+        if matrix_layer(module) is not None
+    ]
+    try:
+        with undisturbed(model), torch.no_grad():
+            call(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not order:
+        raise UnsupportedModel(
+            f"No linear or convolutional layer of {type(model).__name__} ran, so there is no last one. "
+            'Name the parameters instead, subset="head".'
+        )
+    return order[-1] or r"[^.]*"
+
+
+def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) -> dict[str, float | Tensor]:
+    """δ = 1/std² by name, times a factor."""
+    found: dict[str, float | Tensor] = {}
+    for name in names:
+        std = cast("float | Tensor", bnn.priors[name].config()["std"])
+        found[name] = scale * std**-2 if isinstance(std, Tensor) else scale * float(std) ** -2
+    return found
+
+
+def current(bnn: Bayesian) -> Gaussian:
+    """The posterior, once it is known to belong to the network's present weights."""
+    posterior = cast("Gaussian", bnn.posterior_)
+    for name, value in posterior.mean.items():
+        if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
+            raise NotFitted(
+                f'"{name}" has changed since the posterior was measured, which describes the network as it was then. '
+                "Call bnn.fit(loader) again."
+            )
+    return posterior
+
+
+def examples_in(loader: Any) -> int:
+    """How many examples a loader holds."""
+    size = size_of_data(loader)
+    return sum(len(split_batch(batch)[1]) for batch in loader) if size is None else size
+
+
+@dataclass(frozen=True)
+class _At:
+    """The posteriors at one setting of the weights."""
+
+    bnn: Bayesian
+    method: Laplace
+    loader: Iterable[Any]
+    mean: Params
+    options: dict[str, Any]
+
+    @property
+    def model(self) -> nn.Module:
+        return self.bnn.model
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self.bnn.likelihood
+
+    @property
+    def columns(self) -> Columns:
+        return cast("Columns", self.method.curvature)
+
+    def kronecker(self) -> Measured:
+        data = (self.model, self.loader, self.likelihood)
+        if self.method.curvature == "kfra":
+            options = {key: value for key, value in self.options.items() if key != "seed"}
+            factors = curvature.kfra(*data, names=self.mean, **options)
+        else:
+            factors = curvature.kfac(
+                *data, names=self.mean, columns=self.columns, sharing=self.method.sharing, **self.options
+            )
+        layers = factors.decompose()
+        if self.method.corrected and factors.layers:
+            columns = "exact" if self.method.curvature == "kfra" else self.columns
+            options = {key: value for key, value in self.options.items() if key != "dtype"}
+            layers = curvature.ekfac(*data, factors, columns=columns, **options)
+        point = self.method.unsupported == "point"
+        rest = [] if point else list(factors.unsupported)
+        mean = {name: value for name, value in self.mean.items() if not (point and name in factors.unsupported)}
+        if not mean:
+            raise UnsupportedModel(
+                "No parameter has Kronecker factors, and the others stay points: nothing would be random. "
+                'Use unsupported="diagonal" or structure="diag".'
+            )
+        posterior = Kronecker(
+            mean,
+            list(layers.values()),
+            prior_precisions(self.bnn, mean),
+            rest=self._diagonal(rest) if rest else {},
+            damping=self.method.damping,
+        )
+        return Measured(posterior, factors.unsupported if point else {})
+
+    def diagonal(self) -> Measured:
+        prior = prior_precisions(self.bnn, self.mean)
+        return Measured(Kronecker(self.mean, [], prior, rest=self._diagonal(self.mean)), {})
+
+    def full(self) -> Measured:
+        subset = self.method.subset
+        if isinstance(subset, Subnetwork):
+            return Measured(self._subnetwork(subset), {})
+        size = sum(value.numel() for value in self.mean.values())
+        if size > LARGEST_MATRIX:
+            raise BayeslimError(
+                f"The full covariance of {size:,} weights takes {4 * size**2 / 1e9:,.0f} GB. "
+                'Use structure="kron" or "lowrank", subset="last-layer", or a Subnetwork.'
+            )
+        found = curvature.ggn(
+            self.model, self.loader, self.likelihood, list(self.mean), columns=self.columns, **self.options
+        )
+        return Measured(Dense(self._ordered(found.weights), found.matrix, prior_precisions(self.bnn, self.mean)), {})
+
+    def low_rank(self) -> Measured:
+        size = sum(value.numel() for value in self.mean.values())
+        rank = min(self.method.rank, size)
+        found = curvature.lowrank(
+            self.model, self.loader, self.likelihood, rank, list(self.mean), columns=self.columns, **self.options
+        )
+        prior = prior_precisions(self.bnn, self.mean)
+        return Measured(LowRank(self._ordered(found.weights), found.vectors, found.eigenvalues, prior), {})
+
+    def _subnetwork(self, subset: Subnetwork) -> Dense:
+        if subset.size > LARGEST_MATRIX:
+            raise BayeslimError(
+                f"The full covariance of {subset.size:,} weights takes {4 * subset.size**2 / 1e9:,.0f} GB. "
+                "Use a smaller subnetwork."
+            )
+        resolved = precisions.resolve(prior_precisions(self.bnn, self.mean), self.mean)
+        like = torch.empty((), dtype=torch.float64, device=device_of(self.model))
+        delta = precisions.diagonal(resolved, self.mean, like)
+        diagonal = {} if subset.by == "random" else self._diagonal(self.mean)
+        indices = subset.choose(self.mean, diagonal, delta, self.bnn.masks)
+        found = curvature.ggn(self.model, self.loader, self.likelihood, indices, columns=self.columns, **self.options)
+        mean = self._ordered(found.weights)
+        scale = subset.size / sum(value.numel() for value in self.mean.values())
+        chosen = {name: index for name, index in found.weights.items() if index is not None}
+        return Dense(mean, found.matrix, prior_precisions(self.bnn, mean, scale), indices=chosen)
+
+    def _diagonal(self, names: Iterable[str]) -> Params:
+        kind = DIAGONAL_OF[self.method.curvature]
+        return curvature.diag(self.model, self.loader, self.likelihood, kind, names=list(names), **self.options)
+
+    def _ordered(self, names: Iterable[str]) -> Params:
+        """The means in the order of a matrix's rows."""
+        return {name: self.mean[name] for name in names}

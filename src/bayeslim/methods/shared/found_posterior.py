@@ -1,0 +1,47 @@
+"""What methods have in common whose `fit` finds a Gaussian around the network and keeps it in `bnn.state`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from bayeslim.errors import NotFitted
+from bayeslim.methods.base import Method
+from bayeslim.methods.shared.point_network import put_zeros
+from bayeslim.posteriors import Posterior
+from bayeslim.types import Inputs, call, device_of
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class FoundPosterior(Method):
+    """A method whose posterior is there once `fit` has put it into `bnn.state["posterior"]`."""
+
+    missing: ClassVar[str]
+    """What to say while it is not."""
+
+    def posterior(self, bnn: Bayesian) -> Posterior:
+        """What `fit` found, on the network's device."""
+        posterior = bnn.state.get("posterior")
+        if posterior is None:
+            raise NotFitted(self.missing)
+        assert isinstance(posterior, Posterior)
+        device = device_of(bnn.model)
+        if next(iter(posterior.mean.values())).device != device:
+            bnn.state["posterior"] = posterior = posterior.to(device)
+        return posterior
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The outputs of one network drawn from the posterior; of the network itself while there is none yet."""
+        return super().draw(bnn, inputs) if "posterior" in bnn.state else call(bnn.model, inputs)
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Condition the random parameters on zeros, and put zeros into the others."""
+        random = set(bnn.posterior_.names)
+        super().condition(bnn, {name: mask for name, mask in masks.items() if name in random}, **options)
+        put_zeros(bnn, {name: mask for name, mask in masks.items() if name not in random})

@@ -1,0 +1,118 @@
+"""What methods have in common whose posterior is a set of networks: `Particles`, gathered while training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.errors import NotFitted
+from bayeslim.methods.base import Method
+from bayeslim.posteriors.particles import Particles, stacked, tensors_of
+from bayeslim.results import Prediction
+from bayeslim.types import Batches, Inputs, Params, call
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
+
+@dataclass(frozen=True)
+class ParticleMethod(Method):
+    """A method whose posterior is `Particles`, kept in `bnn.state["posterior"]` once `keep` has put it there."""
+
+    stands_at: ClassVar[Literal["mean", "last"]] = "mean"
+    """Where the network itself is left: at the particles' mean, or, where that is no network worth having, at the last
+    of them."""
+
+    def posterior(self, bnn: Bayesian) -> Particles:
+        """The particles that `fit` gathered."""
+        posterior = bnn.state.get("posterior")
+        if posterior is None:
+            raise NotFitted(f"The posterior of {self.name} is gathered in training: call bnn.fit(loader, ...) first.")
+        assert isinstance(posterior, Particles)
+        return posterior
+
+    def keep(self, bnn: Bayesian, posterior: Particles) -> None:
+        """Make these particles the posterior, and put the network where it stands for them."""
+        bnn.state["posterior"] = posterior
+        self.place(bnn, posterior)
+
+    def place(self, bnn: Bayesian, posterior: Particles) -> None:
+        """Put the network to the particles' mean, or to the last of them with its buffers."""
+        self.stand(bnn, posterior, at_mean=self.stands_at == "mean")
+
+    def stand(self, bnn: Bayesian, posterior: Particles, at_mean: bool) -> None:
+        """Put the network to the mean, of averaged particles with that of their buffers; or to the last.
+
+        Batch norms have statistics of the weights they were measured with, and the mean's were not: then the last.
+        """
+        from bayeslim.methods.shared.batch_statistics import norms_of
+
+        last = posterior.count - 1
+        at_mean = at_mean and not norms_of(bnn.model)
+        if posterior.averaged:
+            set_tensors(bnn, posterior.mean | posterior.mean_buffers)
+        else:
+            set_tensors(bnn, posterior.mean if at_mean else posterior.particle(last) | posterior.buffers_of(last))
+
+    def one_network(self, bnn: Bayesian) -> Params:
+        """Nothing to put in: the network itself is where it stands for the particles."""
+        self.posterior(bnn)
+        return {}
+
+    def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
+        """The outputs of one particle, drawn; of the network itself while there is none yet."""
+        posterior = bnn.state.get("posterior")
+        if posterior is None:
+            return call(bnn.model, inputs)
+        k = int(torch.randint(posterior.count, ()))
+        return call(bnn.model, inputs, posterior.network(k, bnn.model))
+
+    def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
+        """Put zeros into every particle, also into what is a point but differs between them."""
+        posterior = self.posterior(bnn)
+        every = {**bnn.masks, **masks}
+        own = {name: mask for name, mask in every.items() if name in posterior.values or name in posterior.buffers}
+        self.keep(bnn, posterior.condition(own, **options))
+        with torch.no_grad():
+            for name, mask in masks.items():
+                weight = bnn.model.get_parameter(name)
+                weight.masked_fill_(~mask.to(weight.device), 0)
+
+    def predictive(
+        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
+    ) -> Prediction | None:
+        """None, but for the one network while training, when there are no particles yet."""
+        if how == "local":
+            raise ValueError(f'The networks of {self.name} have no noise to draw for every example. Use how="sample".')
+        if how not in ("mean", "map") or "posterior" in bnn.state:
+            return None
+        return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
+
+
+def snapshot(bnn: Bayesian) -> tuple[Params, Params]:
+    """Copies of the random parameters, and of all else that changes in training, as they are now."""
+    random = set(bnn.sites.names)
+    tensors = {
+        name: tensor.detach().clone()
+        for name, tensor in tensors_of(bnn.model).items()
+        if name in random or not isinstance(tensor, nn.Parameter) or tensor.requires_grad
+    }
+    values = {name: tensors.pop(name) for name in bnn.sites.names}
+    return values, tensors
+
+
+def gathered(snapshots: list[tuple[Params, Params]]) -> Particles:
+    """The particles made of snapshots."""
+    return Particles(stacked([values for values, _ in snapshots]), buffers=stacked([rest for _, rest in snapshots]))
+
+
+def set_tensors(bnn: Bayesian, tensors: Mapping[str, Tensor]) -> None:
+    """Write values into the network's own parameters and buffers."""
+    own = tensors_of(bnn.model)
+    with torch.no_grad():
+        for name, value in tensors.items():
+            own[name].copy_(value)

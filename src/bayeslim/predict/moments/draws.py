@@ -1,0 +1,144 @@
+"""Draws of Gaussian outputs, and the prediction from them.
+
+One set of standard normals serves all inputs, as one drawn network would, so that drawing costs one matrix product. It
+is a scrambled Sobol sequence (Owen 1998): every draw is a draw of the Gaussian, but together they cover it evenly.
+Draws of different inputs have no joint meaning: each input's outputs are right on their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from bayeslim.likelihoods import Categorical, Likelihood
+from bayeslim.noise import standard_normal
+from bayeslim.predict.links import concatenate
+from bayeslim.predict.moments.shared_noise import EXACT, cholesky
+from bayeslim.predict.moments.tensor import Moments
+from bayeslim.results import Prediction, Uncertainty
+
+CHUNK = 1 << 19
+"""Numbers handled at a time: what fits into a processor's cache."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Gaussian outputs of many inputs, f = m + F ε + s ε'.
+
+    Attributes:
+        mean: m, (B, ...).
+        root: F, (B, O, R) over flattened outputs: what they share, or None for nothing.
+        std: s, (B, O): each output's own spread, or None where the root has all of it.
+        last: a function still to be applied to draws, (S, B, ...), or None.
+    """
+
+    mean: Tensor
+    root: Tensor | None
+    std: Tensor | None
+    last: Callable[[Tensor], Tensor] | None
+
+    @classmethod
+    def of(cls, moments: Moments) -> Outputs:
+        """The outputs of a network."""
+        common, variance = moments.common, moments.sigma2.flatten(1)
+        last = None if moments.activation is None else moments.activation.apply
+        if common is None or moments.mu.ndim != 2:
+            return cls(moments.mu, None, variance.sqrt(), last)
+        own = (variance - common.variance()).clamp_(min=0)
+        if variance.shape[1] <= EXACT:
+            return cls(moments.mu, cholesky(common.covariance() + torch.diag_embed(own)), None, last)
+        return cls(moments.mu, common.root(), own.sqrt(), last)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Outputs]) -> Outputs:
+        """One from those of several batches."""
+        roots = [part.root for part in parts if part.root is not None]
+        stds = [part.std for part in parts if part.std is not None]
+        return cls(
+            torch.cat([part.mean for part in parts]),
+            torch.cat(roots) if roots else None,
+            torch.cat(stds) if stds else None,
+            parts[0].last,
+        )
+
+    @property
+    def noises(self) -> int:
+        """Dimensions of the noise that a draw takes: one for each column of the root, then one for each output."""
+        return sum(part.shape[-1] for part in (self.root, self.std) if part is not None)
+
+    def draw(self, rows: slice, noise: Tensor, out: Tensor) -> None:
+        """Write draws of some inputs' outputs into `out`, (b, O, S), from `noise`, (noises, S)."""
+        mean = self.mean[rows].flatten(1).unsqueeze(-1)
+        if self.root is None:
+            out.copy_(mean.expand(out.shape))
+        else:
+            root = self.root[rows].flatten(0, 1)
+            torch.addmm(mean.flatten(0, 1), root, noise[: root.shape[1]], out=out.flatten(0, 1))
+        if self.std is not None:
+            out.addcmul_(self.std[rows].unsqueeze(-1), noise[-out.shape[1] :])
+
+
+def summarise(
+    likelihood: Likelihood, outputs: Outputs, samples: int, generator: torch.Generator | None = None
+) -> Prediction:
+    """The prediction from Gaussian outputs, with draws of them, (S, B, ...)."""
+    count, *shape = outputs.mean.shape
+    size = outputs.mean[0].numel()
+    noise = normal_points(outputs.noises, samples, generator).to(outputs.mean)
+    # The draws of an output lie side by side: long vectors, however few outputs there are.
+    draws = outputs.mean.new_empty(count, size, samples)
+    step = max(1, CHUNK // (size * samples))
+    parts = []
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        outputs.draw(rows, noise, draws[rows])
+        if outputs.last is not None:
+            done = outputs.last(draws[rows].unflatten(1, shape).movedim(-1, 0))
+            draws[rows] = done.movedim(0, -1).flatten(1, -2)
+        part = of_draws(likelihood, draws[rows].unflatten(1, shape))
+        parts.append(replace(part, outputs=part.outputs[:0]))  # they are in place already
+    return replace(concatenate(parts), outputs=draws.unflatten(1, shape).movedim(-1, 0))
+
+
+def normal_points(dimensions: int, count: int, generator: torch.Generator | None = None) -> Tensor:
+    """Standard normals that cover space evenly, (dimensions, count); they follow from the generator."""
+    if dimensions > SobolEngine.MAXDIM:
+        return standard_normal((dimensions, count), dtype=torch.float64, generator=generator)
+    device = None if generator is None else generator.device
+    seed = int(torch.randint(2**31, (), device=device, generator=generator))
+    uniform = SobolEngine(dimensions, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+    points: Tensor = torch.special.ndtri(uniform + 0.5 / 2**SobolEngine.MAXBIT)  # never exactly 0
+    return points.T.contiguous()
+
+
+@singledispatch
+def of_draws(likelihood: Likelihood, draws: Tensor) -> Prediction:
+    """The prediction from draws of the outputs, (B, ..., S)."""
+    return likelihood.predict(draws.movedim(-1, 0))
+
+
+@of_draws.register
+def _(likelihood: Categorical, draws: Tensor) -> Prediction:
+    """As `Categorical.predict`, with every pass over long vectors, in powers of two, which are cheaper than of e.
+
+    The entropy of one draw needs no logarithm of every probability: −Σ p log p = log Σ eᵍ − Σ p g, with g = f − max f.
+    """
+    if draws.ndim != 3:
+        return likelihood.predict(draws.movedim(-1, 0))
+    below = (draws - draws.amax(1, keepdim=True)).mul_(1 / math.log(2))
+    probs = below.exp2()
+    total = probs.sum(1, keepdim=True)
+    probs *= total.reciprocal()
+    mean = probs.mean(-1)
+    bits = total.log2_().mean((1, 2)) - below.mul_(probs).sum((1, 2)) / draws.shape[-1]
+    aleatoric = bits * math.log(2)
+    spread = probs.sub_(mean.unsqueeze(-1)).square_().mean(-1)
+    entropy = torch.special.entr(mean).sum(-1)
+    uncertainty = Uncertainty(aleatoric, (entropy - aleatoric).clamp_min(0), spread)
+    return Prediction("classes", mean, draws.movedim(-1, 0), uncertainty, probs=mean)

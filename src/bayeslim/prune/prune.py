@@ -1,0 +1,108 @@
+"""`prune`: cut by a plan or to a budget, at once or in steps.
+
+In steps, each cut goes the same factor of the way: with R steps left, (what the goal leaves / what is left)^(1/R) of
+the items stay. Between cuts the posterior is found again where the last cut left the network, since the curvature
+changes as weights go (the ranking after ten small cuts is not the one before the first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.methods import Laplace
+from bayeslim.posteriors.gaussian import How
+from bayeslim.prune.budget import Budget
+from bayeslim.prune.criteria import Criterion, WeightScores
+from bayeslim.prune.cut import condition, cut
+from bayeslim.prune.decide import Settings, decide
+from bayeslim.prune.plan import NothingToCut, Plan
+from bayeslim.train.fit import fit
+from bayeslim.train.progress import progress
+from bayeslim.types import Inputs
+
+
+def prune(
+    bnn: Bayesian,
+    what: Plan | Budget,
+    *,
+    refresh: Any = None,
+    steps: int = 1,
+    fine_tune: Mapping[str, Any] | None = None,
+    validate: Iterable[Any] | None = None,
+    example: Inputs = None,
+    granularity: str = "weight",
+    criterion: str | Criterion | WeightScores = "auto",
+    how: How = "joint",
+) -> Bayesian:
+    """Cut weights or units: a new network whose posterior is conditioned on the zeros. `bnn` is not touched.
+
+    The result predicts, trains with its zeros kept and can be pruned again; its `plan_` says what was cut.
+
+    Args:
+        bnn: a fitted Bayesian network.
+        what: a plan, or a budget to make plans for.
+        refresh: a loader of training data. After every cut the method is fitted on it again from where the network is:
+            for post-hoc methods the curvature is recomputed and no weight moves, for others one epoch is trained.
+        steps: how many cuts lead to the budget. With `refresh` each sees the posterior of the network it cuts.
+        fine_tune: options of `bayeslim.train.fit`, such as {"epochs": 1, "lr": 1e-3}, to train with between cuts and
+            after the last, on `refresh`.
+        validate: validation data, for a budget that is searched on data.
+        example: inputs, for units, flops and latency.
+        granularity: as for `plan`.
+        criterion: as for `plan`.
+        how: "joint" solves for all survivors of a layer together; "row" (Kronecker only) for each row alone, faster
+            and approximate.
+    """
+    settings = Settings(granularity, criterion, example, validate, how)
+    _check(bnn, what, settings, refresh, steps, fine_tune)
+    if isinstance(what, Plan):
+        return refreshed(cut(bnn, what, how), refresh, fine_tune, how)
+    pruned = bnn
+    for step in progress(range(steps), "pruning", enabled=steps > 1):
+        measured = what.goal in ("max_error_increase", "evidence")
+        share = (step + 1) / steps if measured else 1 / (steps - step)
+        try:
+            chosen = decide(pruned, what, settings, share=share, reference=bnn)
+        except NothingToCut:
+            if pruned is bnn and step + 1 == steps:
+                raise
+            continue  # a small share of the way may round to no cut at all
+        pruned = refreshed(cut(pruned, chosen, how), refresh, fine_tune, how)
+    return pruned
+
+
+def refreshed(bnn: Bayesian, loader: Any, fine_tune: Mapping[str, Any] | None, how: How) -> Bayesian:
+    """Find the posterior again, in place, with the zeros kept."""
+    if loader is None:
+        return bnn
+    if isinstance(bnn.method, Laplace):  # whose own fit measures the curvature of the network as it is
+        if fine_tune is not None:
+            fit(bnn, loader, **fine_tune)
+        bnn.fit(loader)
+    else:
+        bnn.fit(loader, **(fine_tune or {}))
+    condition(bnn, bnn.masks, how)
+    return bnn
+
+
+def _check(
+    bnn: Any, what: Any, settings: Settings, refresh: Any, steps: Any, fine_tune: Mapping[str, Any] | None
+) -> None:
+    if not isinstance(bnn, Bayesian):
+        raise TypeError(f"prune needs a Bayesian network: bl.bayesianize(model, ...). Got {type(bnn).__name__}.")
+    if not isinstance(what, (Plan, Budget)):
+        raise TypeError(f"prune needs a bl.Plan or a bl.Budget, such as bl.Budget(sparsity=0.9). Got {what!r}.")
+    if settings.how not in ("joint", "row"):
+        raise ValueError(f'how must be "joint" or "row". Got {settings.how!r}.')
+    if type(steps) is not int or steps < 1:
+        raise ValueError(f"steps must be a whole number, at least 1. Got {steps!r}.")
+    if fine_tune is not None and refresh is None:
+        raise ValueError("fine_tune needs data to train on: pass refresh=loader.")
+    plain = Settings(example=settings.example, how=settings.how)
+    if isinstance(what, Plan) and (settings != plain or steps != 1):
+        raise TypeError(
+            "steps, validate, granularity and criterion belong to a Budget: a Plan has decided already. "
+            "Pass a bl.Budget, or leave them out."
+        )

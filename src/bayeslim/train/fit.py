@@ -1,0 +1,396 @@
+"""The fit loop: plain gradient descent on `bnn.loss`, for any method that trains.
+
+It trains with ordinary `.backward()` calls, so DDP, hooks and accumulation work as everywhere. Under `torchrun` the
+loss is wrapped in `DistributedDataParallel`: every rank takes the mean NLL of its own batches plus the whole KL /
+num_data, and the average of these gradients is the gradient of one process with all the batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bayeslim.errors import BayeslimError, BayeslimWarning, MissingDataSize, NonFiniteLoss
+from bayeslim.metrics import Classification, Regression
+from bayeslim.noise import kept_random_state
+from bayeslim.results import Fit
+from bayeslim.train.checkpoints import Checkpoint
+from bayeslim.train.loaders import size_of_data
+from bayeslim.train.progress import progress as progress_bar
+from bayeslim.types import chosen_device, device_of, split_batch, to_device
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+    from bayeslim.methods import Terms
+
+LR_SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "half-then-linear": lambda done: min(1.0, 2 * (1 - done)),
+}
+"""Factors on the learning rate as a function of the fraction of training done."""
+
+
+@dataclass
+class Epoch:
+    """What a callback sees at the end of an epoch.
+
+    Attributes:
+        bnn: the network.
+        number: the epoch, from 1.
+        metrics: this epoch's numbers; a callback may add to it.
+        stop: set it to a reason to end training.
+    """
+
+    bnn: Bayesian
+    number: int
+    metrics: dict[str, float]
+    stop: str | None = None
+
+
+Callback = Callable[[Epoch], None]
+
+
+@dataclass
+class _Meter:
+    """Running means of the loss terms, kept on the device so that reading them is the only wait."""
+
+    nll: Tensor | float = 0.0
+    kl: Tensor | float = 0.0
+    loss: Tensor | float = 0.0
+    count: int = 0
+
+    def add(self, terms: Terms) -> None:
+        self.nll, self.kl, self.loss = self.nll + terms.nll, self.kl + terms.kl, self.loss + terms.loss
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        n = max(1, self.count)
+        return {"nll": float(self.nll) / n, "kl": float(self.kl) / n, "loss": float(self.loss) / n}
+
+
+def fit(
+    bnn: Bayesian,
+    loader: Any,
+    *,
+    epochs: int = 1,
+    lr: float | None = None,
+    lr_schedule: str | Callable[[float], float] = "constant",
+    optimizer: torch.optim.Optimizer | None = None,
+    validate: Any = None,
+    monitor: str = "val_nll",
+    patience: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    checkpoint: str | os.PathLike[str] | None = None,
+    accumulate: int = 1,
+    clip: float | None = None,
+    autocast: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Train a Bayesian network.
+
+    Args:
+        bnn: the network.
+        loader: an iterable of batches with a length, such as a DataLoader or `bayeslim.data.Loader`.
+        epochs: passes over the loader.
+        lr: the learning rate; the method's usual one if not given, which for Adam is 1e-3.
+        lr_schedule: "constant", "linear" or "cosine" decay to zero, "half-then-linear" (constant for the first half),
+            or a function from the fraction of training done to a factor.
+        optimizer: used instead of `bnn.optimizer(lr)`.
+        validate: a loader to measure the mean network on after every epoch: `val_nll`, and `val_error` or `val_rmse`.
+        monitor: the metric that picks the best epoch (smaller is better).
+        patience: stop after this many epochs without a new best, and go back to the best one.
+        callbacks: functions of an `Epoch`, called after each one in order.
+        checkpoint: a folder to save to after every epoch. If it holds a checkpoint of this run, training goes on from
+            there, exactly as if it had not been interrupted.
+        accumulate: batches whose gradients are averaged for one step.
+        clip: the largest allowed norm of the gradient.
+        autocast: a lower precision for the forward pass, such as torch.bfloat16.
+        device: where to train, "auto" for a GPU if there is one; None for where the network is.
+        seed: makes the run repeat, bit for bit on a CPU, and leaves the global random state as it was.
+        progress: show a progress bar.
+    """
+    counts: tuple[Any, ...] = (epochs, accumulate)
+    if any(not isinstance(count, Integral) or int(count) < 1 for count in counts):
+        raise ValueError(f"epochs and accumulate must be whole numbers, at least 1. Got {epochs!r} and {accumulate!r}.")
+    if patience is not None and validate is None:
+        raise ValueError("patience needs validate=..., a loader to measure on.")
+    factor = lr_schedule if callable(lr_schedule) else LR_SCHEDULES.get(lr_schedule)
+    if factor is None:
+        raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)} or a function. Got {lr_schedule!r}.")
+    batches = _length(loader)
+    num_data = _num_data(bnn, loader)
+    if device is not None:
+        bnn.to(chosen_device(device))
+    rank, world = _rank_and_world()
+    bnn.num_data = num_data
+    bnn.steps_per_epoch = math.ceil(batches / accumulate)
+    with _seeded(seed, rank):
+        if optimizer is None:
+            optimizer = bnn.optimizer(lr)
+        else:
+            bnn.count_steps_of(optimizer)
+        run = _Run(
+            bnn, loader, optimizer, epochs, factor, validate, monitor, patience, tuple(callbacks), accumulate, clip,
+            autocast, Checkpoint(checkpoint) if checkpoint is not None else None, rank, world, batches,
+            progress and rank == 0,
+        )  # fmt: skip
+        return run.run()
+
+
+@dataclass
+class _Run:
+    bnn: Bayesian
+    loader: Any
+    optimizer: torch.optim.Optimizer
+    epochs: int
+    factor: Callable[[float], float]
+    validate: Any
+    monitor: str
+    patience: int | None
+    callbacks: tuple[Callback, ...]
+    accumulate: int
+    clip: float | None
+    autocast: torch.dtype | None
+    checkpoint: Checkpoint | None
+    rank: int
+    world: int
+    batches: int
+    shown: bool
+    result: Fit = field(default_factory=Fit)
+    best_value: float = math.inf
+    best_state: dict[str, Tensor] | None = None
+
+    def run(self) -> Fit:
+        started = time.monotonic()
+        if self.checkpoint is not None and self.checkpoint.resume(self):
+            self.result.resumed_from = len(self.result.history)
+        objective = self._wrapped()
+        base_lrs = [group.setdefault("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
+        first = len(self.result.history)
+        bar = progress_bar(range(0), "", total=self.batches * max(0, self.epochs - first), enabled=self.shown)
+        with bar, self._tidied():
+            for epoch in range(first, self.epochs):
+                if self.result.stopped != "epochs":
+                    break
+                bar.description = f"epoch {epoch + 1}/{self.epochs}"
+                self._finish_epoch(epoch, self._epoch(objective, epoch, base_lrs, bar))
+                bar.show(**{k: v for k, v in self.result.history[-1].items() if k.startswith("val_")})
+        if self.patience is not None and self.best_state is not None:
+            self.bnn.load_state_dict(self.best_state)
+        self.result.seconds = time.monotonic() - started
+        return self.result
+
+    @contextlib.contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """Start without old gradients; leave none, and every module in its mode, however training ends."""
+        training = [m for m in self.bnn.modules() if m.training]
+        self.bnn.zero_grad(set_to_none=True)
+        try:
+            yield
+        finally:
+            self.bnn.zero_grad(set_to_none=True)
+            self.bnn.eval()
+            for module in training:
+                module.training = True
+
+    def _wrapped(self) -> nn.Module:
+        objective = self.bnn.objective
+        if self.world == 1:
+            return objective
+        sampler = getattr(self.loader, "sampler", None)
+        if not hasattr(sampler, "set_epoch") and getattr(self.loader, "world_size", 1) == 1:
+            warnings.warn(
+                "Every rank goes over the whole loader. Use torch.utils.data.DistributedSampler, or "
+                "bayeslim.data.Loader(rank=..., world_size=...), to share the data out.",
+                BayeslimWarning,
+                stacklevel=4,
+            )
+        return DistributedDataParallel(objective)
+
+    def _epoch(self, objective: nn.Module, epoch: int, base_lrs: list[float], bar: Any) -> dict[str, float]:
+        bnn, device, meter = self.bnn, device_of(self.bnn.model), _Meter()
+        bnn.train()
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        check_every = 1 if device.type == "cpu" else 50
+        for index, batch in enumerate(self.loader):
+            if index == self.batches:
+                raise BayeslimError(
+                    f"The loader gave more batches than its length, {self.batches}. The length says when to step and "
+                    "how to schedule: mend the loader's or the dataset's __len__."
+                )
+            if not index and not epoch:
+                bnn.likelihood.check_targets(split_batch(batch)[1])
+            last = index + 1 == self.batches
+            window = min(self.accumulate, self.batches - index // self.accumulate * self.accumulate)
+            steps = (index + 1) % self.accumulate == 0 or last
+            done = (epoch * self.batches + index) / (self.epochs * self.batches)
+            for group, base in zip(self.optimizer.param_groups, base_lrs, strict=True):
+                group["lr"] = base * self.factor(done)
+            hold = nullcontext() if steps or self.world == 1 else objective.no_sync()  # type: ignore[operator]
+            with hold:
+                with _autocast(device, self.autocast):
+                    loss = objective(to_device(batch, device))
+                (loss / window).backward()
+            assert bnn.terms is not None
+            meter.add(bnn.terms)
+            if index % check_every == 0 or last:
+                _check_finite(bnn.terms, epoch, index)
+            if steps:
+                if self.clip is not None:
+                    nn.utils.clip_grad_norm_(bnn.parameters(), self.clip)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+            if index % check_every == 0:
+                bar.show(nll=float(bnn.terms.nll), kl=float(bnn.terms.kl))
+            bar.advance()
+        if not meter.count:
+            raise BayeslimError("The loader gave no batches: there is nothing to train on.")
+        return meter.means()
+
+    def _finish_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        metrics["epoch"] = epoch + 1
+        if self.validate is not None:
+            metrics.update(measure(self.bnn, self.validate))
+        seen = Epoch(self.bnn, epoch + 1, metrics)
+        for callback in self.callbacks:
+            callback(seen)
+        metrics, stop = self._agreed(seen.metrics, seen.stop)
+        if self.validate is not None and self.monitor not in metrics:
+            raise ValueError(f"monitor={self.monitor!r} is not measured. Measured: {', '.join(metrics)}.")
+        self.result.history.append(metrics)
+        if self.validate is not None:
+            if metrics[self.monitor] < self.best_value:
+                self.best_value, self.result.best_epoch = metrics[self.monitor], epoch + 1
+                if self.patience is not None:
+                    self.best_state = {k: v.detach().clone() for k, v in self.bnn.state_dict().items()}
+            elif self.patience is not None and epoch + 1 - (self.result.best_epoch or 0) >= self.patience:
+                stop = stop or "early stopping"
+        if stop:
+            self.result.stopped = stop
+        if self.checkpoint is not None:
+            self.checkpoint.write(self)
+
+    def _agreed(self, metrics: dict[str, float], stop: str | None) -> tuple[dict[str, float], str | None]:
+        """What the first rank measured, so that all find the same epoch best and stop together."""
+        if self.world == 1:
+            return metrics, stop
+        shared: list[Any] = [metrics, stop]
+        torch.distributed.broadcast_object_list(shared, src=0)
+        return shared[0], shared[1]
+
+
+def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
+    """Validation metrics of the mean network: `val_nll`, with `val_error` for classes and `val_rmse` for values.
+
+    Of a method that has only several networks together, of their average.
+    """
+    from bayeslim.predict.predict import predict
+
+    device = device_of(bnn.model)
+    total, count, kind = 0.0, 0, ""
+    classes, values = Classification(), Regression()
+    for batch in loader:
+        inputs, targets = to_device(split_batch(batch), device)
+        prediction = predict(bnn, inputs, samples=1, how="mean", batch_size=None)
+        with torch.no_grad():
+            each = torch.stack([bnn.likelihood.log_prob(outputs, targets) for outputs in prediction.samples])
+            log_prob = each.logsumexp(0) - math.log(len(each))
+        total, count = total - float(log_prob.double().sum()), count + len(log_prob)
+        if prediction.kind == "classes" and targets.ndim == 1:
+            classes.update(prediction.mean, targets)
+            kind = "classes"
+        elif prediction.kind == "values":
+            values.update(prediction.mean.view_as(targets), prediction.variance.reshape(targets.shape), targets)
+            kind = "values"
+    if not count:
+        raise BayeslimError("The validation loader gave no batches.")
+    metrics = {"val_nll": total / count}
+    if kind == "classes":
+        metrics["val_error"] = classes.compute().error
+    elif kind == "values":
+        metrics["val_rmse"] = values.compute().rmse
+    return metrics
+
+
+def _check_finite(terms: Terms, epoch: int, index: int) -> None:
+    loss = terms.loss
+    if bool(torch.isfinite(loss)):
+        return
+    bad = [name for name, value in (("data term (NLL)", terms.nll), ("KL", terms.kl)) if not torch.isfinite(value)]
+    advice = "a smaller learning rate, clip=1.0, and inputs without NaN or infinity"
+    if bad == ["KL"]:
+        advice = "a smaller learning rate, a larger initial_std, and a prior that is not far narrower than the weights"
+    raise NonFiniteLoss(
+        f"The loss is {float(loss)} in epoch {epoch + 1}, batch {index + 1}: its "
+        f"{' and its '.join(bad) or 'sum'} is not finite (NLL {float(terms.nll):.4g}, KL {float(terms.kl):.4g}). "
+        f"Try {advice}."
+    )
+
+
+def _num_data(bnn: Bayesian, loader: Any) -> int:
+    size = None if bnn.num_data_given else size_of_data(loader)
+    if size == 0:
+        raise BayeslimError("The loader has no examples: there is nothing to learn from.")
+    if size is not None:
+        return size
+    if bnn.num_data is None:
+        raise MissingDataSize(
+            "The size of the training set is not known from this loader (it has no .dataset with a length). "
+            "Pass bayesianize(..., num_data=...)."
+        )
+    return bnn.num_data
+
+
+def _length(loader: Any) -> int:
+    try:
+        batches = len(loader)
+    except TypeError:
+        raise BayeslimError(
+            "fit needs a loader with a length, to know when an epoch ends. Got one without. "
+            "Use a DataLoader over a dataset with a length, or train in your own loop with bnn.loss."
+        ) from None
+    if not batches:
+        raise BayeslimError("The loader has no batches: there is nothing to train on.")
+    return batches
+
+
+def _rank_and_world() -> tuple[int, int]:
+    d = torch.distributed
+    return (d.get_rank(), d.get_world_size()) if d.is_available() and d.is_initialized() else (0, 1)
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None, rank: int) -> Iterator[None]:
+    """Seed every random number generator for a run, and put the global ones back afterwards."""
+    if seed is None:
+        yield
+        return
+    with kept_random_state():
+        torch.manual_seed(seed + rank)
+        random.seed(seed + rank)
+        np.random.seed((seed + rank) % 2**32)  # noqa: NPY002 - augmentations may use it
+        yield
