@@ -97,8 +97,8 @@ class Categorical(Likelihood):
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """Compute columns with Σ_c s_c s_cᵀ = diag(p) − p pᵀ, (C − 1, *outputs.shape).
 
-        Each sets a class against those after it. With t_c = Σ_{k>c} p_k these are s_c = √(p_c t_c / (p_c + t_c)) (e_c − p_{>c} / t_c), the Cholesky factor, whose
-        last column is zero.
+        Each column sets a class against those after it. With t_c = Σ_{k>c} p_k they are
+        s_c = √(p_c t_c / (p_c + t_c)) (e_c − p_{>c} / t_c), the Cholesky factor, whose last column is zero.
         """
         probs = self._logits(outputs).softmax(-1)
         first, after = probs[..., :-1], probs[..., 1:].flip(-1).cumsum(-1).flip(-1)

@@ -15,9 +15,7 @@ from torch import nn
 from bayeslim.app import data
 from bayeslim.app.cli.calls import BadSetting, parse
 from bayeslim.app.compress.job import guessed_likelihood
-from bayeslim.app.data.dataset import Dataset, Scale
 from bayeslim.app.data.load import IMAGE_SETS
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.families import Point
 from bayeslim.io.registry import all_registered
@@ -27,6 +25,8 @@ from bayeslim.likelihoods import Likelihood
 from bayeslim.methods import Method, Student, Subnetwork, Variational
 from bayeslim.priors import Normal, Prior
 from bayeslim.recipes import RECIPES, Recipe
+from bayeslim.train.dataset import Dataset, Scale
+from bayeslim.train.loaders import Loader
 from bayeslim.types import Inputs, split_batch
 
 FITTED = {name: method for name, method in all_registered("method").items() if method is not Student}
