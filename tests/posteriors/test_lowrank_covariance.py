@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.posteriors import POSTERIORS, LowRankCovariance, group_saliency
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER
-from bayeslim.prune import unit_score
+from bayeslim.prune import criteria
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 D = 10
@@ -116,7 +116,7 @@ def test_costs_of_units_are_those_of_the_dense_matrix():
         cost = 0.5 * mean @ covariance.inverse() @ mean
         torch.testing.assert_close(group_saliency(q, [group])[0], cost)
         density = -MultivariateNormal(mean, covariance).log_prob(torch.zeros(len(place)).double())
-        torch.testing.assert_close(unit_score.unit_density(q, {}, [group])[0], density)
+        torch.testing.assert_close(criteria.density.unit_density(q, {}, [group])[0], density)
 
 
 def test_functional_covariance_is_that_of_the_jacobian():

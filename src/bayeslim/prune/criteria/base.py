@@ -1,0 +1,60 @@
+"""A criterion, and the criteria by name.
+
+A new criterion is a file that scores single weights, and units if it can, and registers both:
+
+    register_criterion(Criterion("mine", my_weight_scores, my_unit_scores))
+
+A function that scores single weights can also be passed to `bayeslim.plan` without a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from bayeslim.posteriors import Posterior
+from bayeslim.posteriors.saliency import Group
+from bayeslim.priors import Prior
+from bayeslim.types import Params
+
+WeightScores: TypeAlias = Callable[[Posterior, Mapping[str, Prior]], Params]
+"""Scores of all single weights, by parameter name, from a posterior and the priors."""
+UnitScores: TypeAlias = Callable[[Posterior, Mapping[str, Prior], Sequence[Group]], Tensor]
+"""One score for each group of weights."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """How much the posterior wants weights to stay; higher = keep.
+
+    Attributes:
+        name: the name that plans and users call it by.
+        weights: the scores of all single weights, by parameter name.
+        units: the scores of groups of weights; None if the criterion has no meaning for them.
+        additive: whether scores are costs that add up. Units are then ranked by the cost of each weight that goes with
+            them, so that a budget of weights is spent where it costs least.
+    """
+
+    name: str
+    weights: WeightScores
+    units: UnitScores | None = None
+    additive: bool = False
+
+
+CRITERIA: dict[str, Criterion] = {}
+"""The registered criteria by name."""
+
+
+def register_criterion(criterion: Criterion) -> Criterion:
+    """Make a criterion known by its name, and return it.
+
+    Raises:
+        ValueError: if another criterion has the name.
+    """
+    if criterion.name in ("auto", *CRITERIA):
+        raise ValueError(f'There is a criterion "{criterion.name}" already. Give yours another name.')
+    CRITERIA[criterion.name] = criterion
+    return criterion
