@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bayeslim.averages import class_averages, entropy_of, moments_over_draws
 from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.results import Prediction, Uncertainty
 
 
@@ -71,6 +72,7 @@ def _single(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
+@register("likelihood")
 class Categorical(Likelihood):
     """One of C classes; outputs are logits.
 
@@ -178,6 +180,7 @@ def _check_range(likelihood: Likelihood, targets: Tensor, least: float, most: fl
         )
 
 
+@register("likelihood")
 class Bernoulli(Likelihood):
     """Independent yes/no targets; outputs are logits, of the targets' shape."""
 
@@ -213,6 +216,7 @@ class Bernoulli(Likelihood):
         return torch.bernoulli(outputs.sigmoid(), generator=generator)
 
 
+@register("likelihood")
 class Poisson(Likelihood):
     """Counts; outputs are log rates, of the targets' shape."""
 
@@ -245,6 +249,7 @@ class Poisson(Likelihood):
         return torch.poisson(outputs.exp(), generator=generator)
 
 
+@register("likelihood")
 class Gaussian(Likelihood):
     """Real targets with normal noise; outputs are means.
 
@@ -361,7 +366,3 @@ def _aligned(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> tuple[
                 f"Got {tuple(targets.shape)}."
             )
     return outputs, targets
-
-
-LIKELIHOODS: dict[str, type[Likelihood]] = {c.name: c for c in (Categorical, Bernoulli, Poisson, Gaussian)}
-"""Likelihoods by the name they are saved under; a new one is added here."""

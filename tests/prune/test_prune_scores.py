@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import bayeslim as bl
 from bayeslim.errors import ImproperPrior
+from bayeslim.io.registry import unregister
 from bayeslim.posteriors import Conditioned, Dense, Diagonal
 from bayeslim.priors import Normal, Prior
 from bayeslim.prune import CRITERIA, Criterion, criteria, default_criterion
@@ -222,14 +223,17 @@ def test_what_auto_stands_for():
     assert default_criterion(kronecker(model), False) == default_criterion(dense(model), True) == "curvature"
 
 
-def test_a_new_criterion_is_a_function_and_a_line(monkeypatch):
+def test_a_new_criterion_is_a_function_and_a_line(request):
     model = two_layers()
     bnn = given(model, diagonal(model))
 
     def backwards(posterior, priors):
         return {name: -mean.abs() for name, mean in posterior.mean.items()}
 
-    monkeypatch.setitem(CRITERIA, "backwards", Criterion("backwards", backwards))
+    criteria.register_criterion(Criterion("backwards", backwards))
+    request.addfinalizer(lambda: unregister("criterion", "backwards"))
+    with pytest.raises(ValueError, match='"backwards" already'):
+        criteria.register_criterion(Criterion("backwards", criteria.snr.snr))
     named = bl.plan(bnn, bl.Budget(sparsity=0.3), criterion="backwards")
     passed = bl.plan(bnn, bl.Budget(sparsity=0.3), criterion=backwards)
     assert named == passed

@@ -1,7 +1,7 @@
 """The base of all posteriors: a distribution over the named parameters of the user's own model.
 
-A posterior is data. Predictions, evidence, pruning plans and bit widths are functions of it. Parameters that it does not
-name are not random: they keep the model's own values.
+A posterior is data. Predictions, evidence, pruning plans and bit widths are functions of it. Parameters that it leaves
+out are not random: they keep the model's own values.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from bayeslim.io.registry import all_registered, register, unregister
 from bayeslim.posteriors import Posterior
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
@@ -43,9 +44,13 @@ class Criterion:
     units: UnitScores | None = None
     additive: bool = False
 
+    def __call__(self, posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
+        """Score single weights."""
+        return self.weights(posterior, priors)
 
-CRITERIA: dict[str, Criterion] = {}
-"""The registered criteria by name."""
+
+CRITERIA: Mapping[str, Criterion] = all_registered("criterion")
+"""The registered criteria by name: a view that shows later additions too."""
 
 
 def register_criterion(criterion: Criterion) -> Criterion:
@@ -54,7 +59,13 @@ def register_criterion(criterion: Criterion) -> Criterion:
     Raises:
         ValueError: if another criterion has the name.
     """
-    if criterion.name in ("auto", *CRITERIA):
-        raise ValueError(f'There is a criterion "{criterion.name}" already. Give yours another name.')
-    CRITERIA[criterion.name] = criterion
-    return criterion
+    name, other = criterion.name, CRITERIA.get(criterion.name)
+    if name == "auto" or (other is not None and _origin(other) != _origin(criterion)):
+        raise ValueError(f'There is a criterion "{name}" already. Give yours another name.')
+    unregister("criterion", name)
+    return register("criterion", name)(criterion)
+
+
+def _origin(criterion: Criterion) -> tuple[str | None, str]:
+    function = criterion.weights
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
