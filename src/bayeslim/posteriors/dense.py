@@ -20,7 +20,7 @@ from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
@@ -137,7 +137,7 @@ class Dense(Gaussian):
         )
 
 
-class KeptWeights:
+class KeptWeights(Restriction):
     """P_RR of a dense posterior, factored."""
 
     def __init__(self, base: Dense, kept: Tensor):

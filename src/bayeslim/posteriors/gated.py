@@ -14,21 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from bayeslim.errors import BayeslimError
+from bayeslim.gates import Gate
+from bayeslim.gates.placement import Part, Place
 from bayeslim.io.registry import register, registered
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.posteriors.diagonal import Diagonal
 from bayeslim.types import Params
-
-if TYPE_CHECKING:
-    from bayeslim.gates import Gate
-    from bayeslim.gates.placement import Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +194,6 @@ class Gated(Posterior):
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `config()` and `tensors()`."""
-        from bayeslim.gates.placement import Part, Place
-
         base_class = registered("posterior", config["base"])
         inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
         scales = []

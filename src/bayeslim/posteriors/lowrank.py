@@ -22,7 +22,7 @@ from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
@@ -118,7 +118,7 @@ class LowRank(Gaussian):
         return cls(mean, tensors["factor"], tensors["eigenvalues"], priors.from_tensors(tensors))
 
 
-class KeptRows:
+class KeptRows(Restriction):
     """P_RR of a low-rank posterior by Woodbury on the kept rows of U."""
 
     def __init__(self, base: LowRank, kept: Tensor):
