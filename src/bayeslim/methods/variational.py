@@ -161,7 +161,7 @@ class Variational(Method):
         random = set()
         for name in bnn.sites.names if isinstance(self.family, DiagonalGaussian) else ():
             module, leaf = owner(bnn.model, name)
-            if leaf == "weight" and name not in tied and type(module) in stochastic.LINEAR_LAYERS:
+            if leaf == "weight" and name not in tied and stochastic.is_linear(module):
                 random.add(name.rpartition(".")[0])
         gates = self._gating(bnn)
         gated = gates.layers(stochastic.LINEAR_LAYERS) if gates is not None else set()
