@@ -10,16 +10,14 @@ example and is summed, so that one example counts once in `num_data`.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslim.averages import class_averages, entropy_of, moments_over_draws
 from bayeslim.errors import BayeslimError, ShapeMismatch
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.results import Prediction
 
 
 class Likelihood(nn.Module):
@@ -69,6 +67,12 @@ def _per_example(values: Tensor) -> Tensor:
 def _single(outputs: Tensor) -> Tensor:
     """In single precision at least: half precision is for networks, not for their log-probabilities and averages."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def _moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance over the first dimension, in passes that run along memory."""
+    mean = values.mean(0)
+    return mean, (values - mean).square().mean(0)
 
 
 class Categorical(Likelihood):
@@ -141,8 +145,11 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        mean, uncertainty = class_averages(self._stacked_logits(outputs), partial(self._stacked_logits, outputs))
-        return Prediction("classes", mean, outputs, uncertainty, probs=mean)
+        probs = self._stacked_logits(outputs).softmax(-1)
+        mean, spread = _moments_over_draws(probs)
+        aleatoric = torch.special.entr(probs).sum(-1).mean(0)
+        epistemic = (torch.special.entr(mean).sum(-1) - aleatoric).clamp_min(0)
+        return Prediction("classes", mean, outputs, aleatoric, epistemic, probs=mean, spread=spread)
 
     def _stacked_logits(self, outputs: Tensor) -> Tensor:
         outputs = _single(outputs)
@@ -178,6 +185,11 @@ def _check_range(likelihood: Likelihood, targets: Tensor, least: float, most: fl
         )
 
 
+def _binary_entropy(probs: Tensor) -> Tensor:
+    entropy: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)
+    return entropy
+
+
 class Bernoulli(Likelihood):
     """Independent yes/no targets; outputs are logits, of the targets' shape."""
 
@@ -194,15 +206,11 @@ class Bernoulli(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the probabilities over draws, (S, B, ...)."""
-        mean = _single(outputs).sigmoid().mean(0)
-
-        def uncertainty() -> Uncertainty:
-            probs = _single(outputs).sigmoid()
-            both = torch.stack([probs, 1 - probs], -1)
-            entropy, aleatoric = entropy_of(both.mean(0)), entropy_of(both, (0, -1), 1 / len(both))
-            return Uncertainty(aleatoric, (entropy - aleatoric).relu_(), moments_over_draws(probs)[1])
-
-        return Prediction("binary", mean, outputs, uncertainty, probs=mean)
+        probs = _single(outputs).sigmoid()
+        mean, spread = _moments_over_draws(probs)
+        aleatoric = _binary_entropy(probs).mean(0)
+        epistemic = (_binary_entropy(mean) - aleatoric).clamp_min(0)
+        return Prediction("binary", mean, outputs, aleatoric, epistemic, probs=mean, spread=spread)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """√(p(1−p)) on each output's own axis, (K, *outputs.shape)."""
@@ -230,11 +238,8 @@ class Poisson(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the rates over draws, (S, B, ...); a count's own variance is its rate."""
-
-        def rates() -> Tensor:
-            return _single(outputs).exp()
-
-        return Prediction("counts", rates().mean(0), outputs, lambda: Uncertainty(*moments_over_draws(rates())))
+        rate, spread = _moments_over_draws(_single(outputs).exp())
+        return Prediction("counts", rate, outputs, aleatoric=rate.clone(), epistemic=spread)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """√rate on each output's own axis, (K, *outputs.shape)."""
@@ -311,16 +316,10 @@ class Gaussian(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Mean over draws, (S, B, ...); the noise is aleatoric, the spread of the means epistemic."""
         means, log_std = self._moments(outputs)
-        mean = means.mean(0)
-        varies = self.mode == "heteroscedastic"
-        log_std = log_std if varies else log_std.clone()  # what is learned goes on from there
-
-        def uncertainty() -> Uncertainty:
-            noise = log_std.exp()
-            noise = noise * noise
-            return Uncertainty(noise.mean(0) if varies else noise.expand_as(mean), moments_over_draws(means)[1])
-
-        return Prediction("values", mean, outputs, uncertainty)
+        mean, spread = _moments_over_draws(means)
+        noise = (2 * log_std).exp()
+        noise = noise.mean(0) if self.mode == "heteroscedastic" else noise.expand_as(mean).clone()
+        return Prediction("values", mean, outputs, aleatoric=noise, epistemic=spread)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """1/noise on each output's own axis, (K, *outputs.shape).
