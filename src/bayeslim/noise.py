@@ -133,7 +133,9 @@ def seeding_torch_from(generator: torch.Generator | None) -> Iterator[None]:
 
 
 def current_generator(device: torch.device | str = "cpu") -> torch.Generator | None:
-    """The generator that noise comes from in this thread; None for torch's own, and on other devices than its own."""
+    """Get the generator of noise in this thread; None for torch's own, under a compiler and on another device."""
+    if torch.compiler.is_compiling():
+        return None
     generator = _current.get()
     return generator if generator is not None and generator.device.type == torch.device(device).type else None
 
@@ -157,7 +159,7 @@ def _begun(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> tuple[Tensor, list[_Draw]]:
     """The values, and what is still to be drawn of them: nothing where torch has done it already."""
-    if generator is None and not torch.compiler.is_compiling():
+    if generator is None:
         generator = current_generator(device)
     ours = device.type == "cpu" and dtype in (torch.float32, torch.float64) and shape.numel() >= SMALL
     if not ours or torch.compiler.is_compiling():

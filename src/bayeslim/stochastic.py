@@ -16,18 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from types import FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bayeslim.errors import UnsupportedModel
 from bayeslim.noise import current_generator, kept_random_state, standard_normal_like
 from bayeslim.replica import Uses
 from bayeslim.sites import owner
-from bayeslim.types import Inputs, arguments, call_with, modules_of
+from bayeslim.types import Inputs, Params, arguments, call_with, modules_of
 
 if TYPE_CHECKING:
     from bayeslim.families import DiagonalGaussian
@@ -43,6 +45,10 @@ LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
 )
 """Layers linear in their parameters, by exact type: a subclass may do anything in its forward."""
 
+
+L = TypeVar("L", bound=nn.Module)
+
+_CHECKED_OUTPUTS = 8
 
 TINY = 1e-20
 """Added to variances: the root of one that is zero (of an input that is all zeros) would have an infinite gradient."""
@@ -60,10 +66,28 @@ class _Substitute:
         return getattr(self.layer, name)
 
 
+class _ForeignSubstitute(_Substitute):
+    """A layer of a user's class seen with other parameters: methods, properties and `super()` see them as well."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the layer, as `super()` asks for it."""
+        return type(self.layer)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(type(self.layer), name, None)
+        if isinstance(found, property | FunctionType):
+            return found.__get__(self)
+        return getattr(self.layer, name)
+
+
 class _Noisy:
     """What local and Flipout layers share."""
 
     plain: ClassVar[type[nn.Module]]
+    channel: ClassVar[int]
+    """The dimension of the features in inputs and outputs."""
+    substitute: ClassVar[type[_Substitute]] = _Substitute
     training: bool
     weight: Tensor
     family: DiagonalGaussian
@@ -83,7 +107,7 @@ class _Noisy:
 
     def run_with(self, weight: Tensor, bias: Tensor | None, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The plain layer's own forward with other parameters."""
-        layer: Any = _Substitute(self, weight, bias)
+        layer: Any = self.substitute(self, weight, bias)
         output: Tensor = self.plain.forward(layer, input, *args, **kwargs)
         return output
 
@@ -96,7 +120,7 @@ class _Noisy:
         if leaf in self.given:
             return self.given[leaf]
         layer: Any = self
-        own: Tensor = getattr(self, leaf)
+        own: Any = getattr(self, leaf, None)
         if "weight" in self.given:  # whatever is random here is there
             return own, None
         with _unseen_by_checkpoints():
@@ -167,7 +191,7 @@ class _Flipout(_Noisy):
         bias, bias_std = self.mean_and_spread("bias")
         mean = self.run_with(weight, bias, input, *args, **kwargs)
         delta = (weight_std * standard_normal_like(weight_std)).to(weight.dtype)
-        channel = -1 if issubclass(self.plain, nn.Linear) else 1
+        channel = self.channel
         noise = _signs(mean, channel) * self.run_with(delta, None, input * _signs(input, channel), *args, **kwargs)
         if bias_std is not None:
             shape = [1] * mean.ndim
@@ -204,21 +228,92 @@ def _signs(like: Tensor, channel: int) -> Tensor:
     )
 
 
-def _retyped(kind: type[_Noisy], label: str) -> dict[type[nn.Module], type[nn.Module]]:
-    classes = {}
-    for plain in LINEAR_LAYERS:
-        name = f"{label}{plain.__name__}"
-        body = {"plain": plain, "__module__": __name__, "__doc__": f"{plain.__name__}, with noise in training mode."}
-        cls = type(name, (kind, plain), body)
-        globals()[name] = cls  # importable by name, so that copies and pickles of a model find it
-        classes[plain] = cls
-    return classes
+def _retyped(kind: type[_Noisy], plain: type[nn.Module], channel: int, **body: Any) -> type[nn.Module]:
+    name = f"{kind.__name__.removeprefix('_')}{plain.__name__}"
+    doc = f"{plain.__name__}, with noise in training mode."
+    return type(
+        name, (kind, plain), {"plain": plain, "channel": channel, "__module__": __name__, "__doc__": doc} | body
+    )
 
+
+_KINDS: dict[str, type[_Noisy]] = {"local": _Local, "flipout": _Flipout}
 
 NOISY: dict[str, dict[type[nn.Module], type[nn.Module]]] = {
-    "local": _retyped(_Local, "Local"),
-    "flipout": _retyped(_Flipout, "Flipout"),
+    estimator: {plain: _retyped(kind, plain, -1 if plain is nn.Linear else 1) for plain in LINEAR_LAYERS}
+    for estimator, kind in _KINDS.items()
 }
+for _classes in NOISY.values():  # importable by name, so that copies and pickles of a model find them
+    globals().update({cls.__name__: cls for cls in _classes.values()})
+
+
+def linear_in_parameters(layer: type[L] | None = None, *, channel_dim: int = -1) -> Any:
+    """Declare a layer class linear in its parameters, so that noise can be at its outputs.
+
+    `Variational` then uses local reparametrisation or Flipout for it, as for `nn.Linear`. Every output must be a sum of
+    products of one input and one weight, each with the factor 1, plus a bias:
+
+        @bl.linear_in_parameters
+        class MaskedLinear(nn.Linear):
+            def forward(self, x):
+                return F.linear(x, self.weight * self.mask, self.bias)
+
+    The parameters are called `weight` and `bias`; a layer may have no bias, or set it to None. Its forward must read
+    them from `self`, and take the input first. The first training step checks that the variance is right.
+
+    Args:
+        layer: the class; subclasses need a declaration of their own.
+        channel_dim: the dimension of the features in inputs and outputs: −1 as in `nn.Linear`, 1 as in convolutions.
+    """
+    if layer is None:
+        return partial(linear_in_parameters, channel_dim=channel_dim)
+    if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
+        raise TypeError(f"linear_in_parameters decorates a subclass of torch.nn.Module. Got {layer!r}.")
+    for estimator, kind in _KINDS.items():
+        body = {"substitute": _ForeignSubstitute, "__reduce_ex__": _reduce_foreign, "estimator": estimator}
+        NOISY[estimator][layer] = _retyped(kind, layer, channel_dim, **body)
+    return layer
+
+
+def _reduce_foreign(layer: Any, protocol: SupportsIndex) -> tuple[Any, ...]:
+    """Pickle a noisy layer by its plain class, which is importable and declares itself linear when imported."""
+    return _new_foreign, (layer.plain, layer.estimator), vars(layer)
+
+
+def _new_foreign(plain: type[nn.Module], estimator: str) -> nn.Module:
+    cls = NOISY[estimator][plain]
+    return cls.__new__(cls)
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether a layer is known to be linear in its parameters."""
+    return type(layer) in NOISY["local"]
+
+
+def _check_variance(layer: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Refuse a declared layer where f(x²; σ²) is not the variance of f(x; w), Σ_j (∂f/∂w_j)² σ_j²."""
+    kind = type(layer)
+    named = {leaf: getattr(layer, leaf, None) for leaf in ("weight", "bias")}
+    own = {leaf: p.detach().clone() for leaf, p in named.items() if p is not None}
+
+    def run(params: Params, x: Tensor) -> Tensor:
+        other: Any = _ForeignSubstitute(layer, params["weight"], params.get("bias"))
+        output: Tensor = kind.forward(other, x, *args, **kwargs)
+        return output.flatten()
+
+    variances = {leaf: torch.rand_like(p) for leaf, p in own.items()}
+    claimed = run(variances, x.square())
+    for place in torch.linspace(0, len(claimed) - 1, _CHECKED_OUTPUTS).long().tolist():
+        with torch.enable_grad():
+            params = {leaf: p.requires_grad_() for leaf, p in own.items()}
+            slopes = torch.autograd.grad(run(params, x)[place], list(params.values()), materialize_grads=True)
+        found = torch.stack([(s.square() * v).sum() for s, v in zip(slopes, variances.values(), strict=True)]).sum()
+        if not torch.allclose(found, claimed[place], rtol=1e-2, atol=1e-6):
+            raise UnsupportedModel(
+                f"{kind.__name__} is declared linear in its parameters, but f(x²; σ²) is not the variance of its "
+                f"outputs: {float(claimed[place]):.4g} instead of {float(found):.4g}. Every output must be a sum of "
+                "products of one input and one weight, each with the factor 1, plus a bias. Remove "
+                '@bl.linear_in_parameters, or use Variational(estimator="shared").'
+            )
 
 
 def make_noisy(layer: nn.Module, estimator: str, family: DiagonalGaussian) -> None:
@@ -297,17 +392,20 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
     gradients, no random numbers and no buffers are kept.
     """
     runs: dict[str, int] = dict.fromkeys(candidates, 0)
+    declared: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def counter(path: str) -> Callable[..., None]:
-        def count(*_: Any) -> None:
+        def count(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             runs[path] += 1
+            if is_linear(layer) and type(layer) not in LINEAR_LAYERS:
+                declared[layer] = args, kwargs
 
         return count
 
     layers = {path: model.get_submodule(path) for path in runs}
     uses = Uses(p for layer in layers.values() for p in layer.parameters(recurse=False))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    handles = [layer.register_forward_pre_hook(counter(path)) for path, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(counter(path), with_kwargs=True) for path, layer in layers.items()]
     args, kwargs = arguments(inputs)
     try:
         with torch.no_grad(), kept_random_state(), own_layers(), uses:
@@ -315,6 +413,9 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
     finally:
         for handle in handles:
             handle.remove()
+    with torch.no_grad(), kept_random_state():
+        for layer, (given, named) in declared.items():
+            _check_variance(layer, *given, **named)
     return {
         path
         for path, layer in layers.items()

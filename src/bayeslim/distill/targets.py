@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.divergences import told, told_of_probabilities
 from bayeslim.errors import BayeslimError, ShapeMismatch
@@ -17,6 +16,7 @@ from bayeslim.likelihoods import Categorical
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import Loader
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
 

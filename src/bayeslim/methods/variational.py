@@ -29,6 +29,7 @@ from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
 from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt
+from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.shared import full_weight_elbo as whole_draws
 from bayeslim.methods.shared import gating
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class Variational(Method):
     """Variational inference by stochastic gradients.
@@ -158,7 +160,7 @@ class Variational(Method):
         random = set()
         for name in bnn.sites.names if isinstance(self.family, DiagonalGaussian) else ():
             module, leaf = owner(bnn.model, name)
-            if leaf == "weight" and name not in tied and type(module) in stochastic.LINEAR_LAYERS:
+            if leaf == "weight" and name not in tied and stochastic.is_linear(module):
                 random.add(name.rpartition(".")[0])
         gates = self._gating(bnn)
         gated = gates.layers(stochastic.LINEAR_LAYERS) if gates is not None else set()

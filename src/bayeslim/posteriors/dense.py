@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Dense(Gaussian):
     """A Gaussian with a full precision.
 
@@ -135,7 +137,7 @@ class Dense(Gaussian):
         )
 
 
-class KeptWeights:
+class KeptWeights(Restriction):
     """P_RR of a dense posterior, factored."""
 
     def __init__(self, base: Dense, kept: Tensor):

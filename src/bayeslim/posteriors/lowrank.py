@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class LowRank(Gaussian):
     """A Gaussian with a low-rank plus diagonal precision.
 
@@ -116,7 +118,7 @@ class LowRank(Gaussian):
         return cls(mean, tensors["factor"], tensors["eigenvalues"], priors.from_tensors(tensors))
 
 
-class KeptRows:
+class KeptRows(Restriction):
     """P_RR of a low-rank posterior by Woodbury on the kept rows of U."""
 
     def __init__(self, base: LowRank, kept: Tensor):

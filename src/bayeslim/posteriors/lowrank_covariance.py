@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import check_masks
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian, How
+from bayeslim.posteriors.gaussian import Gaussian, How, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class LowRankCovariance(Gaussian):
     """A Gaussian with a low-rank plus diagonal covariance.
 
@@ -158,7 +160,7 @@ class LowRankCovariance(Gaussian):
         return cls(mean, std, {name: tensors[f"factor:{name}"] for name in mean})
 
 
-class GivenZeros:
+class GivenZeros(Restriction):
     """P_RR, known by its inverse."""
 
     def __init__(self, conditional: LowRankCovariance):

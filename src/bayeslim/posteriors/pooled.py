@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import BayeslimError
-from bayeslim.posteriors.conditioned import Conditioned
 from bayeslim.posteriors.dense import Dense
 from bayeslim.posteriors.factor import Factor
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Conditioned, Gaussian
 from bayeslim.posteriors.kronecker import Kronecker
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
 
@@ -51,7 +50,7 @@ def _(first: Kronecker, second: Gaussian, sizes: tuple[int, int], mean: Mapping[
         inputs = _mixture(old.inputs, new.inputs, share, 1 - share)
         outputs = _mixture(old.outputs, new.outputs, 1.0, 1.0)
         factors.append(KroneckerFactors(new.weight, outputs, inputs, new.bias, transposed=new.transposed))
-    rest = {name: value + second._curvature[name] for name, value in first._curvature.items()}
+    rest = {name: value + second.rest_curvature[name] for name, value in first.rest_curvature.items()}
     return Kronecker(mean, factors, second.prior_precision, rest=rest, damping=second.damping)
 
 

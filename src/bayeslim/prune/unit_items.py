@@ -16,8 +16,8 @@ from torch import Tensor
 from bayeslim.compact import Unit, UnitGraph, units
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.saliency import Group
+from bayeslim.prune.criteria.magnitude import unit_magnitude
 from bayeslim.prune.items import Items, Scene, checked
-from bayeslim.prune.unit_score import unit_magnitude
 from bayeslim.sites import is_weight
 from bayeslim.types import Inputs, Params
 
