@@ -22,7 +22,7 @@ from bayeslim.compact import compaction, cost
 from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.compact.trace import evaluating_copy
-from bayeslim.prune.items import Items
+from bayeslim.prune.candidates import Candidates
 from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, Params, device_of, to_device
 
@@ -30,23 +30,23 @@ Price = Callable[[Params], float]
 """What a network costs after cutting by masks."""
 
 
-def price(goal: str, model: nn.Module, items: Items, example: Inputs) -> Price:
+def price(goal: str, model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
     """How to count what a goal is about.
 
     Args:
         goal: "sparsity" (counted as weights left), "parameters", "flops", "bytes" or "latency".
         model: the plain network.
-        items: what can go.
+        candidates: what can go.
         example: inputs, for flops and latency.
     """
     if goal == "sparsity":
-        return lambda masks: float(sum(int(masks[name].sum()) for name in items.weights))
+        return lambda masks: float(sum(int(masks[name].sum()) for name in candidates.weights))
     if goal == "parameters":
         total = sum(p.numel() for p in model.parameters())
         return lambda masks: float(total - _cut(masks))
     if goal == "bytes":
-        return _unit_bytes(model) if items.graph is not None else _sparse_bytes(model)
-    return _flops(model, example) if goal == "flops" else _latency(model, items, example)
+        return _unit_bytes(model) if candidates.graph is not None else _sparse_bytes(model)
+    return _flops(model, example) if goal == "flops" else _latency(model, candidates, example)
 
 
 def _cut(masks: Params) -> int:
@@ -126,9 +126,9 @@ def _stored(model: nn.Module) -> Params:
     return state | {name: t.detach().cpu() for name, t in model.state_dict().items() if name not in known}
 
 
-def _latency(model: nn.Module, items: Items, example: Inputs) -> Price:
+def _latency(model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
     def latency(masks: Params) -> float:
-        return seconds_a_call(compaction(model, masks, example, units=items.graph).network, example)
+        return seconds_a_call(compaction(model, masks, example, units=candidates.graph).network, example)
 
     return latency
 

@@ -1,4 +1,4 @@
-"""How many items go: for counted goals the fewest that meet them, for measured ones the most that do no harm."""
+"""How many candidates go: for counted goals the fewest that meet them, for measured ones the most that do no harm."""
 
 from __future__ import annotations
 

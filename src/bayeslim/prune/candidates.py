@@ -1,6 +1,6 @@
 """What can go: weights, units or N:M layers, each an item with a score.
 
-A cut is a set of items; `Items.masks` says what it does to the parameters.
+A cut is a set of candidates; `Candidates.masks` says what it does to the parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bayeslim.types import Params
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class Candidates:
     """What can go.
 
     Attributes:
@@ -32,12 +32,12 @@ class Items:
         layers: which layer each belongs to, as places in `layer_names`.
         layer_names: the layers.
         gone: which are cut already.
-        masks: the masks (True = kept) after cutting the items at some places, with what was cut before.
+        masks: the masks (True = kept) after cutting the candidates at some places, with what was cut before.
         weights: the parameters whose zeros make up the sparsity.
         left: why parameters, or parts of them, cannot go.
         unread: the weights among them that go only because nothing reads their unit any more, True by name.
-        may_empty: whether all items of a layer may go.
-        graph: the network's units, if items are units.
+        may_empty: whether all candidates of a layer may go.
+        graph: the network's units, if candidates are units.
     """
 
     scores: Tensor
@@ -58,7 +58,7 @@ class Items:
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class Pruning:
     """A network about to be cut.
 
     Attributes:
@@ -153,22 +153,22 @@ def checked(scores: Tensor, of: str, criterion: str) -> Tensor:
     return scores
 
 
-def weight_items(scene: Scene) -> Items:
+def weight_candidates(pruning: Pruning) -> Candidates:
     """Every prunable weight by itself."""
-    names, left = scene.prunable()
-    scores = scene.weight_scores(names)
+    names, left = pruning.prunable()
+    scores = pruning.weight_scores(names)
     shapes = {name: scores[name].shape for name in names}
     sizes = [shape.numel() for shape in shapes.values()]
-    kept = torch.cat([scene.kept(name).flatten() for name in names])
+    kept = torch.cat([pruning.kept(name).flatten() for name in names])
 
     def masks(cut: Tensor) -> Params:
         left_over = kept.clone()
         left_over[cut] = False
         return {name: part.view(shapes[name]) for name, part in zip(names, left_over.split(sizes), strict=True)}
 
-    return Items(
+    return Candidates(
         scores=torch.cat([scores[name].flatten() for name in names]),
-        ties=torch.cat([scene.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
+        ties=torch.cat([pruning.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
         sizes=torch.ones(len(kept), dtype=torch.int64),
         layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)),
         layer_names=names,
@@ -194,13 +194,13 @@ def pattern(granularity: str) -> tuple[int, int] | None:
     return n, m
 
 
-def block_items(scene: Scene, n: int, m: int) -> Items:
+def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
     """Whole layers, cut so that of every m neighbouring inputs of an output n stay, those with the best scores."""
-    names, left = scene.prunable()
+    names, left = pruning.prunable()
     fitting: list[str] = []
     for name in names:
-        module, _ = owner(scene.bnn.model, name)
-        shape = scene.bnn.model.get_parameter(name).shape
+        module, _ = owner(pruning.bnn.model, name)
+        shape = pruning.bnn.model.get_parameter(name).shape
         inputs = shape[_input_dim(module)]
         if inputs % m:
             left[name] = f"its {inputs} inputs are no multiple of {m}"
@@ -210,29 +210,29 @@ def block_items(scene: Scene, n: int, m: int) -> Items:
         raise BayeslimError(
             f"No weight can take the pattern {n}:{m}: {'; '.join(f'{name}: {why}' for name, why in left.items())}."
         )
-    scores = scene.weight_scores(tuple(fitting))
+    scores = pruning.weight_scores(tuple(fitting))
     keeps, costs = {}, []
     for name in fitting:
-        dim = _input_dim(owner(scene.bnn.model, name)[0])
-        usable = torch.where(scene.kept(name), scores[name], -torch.inf)
-        keeps[name] = _best_of_blocks(usable, scene.posterior.mean[name].double().abs().cpu(), n, m, dim)
-        lost = usable[~keeps[name] & scene.kept(name)]
+        dim = _input_dim(owner(pruning.bnn.model, name)[0])
+        usable = torch.where(pruning.kept(name), scores[name], -torch.inf)
+        keeps[name] = _best_of_blocks(usable, pruning.posterior.mean[name].double().abs().cpu(), n, m, dim)
+        lost = usable[~keeps[name] & pruning.kept(name)]
         costs.append(float(lost.mean()) if len(lost) else -torch.inf)
 
     def masks(cut: Tensor) -> Params:
         chosen = set(cut.tolist())
         return {
-            name: scene.kept(name) & keeps[name] if place in chosen else scene.kept(name)
+            name: pruning.kept(name) & keeps[name] if place in chosen else pruning.kept(name)
             for place, name in enumerate(fitting)
         }
 
-    return Items(
+    return Candidates(
         scores=torch.tensor(costs, dtype=torch.float64),
         ties=torch.zeros(len(fitting), dtype=torch.float64),
         sizes=torch.ones(len(fitting), dtype=torch.int64),
         layers=torch.arange(len(fitting)),
         layer_names=tuple(fitting),
-        gone=torch.tensor([not bool((scene.kept(name) & ~keeps[name]).any()) for name in fitting]),
+        gone=torch.tensor([not bool((pruning.kept(name) & ~keeps[name]).any()) for name in fitting]),
         masks=masks,
         weights=tuple(fitting),
         left=left,

@@ -1,4 +1,4 @@
-"""Units as items: with a unit go the parameters that produce it and the columns that read it.
+"""Units as candidates: with a unit go the parameters that produce it and the columns that read it.
 
 The units are those that compaction can remove, so a cut by units is really a smaller network.
 
@@ -16,24 +16,24 @@ from torch import Tensor
 from bayeslim.compact import Unit, UnitGraph, units
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.saliency import Group
+from bayeslim.prune.candidates import Candidates, Pruning, checked
 from bayeslim.prune.criteria.magnitude import unit_magnitude
-from bayeslim.prune.items import Items, Scene, checked
 from bayeslim.sites import is_weight
 from bayeslim.types import Inputs, Params
 
 
-def unit_items(scene: Scene, example: Inputs) -> Items:
+def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
     """Every removable unit, scored from the joint posterior of all weights that go with it."""
-    if scene.criterion.units is None:
+    if pruning.criterion.units is None:
         raise ValueError(
-            f'criterion="{scene.criterion.name}" ranks single weights only. For units use "curvature", "density", '
+            f'criterion="{pruning.criterion.name}" ranks single weights only. For units use "curvature", "density", '
             '"savage_dickey", "snr" or "magnitude", or pass a Criterion that can score units.'
         )
-    graph = units(scene.bnn.mean_network(), example)
+    graph = units(pruning.bnn.mean_network(), example)
     left = {f"{f.parameter}, dimension {f.dim}": f"{f.count} stay: {f.reason}" for f in graph.frozen}
-    random = set(scene.posterior.names)
+    random = set(pruning.posterior.names)
     groups = _groups(graph, random)
-    protected = scene.protected()
+    protected = pruning.protected()
     places: list[int] = []
     for place, unit in enumerate(graph.units):
         if any(part.parameter in protected for part in unit.incoming):
@@ -44,10 +44,10 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
             places.append(place)
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items()) or "it has no hidden units"
-        raise BayeslimError(f"No unit of {scene.bnn.sites.model} can go: {reasons}.")
+        raise BayeslimError(f"No unit of {pruning.bnn.sites.model} can go: {reasons}.")
     chosen = [groups[place] for place in places]
     layers = list(dict.fromkeys(graph.units[place].layer for place in places))
-    start = {name: scene.kept(name) for name in graph.shapes}
+    start = {name: pruning.kept(name) for name in graph.shapes}
 
     def masks(cut: Tensor) -> Params:
         cut_masks = graph.masks([places[item] for item in cut.tolist()])
@@ -62,20 +62,20 @@ def unit_items(scene: Scene, example: Inputs) -> Items:
             mask.index_fill_(part.dim, torch.tensor(part.indices), True)
         return silent
 
-    scores = scene.criterion.units(scene.posterior, scene.bnn.priors, chosen)
+    scores = pruning.criterion.units(pruning.posterior, pruning.bnn.priors, chosen)
     if scores.shape != (len(chosen),):
         raise BayeslimError(
-            f"A criterion gives one score a unit, {len(chosen)}. {scene.criterion.name} gave {tuple(scores.shape)}."
+            f"A criterion gives one score a unit, {len(chosen)}. {pruning.criterion.name} gave {tuple(scores.shape)}."
         )
-    return Items(
-        scores=checked(scores.double().cpu(), "the units", scene.criterion.name),
-        ties=unit_magnitude(scene.posterior, scene.bnn.priors, chosen).double(),
+    return Candidates(
+        scores=checked(scores.double().cpu(), "the units", pruning.criterion.name),
+        ties=unit_magnitude(pruning.posterior, pruning.bnn.priors, chosen).double(),
         sizes=torch.tensor([sum(len(index) for index in group.values()) for group in chosen]),
         layers=torch.tensor([layers.index(graph.units[place].layer) for place in places]),
         layer_names=tuple(layers),
         gone=torch.tensor([_is_gone(graph.units[place], start) for place in places]),
         masks=masks,
-        weights=tuple(name for name, p, module in scene.parameters() if is_weight(name, p, module)),
+        weights=tuple(name for name, p, module in pruning.parameters() if is_weight(name, p, module)),
         left=left,
         unread=unread,
         graph=graph,
