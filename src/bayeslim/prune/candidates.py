@@ -1,6 +1,6 @@
-"""What can go: weights, units or N:M layers, each an item with a score.
+"""The candidates of a cut: weights, units or N:M layers, each with a score.
 
-A cut is a set of candidates; `Candidates.masks` says what it does to the parameters.
+A cut is a set of candidates; `Candidates.masks` turns it into masks of the parameters.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from bayeslim.types import Params
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What can go.
+    """Everything that could be cut.
 
     Attributes:
-        scores: of each item, higher = keep; float64.
-        ties: what decides between equal scores, likewise.
-        sizes: how many weights with a posterior go with each.
-        layers: which layer each belongs to, as places in `layer_names`.
+        scores: of each candidate, higher = keep; float64.
+        ties: second scores, to rank candidates of equal score.
+        sizes: the number of weights with a posterior that go with each.
+        layers: the layer of each, as an index of `layer_names`.
         layer_names: the layers.
-        gone: which are cut already.
-        masks: the masks (True = kept) after cutting the candidates at some places, with what was cut before.
+        gone: the mask of those that are cut already.
+        masks: computes the masks (True = kept) after cutting the candidates with some indices, earlier cuts included.
         weights: the parameters whose zeros make up the sparsity.
         left: why parameters, or parts of them, cannot go.
-        unread: the weights among them that go only because nothing reads their unit any more, True by name.
-        may_empty: whether all candidates of a layer may go.
+        unread: computes the weights among them that go only because no layer reads their unit, True by name.
+        may_empty: whether all candidates of a layer may be cut.
         graph: the network's units, if candidates are units.
     """
 
@@ -59,14 +59,14 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Pruning:
-    """A network about to be cut.
+    """A network that is about to be pruned.
 
     Attributes:
         bnn: the network.
         posterior: its posterior.
-        criterion: what to rank by.
+        criterion: scores the candidates.
         protect: selections of parameters that are left alone.
-        start: what is cut already: True = kept, by name.
+        start: earlier cuts: True = kept, by name.
     """
 
     bnn: Bayesian
@@ -76,17 +76,17 @@ class Pruning:
     start: Mapping[str, Tensor]
 
     def kept(self, name: str) -> Tensor:
-        """The starting mask of a parameter, on the CPU."""
+        """Return the mask of a parameter before the cut, on the CPU."""
         shape = self.bnn.model.get_parameter(name).shape
         return self.start[name].cpu() if name in self.start else torch.ones(shape, dtype=torch.bool)
 
     def parameters(self) -> list[tuple[str, nn.Parameter, nn.Module]]:
-        """The user's own parameters, with the modules that own them; a method's additions are not among them."""
+        """List the user's own parameters with the modules that own them."""
         model = self.bnn.model
         return [(site.name, model.get_parameter(site.name), owner(model, site.name)[0]) for site in self.bnn.sites]
 
     def protected(self) -> set[str]:
-        """The protected parameters."""
+        """Find the protected parameters."""
         parameters = self.parameters()
         chosen: set[str] = set()
         for selection in self.protect:
@@ -102,7 +102,7 @@ class Pruning:
         return chosen
 
     def prunable(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The parameters whose weights can go one by one, and why the others cannot."""
+        """Find the parameters whose weights can be cut singly, and why others cannot."""
         protected, random = self.protected(), set(self.posterior.names)
         names, left = [], {}
         for name, p, module in self.parameters():
@@ -117,12 +117,13 @@ class Pruning:
                 left[name] = why
         if not names:
             raise BayeslimError(
-                f"No weight of {self.bnn.sites.model} can go: {'; '.join(f'{n}: {why}' for n, why in left.items())}."
+                f"No weight of {self.bnn.sites.model} can be cut. "
+                f"{'; '.join(f'{n}: {why}' for n, why in left.items())}."
             )
         return tuple(names), left
 
     def weight_scores(self, names: tuple[str, ...]) -> Params:
-        """The scores of single weights, checked, on the CPU."""
+        """Compute and check the scores of single weights, on the CPU."""
         scores = self.criterion.weights(self.posterior, self.bnn.priors)
         found: Params = {}
         for name in names:
@@ -145,7 +146,7 @@ def _why_not(name: str, p: nn.Parameter, module: nn.Module) -> str | None:
 
 
 def checked(scores: Tensor, of: str, criterion: str) -> Tensor:
-    """The scores, once they are known to be numbers."""
+    """Check that scores hold no NaN, and return them."""
     if bool(scores.isnan().any()):
         raise BayeslimError(
             f"The {criterion} scores of {of} hold NaN, so weights cannot be ranked. Check the criterion."
@@ -154,7 +155,7 @@ def checked(scores: Tensor, of: str, criterion: str) -> Tensor:
 
 
 def weight_candidates(pruning: Pruning) -> Candidates:
-    """Every prunable weight by itself."""
+    """List every prunable weight as a candidate."""
     names, left = pruning.prunable()
     scores = pruning.weight_scores(names)
     shapes = {name: scores[name].shape for name in names}
@@ -180,7 +181,7 @@ def weight_candidates(pruning: Pruning) -> Candidates:
 
 
 def pattern(granularity: str) -> tuple[int, int] | None:
-    """N and M of "N:M", or None for another granularity.
+    """Read N and M of "N:M"; None for another granularity.
 
     >>> pattern("2:4")
     (2, 4)
@@ -195,7 +196,7 @@ def pattern(granularity: str) -> tuple[int, int] | None:
 
 
 def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
-    """Whole layers, cut so that of every m neighbouring inputs of an output n stay, those with the best scores."""
+    """List layers as candidates, each cut to the best n of every m inputs."""
     names, left = pruning.prunable()
     fitting: list[str] = []
     for name in names:
@@ -246,7 +247,7 @@ def _input_dim(module: nn.Module) -> int:
 
 
 def _best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
-    """True for the n best of every m neighbours along a dimension; of equals, the later."""
+    """Mask the n best of every m neighbours along a dimension; of equals, the later."""
     blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
     order = second.argsort(dim=-1, stable=True)
     order = order.gather(-1, blocks.gather(-1, order).argsort(dim=-1, stable=True))

@@ -66,16 +66,16 @@ def plan(
     Args:
         bnn: a fitted Bayesian network.
         budget: how much to cut. None is for N:M patterns: every layer that can takes the pattern.
-        granularity: "weight"; "unit" (neurons, channels, heads, recurrent units: what compaction can remove); or "N:M",
-            N of every M neighbouring inputs, such as "2:4".
-        criterion: what to rank by: "auto", a name in `bayeslim.prune.CRITERIA`, or a function of posterior and priors
-            that gives every weight a score, higher = keep.
+        granularity: "weight"; "unit" (neurons, channels, heads, recurrent units: all that compaction can remove); or
+            "N:M", N of every M neighbouring inputs, such as "2:4".
+        criterion: the score to rank by: "auto", a name in `bayeslim.prune.CRITERIA`, or a function of posterior and
+            priors that gives every weight a score, higher = keep.
         example: inputs of the network, needed for units, flops and latency.
         validate: validation data for `Budget(max_error_increase=...)` and `Budget(evidence=True)`; never test data.
         start: a plan whose cuts are taken for granted.
 
     Raises:
-        NothingToCut: if the budget is met already, or nothing can go without harm.
+        NothingToCut: if the budget is met already, or no cut is harmless.
         EmptyLayer: if a layer would lose everything.
 
     >>> import bayeslim as bl
@@ -95,15 +95,15 @@ def decide(
     share: float = 1.0,
     reference: Bayesian | None = None,
 ) -> Plan:
-    """A plan that goes a share of the way to the budget.
+    """Decide a cut that goes a share of the way to the budget.
 
     Args:
         bnn: the network.
         budget: the goal.
         settings: how to decide.
         start: a plan whose cuts are taken for granted.
-        share: how far to go: for counted goals on the logarithm of what is left, for an error of its increase.
-        reference: the network that a rise of the error counts from; `bnn` if not given.
+        share: how far to go: on the logarithm of the remaining amount for counted goals, of the increase for an error.
+        reference: the network whose error an increase is measured from; `bnn` if not given.
     """
     ranking, criterion = ranked(bnn, budget, settings, start)
     candidates = ranking.candidates
@@ -124,16 +124,16 @@ def decide(
 
 
 def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
-    """Everything that could go, in the order in which it would, and the criterion that says so."""
+    """Rank all candidates, and return the ranking with its criterion."""
     n_of_m = check_settings(bnn, budget, settings)
     posterior = bnn.posterior_
     criterion = find_criterion(settings.criterion, posterior, settings.granularity == "unit")
     if budget is not None and budget.threshold is not None and settings.criterion == "auto":
         raise ValueError(
-            f'A threshold belongs to a criterion, and what "auto" stands for may change (here {criterion.name}). '
+            f'A threshold belongs to a criterion, and "auto" may stand for another one later (here {criterion.name}). '
             f'Pass criterion="{criterion.name}", or another.'
         )
-    # Marginal variances of correlated weights are work, and joint scores of units do not need them.
+    # Marginal variances of correlated weights are expensive, and joint scores of units do not use them.
     joint = settings.granularity == "unit" and isinstance(posterior, Gaussian)
     check_finite(posterior, with_variance=criterion.name != "magnitude" and not joint)
     if start is not None and start.cut:
@@ -157,7 +157,7 @@ def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan
 
 
 def _with_silenced(candidates: Candidates, posterior: Gated) -> Callable[[Tensor], Params]:
-    """Masks of a cut, with those of the biases and norms that go with closed gates."""
+    """Extend the masks of a cut to the biases and norms that go with closed gates."""
 
     def masks(cut: Tensor) -> Params:
         own = candidates.masks(cut)
@@ -168,7 +168,7 @@ def _with_silenced(candidates: Candidates, posterior: Gated) -> Callable[[Tensor
 
 
 def _newly_silent(bnn: Bayesian, ranking: Ranking) -> bool:
-    """Whether gates have closed whose biases or norms are not cut yet, though no weight is left to cut."""
+    """Tell whether biases or norms of closed gates are left, with no weight to cut."""
     posterior = bnn.posterior_
     if not isinstance(posterior, Gated):
         return False
@@ -177,12 +177,12 @@ def _newly_silent(bnn: Bayesian, ranking: Ranking) -> bool:
 
 
 def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking) -> int:
-    """How many candidates meet a goal that can be counted."""
+    """Count the candidates to cut for a counted goal."""
     candidates = ranking.candidates
     if budget.goal == "threshold":
         count = ranking.gone + int((candidates.scores[ranking.order[ranking.gone :]] < budget.value).sum())
         if count > ranking.limit:
-            raise EmptyLayer(_emptied(budget, ranking, f"Scores from {budget.value:g} on leave nothing there"))
+            raise EmptyLayer(_emptied(budget, ranking, f"No score there is {budget.value:g} or more"))
         return count
     target = budget.value
     if budget.goal == "sparsity":
@@ -197,18 +197,16 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
     if least > target:
         reached = _shown(budget, least, candidates, bnn)
         if ranking.blocked:
-            raise EmptyLayer(_emptied(budget, ranking, f"In the order of their scores, weights can go to {reached}"))
+            raise EmptyLayer(_emptied(budget, ranking, f"In the order of scores, weights can be cut to {reached}"))
         extreme = "most" if budget.goal == "sparsity" else "least"
-        raise ValueError(
-            f"{budget} cannot be met: the {extreme} that can be reached is {reached}. Protect less, or ask for less."
-        )
+        raise ValueError(f"{budget} cannot be met: the {extreme} that can be reached is {reached}. Protect less, or ask for less.")
     return fewest(left, target, ranking.gone, ranking.limit)
 
 
 def _harmless(
     bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking, share: float, reference: Bayesian | None
 ) -> int:
-    """How many candidates can go, as measured on validation data."""
+    """Count the candidates that can be cut within a goal on validation data."""
     assert settings.validate is not None
     is_fine = harm(reference or bnn, budget, settings.validate, share)
 
@@ -219,7 +217,7 @@ def _harmless(
 
 
 def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budget: str) -> Plan:
-    """The plan that cuts the first `count` of a ranking."""
+    """Make the plan that cuts the first `count` of a ranking."""
     candidates = ranking.candidates
     chosen = ranking.cut(count)
     masks = {n: m for n, m in candidates.masks(chosen).items() if n in candidates.weights or not bool(m.all())}
@@ -233,7 +231,7 @@ def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budg
         if len(finite):
             thresholds[layer] = float(finite.min())
         if layer in ranking.spared and len(scores) == 1:
-            left[layer] = "its best one was kept, all others go"
+            left[layer] = "its best one is kept, all others are cut"
         elif layer in masks and bool(masks[layer].all()):
             left[layer] = "all its scores are above the cut"
     return Plan(masks, criterion, granularity, budget, thresholds, left, candidates.unread(chosen))
@@ -247,8 +245,8 @@ def _nothing(budget: Budget | None, ranking: Ranking) -> str:
         return f"No cut keeps within {budget} on the validation data; {gone}. Allow more, or fine-tune first."
     if budget.goal == "threshold":
         return (
-            f"No score is below {budget.value:g} ({gone}). Raise the threshold, or train on: under a prior that "
-            "prefers zero more and more scores fall."
+            f"No score is below {budget.value:g} ({gone}). Raise the threshold, or train longer: a prior that "
+            "favours zero lowers more and more scores."
         )
     return f"{budget} is met without cutting anything: {gone}. Ask for more."
 

@@ -1,6 +1,6 @@
-"""In which order candidates go, and how far one may go down the list.
+"""The order in which candidates are cut, and how far down the order a cut may go.
 
-A cut is always a beginning of the ranking, so every goal is a search for one number: how many candidates go.
+A cut is always a beginning of the ranking, so that every goal is a search for one number: how many candidates to cut.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from bayeslim.prune.candidates import Candidates
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Candidates in the order they go.
+    """Candidates in the order in which they are cut.
 
     Attributes:
-        candidates: the candidates.
-        order: their places, first to go first; what must stay is not in it.
-        gone: how many are cut already; they stand first.
-        limit: how many may go at most.
-        blocked: the layer that would lose everything beyond the limit; "" if none.
-        spared: layers that keep their best item for that reason.
+        candidates: everything that could be cut.
+        order: their indices, first to be cut first; those that must stay are not in it.
+        gone: the number of those cut already; they stand first.
+        limit: the most that may be cut.
+        blocked: the layer that would lose everything beyond the limit; "" if there is none.
+        spared: layers that keep their best candidate for that reason.
     """
 
     candidates: Candidates
@@ -34,7 +34,7 @@ class Ranking:
     spared: tuple[str, ...]
 
     def cut(self, count: int) -> Tensor:
-        """The first `count` candidates."""
+        """Return the indices of the first `count` candidates."""
         return self.order[:count]
 
 
@@ -42,14 +42,13 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
     """Rank candidates by score, equal ones by their ties, then by their place in the network.
 
     Args:
-        candidates: what can go.
+        candidates: everything that could be cut.
         scope: "global" compares scores of all layers; "layer" takes the same fraction of every layer.
-        keep_best: never cut a layer's best item; otherwise ranking ends before the first layer would be empty.
-        by_size: whether to rank by the score of each weight in an item.
+        keep_best: never cut a layer's best candidate; otherwise the ranking ends before the first layer would be empty.
+        by_size: whether to rank by the score per weight of a candidate.
     """
-    scores = torch.where(
-        candidates.gone, -torch.inf, candidates.scores / candidates.sizes if by_size else candidates.scores
-    )
+    scores = candidates.scores / candidates.sizes if by_size else candidates.scores
+    scores = torch.where(candidates.gone, -torch.inf, scores)
     order = candidates.ties.argsort(stable=True)
     order = order[scores[order].argsort(stable=True)]
     if scope == "layer":
@@ -70,7 +69,7 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
-    """For candidates in order of score, how far down its own layer each one stands, from 0 to 1."""
+    """Compute, for candidates in order of score, the fraction of its layer up to each, from 0 to 1."""
     by_layer = layers.argsort(stable=True)
     sizes = torch.bincount(layers, minlength=count)
     starts = sizes.cumsum(0) - sizes

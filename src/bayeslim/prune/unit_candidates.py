@@ -1,11 +1,12 @@
-"""Units as candidates: with a unit go the parameters that produce it and the columns that read it.
+"""Units as candidates: a cut unit takes the rows that make it and the columns that read it with it.
 
-The units are those that compaction can remove, so a cut by units is really a smaller network.
+The units are those that compaction can remove, so that a cut by units gives a smaller network.
 
-A unit is lost once, though a posterior that is linear in the weights counts it twice: its output is a product of the
+A unit is lost once, and a posterior that is linear in the weights would count it twice: its output is a product of the
 weights that make it and those that read it, and setting both to zero changes a linearised network by twice the unit.
-So it is the readers' zeros that the posterior is conditioned on; the makers' weights are `unread` from then on, and go
-without anything moving for them. (Only where no reader has a posterior is it conditioned on the makers' zeros.)
+So the posterior is conditioned on the zeros of the weights that read the unit. The weights that make it are `unread`
+from then on: they are set to zero, and no other weight compensates for them. (Only where no reader has a posterior, it
+is conditioned on the zeros of the weights that make the unit.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bayeslim.types import Inputs, Params
 
 
 def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
-    """Every removable unit, scored from the joint posterior of all weights that go with it."""
+    """List every removable unit, scored by the joint posterior of its weights."""
     if pruning.criterion.units is None:
         raise ValueError(
             f'criterion="{pruning.criterion.name}" ranks single weights only. For units use "curvature", "density", '
@@ -39,12 +40,12 @@ def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
         if any(part.parameter in protected for part in unit.incoming):
             left[unit.layer] = "protected"
         elif not groups[place]:
-            left[unit.layer] = "its units have no posterior: trained as points"
+            left[unit.layer] = "its units have no posterior: they were trained as points"
         else:
             places.append(place)
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items()) or "it has no hidden units"
-        raise BayeslimError(f"No unit of {pruning.bnn.sites.model} can go: {reasons}.")
+        raise BayeslimError(f"No unit of {pruning.bnn.sites.model} can be cut: {reasons}.")
     chosen = [groups[place] for place in places]
     layers = list(dict.fromkeys(graph.units[place].layer for place in places))
     start = {name: pruning.kept(name) for name in graph.shapes}
@@ -83,7 +84,7 @@ def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
 
 
 def _groups(graph: UnitGraph, random: set[str]) -> list[Group]:
-    """The flat indices of every unit's weights that have a posterior, by parameter."""
+    """Find the flat indices of every unit's weights that have a posterior."""
     numbered = {name: torch.arange(torch.Size(shape).numel()).view(shape) for name, shape in graph.shapes.items()}
     groups: list[Group] = []
     for unit in graph.units:
