@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
 
@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayeslim.blas import by_blas
 from bayeslim.errors import UnsupportedModel
-from bayeslim.noise import kept_random_state, standard_normal_like
+from bayeslim.noise import current_generator, kept_random_state, standard_normal_like
+from bayeslim.replica import Uses
 from bayeslim.sites import owner
 from bayeslim.types import Inputs, Params, arguments, call_with, modules_of
 
@@ -137,25 +137,15 @@ def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
-def _four_tiny(like: Tensor) -> Tensor:
-    return _four_tiny_here(like.dtype) if type(like) is Tensor and like.is_cpu else like.new_full((1,), 4 * TINY)
-
-
-@cache
-def _four_tiny_here(dtype: torch.dtype) -> Tensor:
-    return torch.full((1,), 4 * TINY, dtype=dtype)
-
-
 class _LocalLinear(torch.autograd.Function):
     """x Wᵀ + b + √(x² Vᵀ) ∘ ε: a linear layer with local noise, without the many small steps it is made of."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, variance: Tensor, bias: Tensor | None) -> Tensor:
         squares = x.square()
-        with by_blas():
-            output = F.linear(x, weight, bias)
-            # 2 √v, for d√v = dv / (2 √v); the product itself adds and multiplies.
-            twice = torch.addmm(_four_tiny(x), squares, variance.mT, alpha=4).sqrt_()
+        output = F.linear(x, weight, bias)
+        # 2 √v, for d√v = dv / (2 √v); the product itself adds and multiplies.
+        twice = torch.addmm(x.new_full((1,), 4 * TINY), squares, variance.mT, alpha=4).sqrt_()
         noise = standard_normal_like(output)
         output.addcmul_(twice, noise, value=0.5)
         ctx.save_for_backward(x, squares, weight, variance, noise.div_(twice))
@@ -191,8 +181,7 @@ class _Local(_Noisy):
                 variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
-        sums = self.plain is nn.Linear or are_sums(input)
-        std = (variance.add_(TINY) if sums else variance.clamp_min(TINY)).sqrt_()
+        std = variance.clamp_min(TINY).sqrt_()  # convolutions by transforms may round to below zero
         return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
 
@@ -220,11 +209,6 @@ def _is_simple(*tensors: Tensor) -> bool:
     return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
 
 
-def are_sums(input: Tensor) -> bool:
-    """Whether convolutions add products up, as oneDNN does; those by transforms may round to below zero."""
-    return not torch.compiler.is_compiling() and input.is_cpu and torch._C._get_mkldnn_enabled()
-
-
 def _half_precision(input: Tensor, mean: Tensor) -> bool:
     if torch.float16 in (input.dtype, mean.dtype):
         return True
@@ -236,7 +220,12 @@ def _signs(like: Tensor, channel: int) -> Tensor:
     """Random signs for every example and channel of a batch, the same at all positions."""
     shape = [1] * like.ndim
     shape[0], shape[channel] = like.shape[0], like.shape[channel]
-    return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(0.5).mul_(2).sub_(1)
+    return (
+        torch.empty(shape, dtype=like.dtype, device=like.device)
+        .bernoulli_(0.5, generator=current_generator(like.device))
+        .mul_(2)
+        .sub_(1)
+    )
 
 
 def _retyped(kind: type[_Noisy], plain: type[nn.Module], channel: int, **body: Any) -> type[nn.Module]:
@@ -380,51 +369,20 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
             del layer.given
 
 
-class evaluating:  # noqa: N801 - read as a verb; a generator would take longer than small networks do
-    """`model` in evaluation mode, every module's own mode restored afterwards."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a network that is being fitted into evaluation mode; every module's own mode is restored afterwards.
 
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def __enter__(self) -> None:
-        self.training, modules = [], [self.model]
-        for module in modules:
-            if module is not None:
-                own = vars(module)  # a module's own setter takes far longer
-                if own["training"]:
-                    own["training"] = False
-                    self.training.append(own)
-                modules.extend(own["_modules"].values())
-
-    def __exit__(self, *_: object) -> None:
-        for own in self.training:
-            own["training"] = True
-
-
-class _Uses(TorchFunctionMode):
-    """Counts the operations that take some tensors and give a tensor; reading a shape is no use of a weight."""
-
-    def __init__(self, tensors: Iterable[Tensor]):
-        super().__init__()
-        self.counts = {id(tensor): 0 for tensor in tensors}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if any(True for _ in _tensors(result)):
-            for tensor in _tensors((args, kwargs)):
-                if id(tensor) in self.counts:
-                    self.counts[id(tensor)] += 1
-        return result
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
+    To predict, call a replica instead (`bayeslim.replica`): another thread may use the network.
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
@@ -445,7 +403,7 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
         return count
 
     layers = {path: model.get_submodule(path) for path in runs}
-    uses = _Uses(p for layer in layers.values() for p in layer.parameters(recurse=False))
+    uses = Uses(p for layer in layers.values() for p in layer.parameters(recurse=False))
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     handles = [layer.register_forward_pre_hook(counter(path), with_kwargs=True) for path, layer in layers.items()]
     args, kwargs = arguments(inputs)
@@ -465,16 +423,22 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
     }
 
 
-@contextmanager
-def own_layers() -> Iterator[None]:
-    """Transformer layers call their linear layers, instead of handing the weights to a fused kernel.
+class own_layers(TorchFunctionMode):  # noqa: N801 - used as a context, as in `with own_layers():`
+    """Make transformer layers call their linear layers, and attention follow its formula, in this thread.
 
-    No exporter reads that kernel, and it hides its arithmetic. It also returns zeros at padded positions of
-    `nn.TransformerEncoder`; the layers themselves, as in training, and an exported file do not.
+    torch hands both to fused kernels, which no exporter reads, no hook sees inside, and which draw dropout masks of
+    their own and have no forward-mode derivative. The kernel of a whole layer also returns zeros at padded positions of
+    `nn.TransformerEncoder`; the layers themselves, as in training, do not. torch leaves that kernel out in a thread
+    where functions are overridden, as they are here.
     """
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or the formula of attention."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+            return func(*args, **kwargs | {"need_weights": True})[0], None  # with weights it follows the formula
+        return func(*args, **kwargs)

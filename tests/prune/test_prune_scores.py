@@ -15,7 +15,7 @@ from bayeslim.posteriors import Conditioned, Dense, Diagonal
 from bayeslim.priors import Normal, Prior
 from bayeslim.prune import CRITERIA, Criterion, criteria, default_criterion
 from bayeslim.prune.criteria.group_log_det import group_log_det, random_groups
-from bayeslim.prune.reduced import reduced
+from bayeslim.prune.smaller_kronecker import reduced
 from oracles import linear_regression
 
 PRIORS = dict.fromkeys(["w"], Normal(1.0))

@@ -178,5 +178,6 @@ def _expected(prior: Learnable, posterior: Posterior, name: str) -> Tensor:
     if hasattr(mixture, "components"):
         each = torch.stack([_expected(prior, component, name) for component in mixture.components])
         shares = mixture.weights.to(each).view(-1, *[1] * (each.ndim - 1))
-        return (shares * each).sum(0)
+        averaged: Tensor = (shares * each).sum(0)
+        return averaged
     return prior.statistic(posterior.mean[name].double(), posterior.variance[name].double().sqrt())

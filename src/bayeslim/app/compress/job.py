@@ -25,7 +25,7 @@ from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.methods import Laplace, Method, Variational
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
-from bayeslim.prune.items import pattern
+from bayeslim.prune.candidates import pattern
 from bayeslim.recipes import Recipe
 from bayeslim.train.fit import fit as training
 from bayeslim.train.loaders import Loader, size_of_data

@@ -16,7 +16,7 @@ from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
 from bayeslim.prune.criteria.base import Criterion, register_criterion
 from bayeslim.prune.criteria.marginals import marginals, signal_to_noise
-from bayeslim.prune.reduced import reduced
+from bayeslim.prune.smaller_kronecker import reduced
 from bayeslim.types import Params
 
 

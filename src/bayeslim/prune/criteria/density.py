@@ -27,7 +27,7 @@ from bayeslim.prune.criteria.group_log_det import group_log_det, random_groups
 from bayeslim.prune.criteria.marginals import HALF_LOG_2PI, marginals, minus_log_density_at_zero
 from bayeslim.prune.criteria.mixtures import mixed_units, mixed_weights
 from bayeslim.prune.criteria.particles import normalised, score_each_group
-from bayeslim.prune.reduced import reduced
+from bayeslim.prune.smaller_kronecker import reduced
 from bayeslim.types import Params
 
 

@@ -22,7 +22,7 @@ from bayeslim.prune.criteria.base import Criterion, register_criterion
 from bayeslim.prune.criteria.marginals import marginals, minus_log_density_at_zero
 from bayeslim.prune.criteria.mixtures import mixed_units, mixed_weights
 from bayeslim.prune.criteria.particles import score_each_group
-from bayeslim.prune.reduced import reduced
+from bayeslim.prune.smaller_kronecker import reduced
 from bayeslim.types import Params
 
 DEFAULT_EPSILON = 0.01
