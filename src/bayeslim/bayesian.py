@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bayeslim import stochastic
 from bayeslim.errors import BayeslimError, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method, Terms
+from bayeslim.methods.base import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate

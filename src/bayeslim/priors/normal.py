@@ -60,9 +60,8 @@ class Normal(Learnable):
         mixed = any(mean.dtype != log_std.dtype for mean, log_std in zip(means, log_stds, strict=True))
         if varies or mixed or torch.compiler.is_compiling():  # a compiler fuses them itself
             return super().weights(means, log_stds, squared)
-        large = (
-            sum(mean.numel() for mean in means) >= MANY_WEIGHTS
-        )  # then each parameter gets its gradient as soon as it is ready
+        # Apart, each parameter of a large network gets its gradient as soon as it is ready.
+        large = sum(mean.numel() for mean in means) >= MANY_WEIGHTS
         groups = [[k] for k in range(len(means))] if large else [list(range(len(means)))]
         found = [self._joined(*([part[k] for k in group] for part in (means, log_stds, squared))) for group in groups]
         kls = [kl for _, _, kl in found]
