@@ -23,7 +23,7 @@ from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
-from bayeslim.sites import Selection, Sites, sites
+from bayeslim.sites import Selection, Sites, sites, usable
 from bayeslim.train.loaders import check_loader
 from bayeslim.train.objective import Objective, warn_if_past_wrapper
 from bayeslim.train.schedules import Position, Schedule, Uniform
@@ -57,6 +57,7 @@ def bayesianize(
     >>> bnn
     Bayesian Linear: variational posterior over 12 of 15 parameters, categorical likelihood
     """
+    model = usable(model)
     _check(model, method, likelihood, num_data)
     try:
         model = copy.deepcopy(model)
@@ -78,7 +79,7 @@ def bayesianize_(
     num_data: int | None = None,
 ) -> Bayesian:
     """Make `model` itself Bayesian, in place; its parameters become the mean. Arguments as `bayesianize`."""
-    return Bayesian(model, method, likelihood, prior, sites, num_data)
+    return Bayesian(usable(model), method, likelihood, prior, sites, num_data)
 
 
 class Bayesian(nn.Module):
