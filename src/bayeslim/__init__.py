@@ -52,6 +52,7 @@ from bayeslim.methods import (
     Subspace,
     Variational,
 )
+from bayeslim.predict.compiled import Compiled, compiled
 from bayeslim.predict.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
 from bayeslim.quantise import Quantised, deserved_bits, quantise
@@ -75,6 +76,7 @@ __all__ = [
     "Bayesian",
     "Benchmark",
     "Budget",
+    "Compiled",
     "Compressed",
     "DeepEnsemble",
     "Encoded",
@@ -98,6 +100,7 @@ __all__ = [
     "bayesianize_",
     "benchmark",
     "compact",
+    "compiled",
     "compress",
     "continual",
     "data",
