@@ -223,7 +223,7 @@ def test_predictions_of_a_loader_are_those_of_its_inputs():
 def test_many_outputs_are_sampled(monkeypatch):
     bnn = fitted(bl.Laplace(curvature="exact"))
     exact = torch.cat([c for _, c in linearised.output_gaussians(bnn.model, bnn.posterior_, [X])])
-    monkeypatch.setattr(laplace, "MANY_OUTPUTS", 2)
+    monkeypatch.setattr(laplace, "MAX_SOLVED_OUTPUTS", 2)
     prediction = bl.predict(bnn, X, samples=300)
     torch.testing.assert_close(prediction.samples.mean(0), bnn.model.eval()(X).detach())
     ratio = prediction.samples.var(0, correction=0) / exact.diagonal(dim1=1, dim2=2)

@@ -22,7 +22,7 @@ from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.point_network import PointNetwork
-from bayeslim.predict.links import _dirichlet_prediction
+from bayeslim.predict.links import dirichlet_prediction
 from bayeslim.results import Prediction
 from bayeslim.types import Batch, Batches, call, split_batch
 
@@ -90,4 +90,4 @@ class Student(PointNetwork):
         alpha = outputs.movedim(where, -1).exp().clamp_min(tiny)
         probs = Dirichlet(alpha).sample(torch.Size((samples,))).clamp_min(tiny)
         sampled = bnn.likelihood.predict(probs.log().movedim(-1, where + 1 if where >= 0 else where))
-        return sampled if how == "sample" else _dirichlet_prediction(sampled, alpha)
+        return sampled if how == "sample" else dirichlet_prediction(sampled, alpha)

@@ -33,8 +33,8 @@ from bayeslim.results import Prediction, Uncertainty
 LINKS = ("auto", "glm", "probit", "extended-probit", "bridge", "joint")
 """Ways to average over Gaussian outputs; "auto" and "glm" are the likelihood's own default."""
 
-TOGETHER = 2**21
-"""How many numbers of covariances are summarised at once, unless they come in larger parts."""
+MAX_COVARIANCE_NUMBERS = 2**21
+"""Numbers of covariances that are summarised at once, unless they come in larger parts."""
 
 
 def summarise(
@@ -45,10 +45,10 @@ def summarise(
     how: str = "auto",
     generator: torch.Generator | None = None,
 ) -> Prediction:
-    """The prediction from Gaussian outputs.
+    """Turn Gaussian outputs into a prediction.
 
     Args:
-        likelihood: what the outputs mean.
+        likelihood: of the targets given the outputs.
         mean: m, (B, ...).
         covariance: V, (B, O, O), over the flattened outputs of each example.
         samples: draws of the outputs, S.
@@ -65,7 +65,7 @@ def summarise(
 
 
 def joint_draws(mean: Tensor, covariance: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
-    """Draws of N(m, V), (S, B, ...); V may be singular."""
+    """Draw from N(m, V), (S, B, ...); V may be singular."""
     root = _root(covariance)
     shape = (samples, *covariance.shape[:2])
     noise = standard_normal(shape, dtype=covariance.dtype, device=covariance.device, generator=generator)
@@ -74,11 +74,11 @@ def joint_draws(mean: Tensor, covariance: Tensor, samples: int, generator: torch
 
 
 def gathered(parts: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Means and covariances of a few examples at a time, put together to as many as are worth a summary."""
+    """Collect means and covariances of a few examples into larger parts."""
     waiting: list[tuple[Tensor, Tensor]] = []
     for part in parts:
         waiting.append(part)
-        if sum(covariance.numel() for _, covariance in waiting) >= TOGETHER:
+        if sum(covariance.numel() for _, covariance in waiting) >= MAX_COVARIANCE_NUMBERS:
             yield _joined(waiting)
             waiting = []
     if waiting:
@@ -91,7 +91,7 @@ def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def concatenate(predictions: Sequence[Prediction]) -> Prediction:
-    """One prediction from those of several batches."""
+    """Join the predictions of several batches."""
     if len(predictions) == 1:
         return predictions[0]
     first = predictions[0]
@@ -112,7 +112,7 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
 
 @singledispatch
 def closed_form(likelihood: Likelihood, mean: Tensor, covariance: Tensor, how: str, sampled: Prediction) -> Prediction:
-    """`sampled` with whatever has a closed form under this likelihood; nothing, for one that is not known."""
+    """Replace in `sampled` all that has a closed form under this likelihood."""
     _refuse(likelihood, how)
     return sampled
 
@@ -154,21 +154,22 @@ def _(likelihood: Categorical, mean: Tensor, covariance: Tensor, how: str, sampl
     blocks = covariance[:, places[:, :, None], places[:, None, :]]
     if how == "bridge":
         alpha = dirichlet(logits, blocks).view(len(mean), *shape)
-        return _dirichlet_prediction(sampled, alpha)
+        return dirichlet_prediction(sampled, alpha)
     probs = extended_probit(logits, blocks) if how == "extended-probit" else probit(logits, blocks)
     probs = probs.view(len(mean), *shape)
     return _probabilities(sampled, probs, torch.special.entr(probs).sum(-1))
 
 
 def probit(logits: Tensor, covariance: Tensor) -> Tensor:
-    """softmax(κ(v_c) m_c), each logit shrunk by its own variance, (..., C)."""
+    """Compute softmax(κ(v_c) m_c), each logit shrunk by its own variance, (..., C)."""
     return (logits * _kappa(covariance.diagonal(dim1=-2, dim2=-1))).softmax(-1)
 
 
 def extended_probit(logits: Tensor, covariance: Tensor) -> Tensor:
-    """p_c ∝ 1 / Σ_k exp(κ(Var[f_k − f_c]) (m_k − m_c)): every pair of classes compared, correlations counted.
+    """Compute p_c ∝ 1 / Σ_k exp(κ(Var[f_k − f_c]) (m_k − m_c)), (..., C).
 
-    What all logits have in common does not matter, as it does not for a softmax.
+    It compares every pair of classes and counts correlations. As for a softmax, a number added to all logits of an
+    example changes nothing.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     between = (variance.unsqueeze(-1) + variance.unsqueeze(-2) - 2 * covariance).clamp(min=0)
@@ -177,12 +178,12 @@ def extended_probit(logits: Tensor, covariance: Tensor) -> Tensor:
 
 
 def dirichlet(logits: Tensor, covariance: Tensor) -> Tensor:
-    """The Laplace bridge: α of the Dirichlet whose logits are nearly N(m, V), (..., C).
+    """Compute α of the Dirichlet whose logits are nearly N(m, V), (..., C): the Laplace bridge.
 
     A Dirichlet lives where logits sum to zero, so N(m, V) is conditioned on that first:
         α_c = (1 − 2/C + e^{m_c} / C² Σ_k e^{−m_k}) / v_c.
     It gives a whole distribution over probabilities, and is exact for logits with a Dirichlet's own covariance. Where
-    variances differ from that a lot, its mean is off, as no other link's is: a class with little variance gains.
+    variances differ much from that, its mean is biased towards the class with the least variance.
     """
     row = covariance.sum(-1)
     total = row.sum(-1, keepdim=True)
@@ -199,7 +200,7 @@ def _kappa(variance: Tensor) -> Tensor:
 
 
 def _probabilities(sampled: Prediction, probs: Tensor, entropy: Tensor) -> Prediction:
-    """Closed-form probabilities, with the draws' mutual information as the epistemic part of their entropy."""
+    """Put in closed-form probabilities; the epistemic part is the draws' mutual information."""
 
     def uncertainty() -> Uncertainty:
         epistemic = sampled.epistemic.to(entropy).minimum(entropy)
@@ -208,7 +209,8 @@ def _probabilities(sampled: Prediction, probs: Tensor, entropy: Tensor) -> Predi
     return replace(sampled, mean=probs, uncertainty=uncertainty, probs=probs)
 
 
-def _dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
+def dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
+    """Predict from Dirichlet concentrations α, (B, ..., C), with the draws of `sampled`."""
     total = alpha.sum(-1, keepdim=True)
     probs = alpha / total
     entropy = torch.special.entr(probs).sum(-1)
@@ -225,7 +227,7 @@ def _refuse(likelihood: Likelihood, how: str, *known: str) -> None:
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """A square root of each V: Cholesky's where rounding allows, else the eigenvectors'."""
+    """Compute a root of each V: Cholesky's where rounding allows, else by eigenvectors."""
     tiny = 1e-6 if covariance.dtype == torch.float32 else 1e-12
     jitter = tiny * covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None].expand(covariance.shape[:2])
     root: Tensor
