@@ -14,11 +14,9 @@ from functools import singledispatch
 
 import torch
 from torch import Tensor
-from torch.quasirandom import SobolEngine
 
 from bayeslim.likelihoods import Categorical, Likelihood
-from bayeslim.noise import standard_normal
-from bayeslim.predict.links import concatenate
+from bayeslim.predict.links import concatenate, normal_points
 from bayeslim.predict.moments.shared_noise import MAX_EXACT_UNITS, cholesky
 from bayeslim.predict.moments.tensor import Moments
 from bayeslim.results import Prediction, Uncertainty
@@ -104,17 +102,6 @@ def summarise(
         part = of_draws(likelihood, draws[rows].unflatten(1, shape))
         parts.append(replace(part, outputs=part.outputs[:0]))  # they are in place already
     return replace(concatenate(parts), outputs=draws.unflatten(1, shape).movedim(-1, 0))
-
-
-def normal_points(dimensions: int, count: int, generator: torch.Generator | None = None) -> Tensor:
-    """Draw standard normals that cover space evenly, (dimensions, count)."""
-    if dimensions > SobolEngine.MAXDIM:
-        return standard_normal((dimensions, count), dtype=torch.float64, generator=generator)
-    device = None if generator is None else generator.device
-    seed = int(torch.randint(2**31, (), device=device, generator=generator))
-    uniform = SobolEngine(dimensions, scramble=True, seed=seed).draw(count, dtype=torch.float64)
-    points: Tensor = torch.special.ndtri(uniform + 0.5 / 2**SobolEngine.MAXBIT)  # never exactly 0
-    return points.T.contiguous()
 
 
 @singledispatch
