@@ -21,10 +21,11 @@ import torch
 
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
 from bayeslim.evidence import marginal_likelihood, tune_prior
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.curvature_posterior import Curvature, Structure, current, examples_in, measured
 from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.subnetwork import Subnetwork, settled
-from bayeslim.noise import kept_random_state
+from bayeslim.noise import drawing_from, kept_random_state, random_seed
 from bayeslim.posteriors import Gaussian
 from bayeslim.predict import linearised, links
 from bayeslim.priors import Normal
@@ -51,6 +52,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+@register("method")
 @dataclass(frozen=True)
 class Laplace(FoundPosterior):
     """The posterior of a network that is already trained.
@@ -80,7 +82,6 @@ class Laplace(FoundPosterior):
     rank: int = 100
 
     name: ClassVar[str] = "laplace"
-    only_calls: ClassVar[bool] = False
     missing: ClassVar[str] = (
         "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
         "network, or bnn.fit(loader, epochs=...) to train it first."
@@ -206,11 +207,14 @@ class Laplace(FoundPosterior):
         if not solved and how in ("auto", "glm", "joint"):
             draws = linearised.linearised_draws(bnn.model, posterior, batches, samples, generator)
             return bnn.likelihood.predict(draws)
-        outputs = linearised.output_gaussians(bnn.model, posterior, batches())
+        with drawing_from(generator):
+            seed = random_seed()  # for the same draws in every part of the inputs, however large the parts are
         return links.concatenate(
             [
-                links.summarise(bnn.likelihood, mean, covariance, samples, how, generator)
-                for mean, covariance in links.gathered(outputs)
+                links.summarise(
+                    bnn.likelihood, mean, covariance, samples, how, torch.Generator(mean.device).manual_seed(seed)
+                )
+                for mean, covariance in links.gathered(linearised.output_gaussians(bnn.model, posterior, batches()))
             ]
         )
 

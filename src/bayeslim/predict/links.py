@@ -6,19 +6,18 @@ The links, by the name of `predict(how=...)`; "auto" (or "glm") is the first of 
     Poisson        "auto"                     E[eᶠ] = exp(m + v/2), exactly
     Bernoulli      "auto"                     E[σ(f)] by Gauss-Hermite quadrature
                    "probit"                   σ(κ(v) m),  κ(v) = (1 + π v / 8)^(-1/2)
-    Categorical    "auto"                     as "joint"
+    Categorical    "auto"                     E[softmax(f)] by quasi-Monte Carlo with 256 fixed points
                    "extended-probit"          p_c ∝ 1 / Σ_k exp(κ(Var[f_k − f_c]) (m_k − m_c)), with their correlations
                    "probit"                   softmax(κ(v_c) m_c), each logit on its own
                    "bridge"                   mean of the Dirichlet with the Laplace approximation N(m, V) in logits
-    all            "joint"                    averages over draws of N(m, V)
+    all            "joint"                    averages over the draws of N(m, V) in `samples`
 
-"joint" converges to the exact average as draws grow in number. The draws are an even, quasi-random set: with 32 of them
-probabilities are off by about 0.015 in total variation, with 256 by 0.004, where the probit is off by 0.1 to 0.3 and the
-extended probit by 0.05 (`benchmarks/laplace_links.py`). The bridge is as far off as the plain network's probabilities,
-which it stays close to.
+"auto" is deterministic, and off the exact average by about 0.004 in total variation; "joint" of 32 draws by 0.015, the
+extended probit by 0.05, the probit by 0.1 to 0.3 (`benchmarks/laplace_links.py`). The bridge stays close to the plain
+network's probabilities, and is as far from the average as they are.
 
-Draws from N(m, V) are in `samples` in every case. For classes `aleatoric` is the expected entropy of one network, over
-these draws (by the bridge, over its Dirichlet), and `epistemic` the rest of the prediction's entropy.
+Draws from N(m, V) are in `samples` in every case. For classes `aleatoric` is the expected entropy of one network under
+N(m, V) (by the bridge, under its Dirichlet), and `epistemic` the rest of the prediction's entropy.
 
 MacKay 1992 · Gibbs 1997 · Lu, Ie & Sha 2020, arXiv:2006.07584 · Hobbhahn, Kristiadi & Hennig 2022, arXiv:2003.01227 ·
 Owen 1998, "Scrambling Sobol' and Niederreiter-Xing points"
@@ -37,14 +36,23 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
-from bayeslim.noise import standard_normal
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.noise import drawing_from, random_seed, standard_normal
+from bayeslim.results import Prediction
 
 LINKS = ("auto", "glm", "joint", "extended-probit", "probit", "bridge")
 """Ways to average over Gaussian outputs; "auto" and "glm" are the likelihood's own default."""
 
-QUADRATURE_POINTS = 32
+BINARY_POINTS = 32
 """Points of the Gauss-Hermite rule for binary outputs."""
+
+CLASS_POINTS = 256
+"""Points of the quasi-Monte Carlo rule for classes; a power of two, for which Sobol points are even."""
+
+POINTS_SEED = 0
+"""Seed of the scrambling of the points for classes, which are the same in every prediction."""
+
+MAX_CLASS_NUMBERS = 2**22
+"""Logits at points for classes that are held at once, unless one example has more."""
 
 MAX_COVARIANCE_NUMBERS = 2**21
 """Numbers of covariances that are summarised at once, unless they come in larger parts."""
@@ -97,8 +105,8 @@ def normal_points(dimensions: int, count: int, generator: torch.Generator | None
     """
     if dimensions > SobolEngine.MAXDIM:
         return standard_normal((dimensions, count), dtype=torch.float64, generator=generator)
-    device = None if generator is None else generator.device
-    seed = int(torch.randint(2**31, (), device=device, generator=generator))
+    with drawing_from(generator):
+        seed = random_seed()
     uniform = SobolEngine(dimensions, scramble=True, seed=seed).draw(count, dtype=torch.float64)
     points: Tensor = torch.special.ndtri(uniform + 0.5 / 2**SobolEngine.MAXBIT)  # never exactly 0
     return points.T.contiguous()
@@ -133,11 +141,11 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
     return Prediction(
         kind=first.kind,
         mean=joined("mean"),
-        outputs=joined("outputs", 1),
-        uncertainty=Uncertainty(
-            joined("aleatoric"), joined("epistemic"), None if first.spread is None else joined("spread")
-        ),
+        samples=joined("samples", 1),
+        aleatoric=joined("aleatoric"),
+        epistemic=joined("epistemic"),
         probs=None if first.probs is None else joined("probs"),
+        spread=None if first.spread is None else joined("spread"),
     )
 
 
@@ -158,7 +166,7 @@ def _(likelihood: Gaussian, mean: Tensor, covariance: Tensor, how: str, sampled:
         noise = (log_variance + spread_of_log / 2).exp()
     else:
         noise = (2 * likelihood.log_noise.to(mean)).exp().expand(mean.shape)
-    return replace(sampled, mean=mean, uncertainty=Uncertainty(noise, spread))
+    return replace(sampled, mean=mean, aleatoric=noise, epistemic=spread)
 
 
 @closed_form.register
@@ -166,7 +174,7 @@ def _(likelihood: Poisson, mean: Tensor, covariance: Tensor, how: str, sampled: 
     _refuse(likelihood, how)
     spread = covariance.diagonal(dim1=1, dim2=2).view(mean.shape)
     rate = (mean + spread / 2).exp()
-    return replace(sampled, mean=rate, uncertainty=Uncertainty(rate, spread.expm1() * rate.square()))
+    return replace(sampled, mean=rate, aleatoric=rate, epistemic=spread.expm1() * rate.square())
 
 
 @closed_form.register
@@ -181,8 +189,6 @@ def _(likelihood: Bernoulli, mean: Tensor, covariance: Tensor, how: str, sampled
 
 @closed_form.register
 def _(likelihood: Categorical, mean: Tensor, covariance: Tensor, how: str, sampled: Prediction) -> Prediction:
-    if how in ("auto", "glm"):
-        return sampled
     places = torch.arange(mean[0].numel(), device=mean.device).view(1, *mean.shape[1:])
     places = places.movedim(likelihood.class_dim, -1)[0]
     shape, places = places.shape, places.reshape(-1, places.shape[-1])
@@ -191,14 +197,39 @@ def _(likelihood: Categorical, mean: Tensor, covariance: Tensor, how: str, sampl
     if how == "bridge":
         alpha = dirichlet(logits, blocks).view(len(mean), *shape)
         return dirichlet_prediction(sampled, alpha)
-    probs = extended_probit(logits, blocks) if how == "extended-probit" else probit(logits, blocks)
-    probs = probs.view(len(mean), *shape)
-    return _probabilities(sampled, probs, torch.special.entr(probs).sum(-1), sampled.aleatoric, sampled.spread)
+    probs, expected, spread = class_moments(logits, blocks)
+    if how in ("probit", "extended-probit"):
+        probs = extended_probit(logits, blocks) if how == "extended-probit" else probit(logits, blocks)
+    probs, spread = probs.view(len(mean), *shape), spread.view(len(mean), *shape)
+    return _probabilities(
+        sampled, probs, torch.special.entr(probs).sum(-1), expected.view(len(mean), *shape[:-1]), spread
+    )
+
+
+def class_moments(logits: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute E[p], E[H(p)] and Var[p] of p = softmax(f), f ~ N(m, V), at fixed points.
+
+    Args:
+        logits: m, (..., C).
+        covariance: V, (..., C, C).
+    """
+    *shape, classes = logits.shape
+    mean, root = logits.reshape(-1, classes, 1), _root(covariance.reshape(-1, classes, classes))
+    points = normal_points(classes, CLASS_POINTS, torch.Generator().manual_seed(POINTS_SEED)).to(root)
+    step = max(1, MAX_CLASS_NUMBERS // (classes * CLASS_POINTS))
+    found = []
+    for start in range(0, len(mean), step):
+        log_probs = (mean[start : start + step] + root[start : start + step] @ points).log_softmax(1)
+        probs = log_probs.exp()
+        entropy = -(probs * log_probs).sum(1).mean(-1)
+        found.append((probs.mean(-1), entropy, probs.var(-1, correction=0)))
+    expected, entropy, spread = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return expected.view(*shape, classes), entropy.view(shape), spread.view(*shape, classes)
 
 
 def binary_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute E[p], E[H(p)] and Var[p] of p = σ(f), f ~ N(m, v), by Gauss-Hermite quadrature."""
-    points, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
+    points, weights = np.polynomial.hermite_e.hermegauss(BINARY_POINTS)
     std = variance.sqrt()
     probability, square, entropy = (torch.zeros_like(mean) for _ in range(3))
     for point, weight in zip(points.tolist(), (weights / weights.sum()).tolist(), strict=True):
@@ -258,7 +289,8 @@ def _probabilities(
 ) -> Prediction:
     """Put in probabilities of this entropy, and the expected entropy of one network."""
     aleatoric = expected.to(entropy).minimum(entropy)  # an approximation may have less entropy in all
-    return replace(sampled, mean=probs, uncertainty=Uncertainty(aleatoric, entropy - aleatoric, spread), probs=probs)
+    epistemic = entropy - aleatoric
+    return replace(sampled, mean=probs, aleatoric=aleatoric, epistemic=epistemic, probs=probs, spread=spread)
 
 
 def dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
@@ -268,8 +300,8 @@ def dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
     entropy = torch.special.entr(probs).sum(-1)
     expected = (probs * (torch.digamma(total + 1) - torch.digamma(alpha + 1))).sum(-1)
     spread = probs * (1 - probs) / (total + 1)
-    uncertainty = Uncertainty(expected, (entropy - expected).clamp_min(0), spread)
-    return replace(sampled, mean=probs, uncertainty=uncertainty, probs=probs)
+    epistemic = (entropy - expected).clamp_min(0)
+    return replace(sampled, mean=probs, aleatoric=expected, epistemic=epistemic, probs=probs, spread=spread)
 
 
 def _refuse(likelihood: Likelihood, how: str, *known: str) -> None:
