@@ -28,6 +28,7 @@ from bayeslim.coding.encode import Encoded, decode, encode
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
+from bayeslim.io.registry import register
 from bayeslim.io.saving import load, save
 from bayeslim.methods import (
     HMC,
@@ -58,6 +59,7 @@ from bayeslim.quantise.quantise import quantise
 from bayeslim.quantise.result import Quantised
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
+from bayeslim.stochastic import linear_in_parameters
 from bayeslim.train import schedules
 
 __version__ = "0.1.0"
@@ -112,6 +114,7 @@ __all__ = [
     "fine_tune",
     "gates",
     "likelihoods",
+    "linear_in_parameters",
     "load",
     "log_evidence",
     "metrics",
@@ -122,6 +125,7 @@ __all__ = [
     "prune",
     "quantise",
     "recipes",
+    "register",
     "report",
     "samplers",
     "save",
