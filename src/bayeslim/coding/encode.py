@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -14,11 +15,25 @@ from bayeslim.coding.content import HEADER, content_of, network_of
 from bayeslim.coding.network import POSITIONS, VALUES
 from bayeslim.coding.order import sort_units
 from bayeslim.errors import BayeslimError
-from bayeslim.export.files import write_file
-from bayeslim.quantise.result import Quantised
-from bayeslim.types import Inputs
+from bayeslim.io.files import write_file
+from bayeslim.types import Inputs, Params
 
 __all__ = ["Encoded", "decode", "encode"]
+
+
+@runtime_checkable
+class Rounded(Protocol):
+    """A network with its weights on grids, such as the result of `quantise`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The plain network."""
+        ...
+
+    @property
+    def codes(self) -> Params:
+        """The integer codes of its parameters."""
+        ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +79,7 @@ class Encoded:
 
 
 def encode(
-    network: nn.Module | Quantised,
+    network: nn.Module | Rounded,
     path: str | os.PathLike[str],
     *,
     example: Inputs | None = None,
@@ -88,7 +103,8 @@ def encode(
     Raises:
         ValueError: if values of a plain network do not lie on a grid and `raw` is false.
     """
-    plain = network.network if isinstance(network, Quantised) else network
+    is_rounded = not isinstance(network, nn.Module) and isinstance(network, Rounded)
+    plain = network.network if is_rounded else network
     if isinstance(plain, Bayesian) or not isinstance(plain, nn.Module):
         raise TypeError(
             f"encode takes a plain torch.nn.Module, or the result of quantise. Got {type(network).__name__}. For a "
@@ -100,7 +116,7 @@ def encode(
     if example is not None:
         plain = sort_units(plain, example)
     content = content_of(plain)
-    if content.raw and not raw and not isinstance(network, Quantised):
+    if content.raw and not raw and not is_rounded:
         more = " and more" if len(content.raw) > 3 else ""
         raise ValueError(
             f"The values of {', '.join(content.raw[:3])}{more} lie on no grid. Round them first (bl.quantise), or pass "
