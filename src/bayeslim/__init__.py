@@ -24,7 +24,7 @@ from bayeslim.app.benchmark import Benchmark, benchmark
 from bayeslim.app.compress import Compressed, compress
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
-from bayeslim.coding import Encoded, decode, encode
+from bayeslim.coding.encode import Encoded, decode, encode
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
@@ -55,7 +55,9 @@ from bayeslim.methods import (
 from bayeslim.predict.compiled import Compiled, compiled
 from bayeslim.predict.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
-from bayeslim.quantise import Quantised, deserved_bits, quantise
+from bayeslim.quantise.deserved import deserved_bits
+from bayeslim.quantise.quantise import quantise
+from bayeslim.quantise.result import Quantised
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
 from bayeslim.stochastic import linear_in_parameters

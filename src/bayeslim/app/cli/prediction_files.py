@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting
-from bayeslim.export.files import write_file
+from bayeslim.io.files import write_file
 from bayeslim.results import Prediction
 from bayeslim.train.dataset import Scale
 
