@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -196,6 +196,7 @@ def benchmark(
     slim: nn.Module,
     *,
     example: Inputs,
+    others: Mapping[str, nn.Module] | None = None,
     batch_sizes: Sequence[int] = (1, 64),
     runtimes: Sequence[str] | None = None,
     rounds: int = 30,
@@ -208,6 +209,7 @@ def benchmark(
         dense: the original; of a Bayesian network, its mean network.
         slim: what came of it, for example from `compact`; likewise.
         example: inputs of both: a tensor, a tuple of arguments or a dict; its rows are repeated to fill a batch.
+        others: further plain networks by name, timed beside the two in eager PyTorch.
         batch_sizes: how many examples in a call.
         runtimes: some of "eager", "compile", "onnxruntime" and "onnxruntime-int8"; if not given, all that are here but
             "compile", which takes long to prepare.
@@ -217,7 +219,10 @@ def benchmark(
         ShapeMismatch: if a network does not take the example at a batch size.
         MissingExtra: if a runtime that is asked for is not installed.
     """
-    for network in (dense, slim):
+    named = {"dense": dense, "slim": slim, **(others or {})}
+    if len(named) < 2 + len(others or {}):
+        raise ValueError(f'others needs names beside "dense" and "slim". Got {", ".join(others or {})}.')
+    for network in named.values():
         if not isinstance(network, nn.Module):
             raise TypeError(
                 f"benchmark compares two torch.nn.Modules. Got {type(network).__name__}. Of a quantised network, pass "
@@ -225,8 +230,7 @@ def benchmark(
             )
     _check(batch_sizes, runtimes, rounds)
     plain = {
-        name: network.mean_network() if isinstance(network, Bayesian) else network
-        for name, network in (("dense", dense), ("slim", slim))
+        name: network.mean_network() if isinstance(network, Bayesian) else network for name, network in named.items()
     }
     networks = {name: evaluating_copy(network).cpu() for name, network in plain.items()}
     example = to_device(example, "cpu")
@@ -235,11 +239,14 @@ def benchmark(
         for batch in inputs.values():
             run_example(network, batch)
     skipped: dict[str, str] = {}
-    entries = _prepared(networks, example, available() if runtimes is None else runtimes, runtimes is None, skipped)
+    pair = {name: networks[name] for name in _NETWORKS}
+    entries = _prepared(pair, example, available() if runtimes is None else runtimes, runtimes is None, skipped)
     sizes = {}
-    for name, network in networks.items():
+    for name, network in pair.items():
         files = {key[1]: e.file_bytes for key, e in entries.items() if key[0] == name and e.file_bytes is not None}
         sizes[name] = _size(network, with_batch_size(example, 1), inputs[max(batch_sizes)], files)
+    for name in others or {}:
+        entries[name, "eager"] = Preparation(networks[name], batches(networks[name], example))("eager")
     seconds = {}
     for size, batch in inputs.items():
         runs = {(*key, size): entry.bind(batch) for key, entry in entries.items()}

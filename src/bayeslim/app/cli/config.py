@@ -52,6 +52,7 @@ class Settings(TomlSettings):
     batch_size: int = 128
     validation: float = 0.1
     seed: int = 0
+    device: str = "auto"
 
     @property
     def budget(self) -> Budget | None:
@@ -59,10 +60,11 @@ class Settings(TomlSettings):
         return budget(vars(self), needs_none=":" in self.granularity or self.recipe is not None)
 
     def run(self) -> Compressed:
-        """Do it."""
-        goal = self.budget
-        loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed)
-        model = sources.model_by_name(self.model, Path(self.weights) if self.weights else None, self.seed)
+        """Compress, or go on with it; a run that is complete is read."""
+        goal, device = self.budget, sources.device_by_name(self.device)
+        loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device)
+        weights = Path(self.weights) if self.weights else None
+        model = sources.model_by_name(self.model, weights, self.seed).to(device)
         recipe = sources.recipe_by_name(self.recipe, self.epochs) if self.recipe else None
         rate = {} if self.lr is None else {"lr": self.lr}  # a recipe has its own, and its own epochs
         if recipe is None:

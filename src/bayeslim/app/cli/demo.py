@@ -15,7 +15,7 @@ from rich.console import Console
 
 import bayeslim as bl
 from bayeslim.app.cli.config import Settings
-from bayeslim.app.cli.sources import data_by_name
+from bayeslim.app.cli.sources import data_by_name, device_by_name
 from bayeslim.app.cli.tables import certainty_table, network_table
 from bayeslim.app.report.quantities import duration
 from bayeslim.app.report.scores import collected, predict_all
@@ -41,7 +41,7 @@ FOR_FEW_DIGITS = {"bottleneck": "bottleneck(strength=0.025)", "l0": "l0(cost=30)
 """What to take for recipes that count on more data."""
 
 
-def run(output: Path, seed: int, recipe: str | None = None) -> None:
+def run(output: Path, seed: int, recipe: str | None = None, device: str = "auto") -> None:
     """Compress, compare, and show the most and least certain digits."""
     console = Console()
     torch.set_num_threads(1)  # on networks this small a second thread waits more than it works
@@ -50,11 +50,11 @@ def run(output: Path, seed: int, recipe: str | None = None) -> None:
     if recipe is not None:
         recipe = FOR_FEW_DIGITS.get(recipe, recipe)
         chosen = {k: v for k, v in SETTINGS.items() if k not in CUT} | {"recipe": recipe, **TRAINING}
-    settings = Settings.read(None, {**chosen, "out": str(output), "seed": seed})
+    settings = Settings.read(None, {**chosen, "out": str(output), "seed": seed, "device": device})
     console.print(f"[bold]{bl.data.load(settings.data)}[/]", highlight=False)
     result = settings.run()
     settings.keep()
-    loaders = data_by_name(settings.data, settings.batch_size, settings.validation, seed)
+    loaders = data_by_name(settings.data, settings.batch_size, settings.validation, seed, device_by_name(device))
     batches = collected(loaders.test)
     prediction, targets = predict_all(result.pruned, batches), batches[0][1]
     order = prediction.entropy.argsort().tolist()

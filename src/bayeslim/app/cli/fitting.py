@@ -22,7 +22,7 @@ from bayeslim.app.cli.calls import BadSetting, parse
 from bayeslim.app.cli.fits import check_fits_data
 from bayeslim.app.cli.sources import NETWORK
 from bayeslim.app.cli.toml import TomlSettings
-from bayeslim.app.compress.folder import INDEX, RunFolder
+from bayeslim.app.compress.folder import RunFolder, run_folder
 from bayeslim.app.compress.job import readable, size_of, start_over, unfitted_copy
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.io.saving import load, save
@@ -89,18 +89,22 @@ class FitSettings(TomlSettings):
             num_data=None if hasattr(train, "dataset") else examples_in(train),
         )
         check_fits_data(bnn, train, val, self.model, self.data)
-        _forget_if_nothing_was_done(Path(self.out))
-        folder = RunFolder(self.out, self._identity(bnn, train), (NETWORK,), from_the_start)
-        self.keep()
         architecture = unfitted_copy(bnn)
-        folder.say(repr(bnn))
-        try:
-            fitted = folder.stage(
-                NETWORK, {}, lambda _: self._fit(bnn, train, val, folder), save, lambda path: load(path, architecture)
-            )
-        except BaseException:
-            folder.leave_nothing(FILE)
-            raise
+        identity = self._identity(bnn, train)
+        with run_folder(self.out, identity, (NETWORK,), from_the_start, _came_to_nothing) as folder:
+            self.keep()
+            folder.say(repr(bnn))
+            try:
+                fitted = folder.stage(
+                    NETWORK,
+                    {},
+                    lambda _: self._fit(bnn, train, val, folder),
+                    save,
+                    lambda path: load(path, architecture),
+                )
+            except BaseException:
+                folder.leave_nothing(FILE)
+                raise
         return Fitted(cast("Bayesian", fitted), val, loaders.target_scale, Path(self.out))
 
     @property
@@ -183,8 +187,6 @@ def _digest(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _forget_if_nothing_was_done(out: Path) -> None:
-    """A run that failed before its first epoch was complete does not keep its folder from one with better settings."""
-    done = (out / NETWORK).exists() or any(out.glob("*.checkpoint"))
-    if (out / FILE).is_file() and not done:
-        (out / INDEX).unlink(missing_ok=True)
+def _came_to_nothing(out: Path) -> bool:
+    """Check whether a run failed before its first epoch was complete, so that its folder is free for another."""
+    return (out / FILE).is_file() and not (out / NETWORK).exists() and not any(out.glob("*.checkpoint"))

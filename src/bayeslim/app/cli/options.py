@@ -108,6 +108,7 @@ HeldOut = Annotated[
     ),
 ]
 OwnModel = Annotated[str | None, typer.Option(help='"package.module:factory", for a network that is not in the zoo.')]
+OwnData = Annotated[str | None, typer.Option(help='"package.module:loaders", for data that are not in the list.')]
 Samples = Annotated[int, typer.Option(min=1, help="Networks drawn from the posterior and averaged.")]
 How = Annotated[str, typer.Option(help='"auto", "sample", "mean", or another way of the method.')]
 DrawSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The seed of the draws.")]

@@ -46,6 +46,7 @@ def by_magnitude(
     pruned: Bayesian,
     budget: Budget | Plan | None,
     granularity: str,
+    steps: int,
     example: Inputs,
     train: Iterable[Any],
     fine_tune: Mapping[str, Any] | None,
@@ -57,6 +58,7 @@ def by_magnitude(
         pruned: the one after it, for goals that depend on the criterion: then magnitude cuts as many weights.
         budget: how much to cut.
         granularity: what is cut.
+        steps: how many cuts lead to the budget, as for the other network.
         example: inputs.
         train: data to fine-tune on.
         fine_tune: options of training, or None for no fine-tuning.
@@ -75,11 +77,11 @@ def by_magnitude(
     )
     point.masks = dict(bnn.masks)
     goal = _same(budget, pruned.plan_)
+    options: dict[str, Any] = {"granularity": granularity, "criterion": "magnitude", "example": example}
     try:
-        chosen = plan(point, goal, granularity=granularity, criterion="magnitude", example=example)
+        cut = prune(point, plan(point, **options)) if goal is None else prune(point, goal, steps=steps, **options)
     except ValueError as error:
         raise NoBaseline(str(error)) from error
-    cut = prune(point, chosen)
     if fine_tune is not None:
         cut.fit(train, **fine_tune)
     return compact(cut, example)

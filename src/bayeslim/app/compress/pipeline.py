@@ -21,7 +21,7 @@ from torch import nn
 from bayeslim.app.benchmark import Benchmark, benchmark
 from bayeslim.app.compress import records
 from bayeslim.app.compress.baseline import NoBaseline, by_magnitude
-from bayeslim.app.compress.folder import RunFolder
+from bayeslim.app.compress.folder import ResultIncomplete, RunFolder, run_folder
 from bayeslim.app.compress.job import (
     Job,
     check,
@@ -37,9 +37,9 @@ from bayeslim.app.compress.job import (
     words,
 )
 from bayeslim.app.compress.result import Compressed
-from bayeslim.app.report.overview import Row, measure_rows
+from bayeslim.app.report.overview import DENSE, SLIM, Row, latencies, measure_rows
 from bayeslim.app.report.quantities import percent
-from bayeslim.app.report.report import DENSE, SLIM, report
+from bayeslim.app.report.report import report
 from bayeslim.app.report.scores import collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, NotFitted
@@ -64,8 +64,8 @@ STAGES = (
     "slim",
     MAGNITUDE,
     "exported.json",
-    "measured.json",
     "benchmark.json",
+    "measured.json",
     "report.html",
 )
 
@@ -144,8 +144,8 @@ def compress(
     check(bnn, job, example)
     wanted = {"tuned": fine_tune is not None, MAGNITUDE: baseline}
     stages = [stage for stage in STAGES if wanted.get(stage, True)]
-    folder = RunFolder(out, identity(bnn, train, val, job), stages, start_over(seed, train))
-    return _Run(job, bnn, train, val, test, example, folder).run()
+    with run_folder(out, identity(bnn, train, val, job), stages, start_over(seed, train)) as folder:
+        return _Run(job, bnn, train, val, test, example, folder).run()
 
 
 def too_much(rows: Mapping[str, Row]) -> list[str]:
@@ -209,10 +209,6 @@ class _Run:
         networks = {DENSE: dense, **self._baseline(bnn, pruned, settings), SLIM: slim}
         files = ["slim", *self._exported(slim, settings)]
         settings |= {"networks": ", ".join(networks), "test": described(self.test)}
-        rows = stage(
-            "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
-        )
-        self.notes += untrained(rows, self.test) + too_much(rows)
         timed = stage(
             "benchmark.json",
             settings,
@@ -221,6 +217,14 @@ class _Run:
             records.load_benchmark,
         )
         files.append("benchmark.json")
+        rows = stage(
+            "measured.json",
+            settings,
+            lambda _: self._measure(networks, bnn, timed),
+            records.save_rows,
+            records.load_rows,
+        )
+        self.notes += untrained(rows, self.test) + too_much(rows)
         if importlib.util.find_spec("jinja2") is None:
             self.notes.append("No report: jinja2 is not installed. Run: pip install 'bayeslim[report]'")
         else:
@@ -286,7 +290,7 @@ class _Run:
 
         def make(_: Path) -> nn.Module:
             tune = None if job.fine_tune is None else self._plain_training(job.fine_tune)
-            return by_magnitude(bnn, pruned, job.budget, job.granularity, self.example, self.train, tune)
+            return by_magnitude(bnn, pruned, job.budget, job.granularity, job.steps, self.example, self.train, tune)
 
         try:
             return {MAGNITUDE: self.folder.stage(MAGNITUDE, settings, make, self._save_slim, self._load_slim)}
@@ -298,28 +302,39 @@ class _Run:
         by_choice = self.job.formats is not None
         formats = self.job.formats if self.job.formats is not None else ("onnx",) * has_onnx()
 
-        def make(_: Path) -> dict[str, list[str]]:
-            files, notes = [], []
+        def make(_: Path) -> records.ExportedFiles:
+            files, notes = {}, []
             for name in formats:
+                file = self.folder.path / f"slim.{name}"
                 try:
-                    export(slim, self.folder.path / f"slim.{name}", example=self.example)
-                    files.append(f"slim.{name}")
+                    export(slim, file, example=self.example)
+                    files[file.name] = records.checksum(file)
                 except BayeslimError as error:
                     if by_choice:
                         raise
                     notes.append(f"No slim.{name}: {error}")
-            return {"files": files, "notes": notes}
+            return records.ExportedFiles(files, tuple(notes))
 
         known = {**settings, "formats": ", ".join(formats)}
-        found = self.folder.stage("exported.json", known, make, records.save_json, records.load_json)
-        self.notes += found["notes"]
-        return list(found["files"])
 
-    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian) -> dict[str, Row]:
-        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example)
+        def load_checked(place: Path) -> records.ExportedFiles:
+            found = records.load_exported(place)
+            for name, expected in found.files.items():
+                file = self.folder.path / name
+                if not file.is_file() or records.checksum(file) != expected:
+                    raise ResultIncomplete(f"{file} is missing or was changed.")
+            return found
+
+        found = self.folder.stage("exported.json", known, make, records.save_exported, load_checked)
+        self.notes += found.notes
+        return list(found.files)
+
+    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian, timed: Benchmark) -> dict[str, Row]:
+        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example, latencies(timed))
 
     def _benchmark(self, networks: Mapping[str, nn.Module]) -> Benchmark:
-        return benchmark(networks[DENSE], networks[SLIM], example=self.example)
+        others = {name: network for name, network in networks.items() if name not in (DENSE, SLIM)}
+        return benchmark(networks[DENSE], networks[SLIM], example=self.example, others=others)
 
     def _report(
         self, bnn: Bayesian, pruned: Bayesian, slim: nn.Module, rows: Mapping[str, Row], timed: Benchmark, path: Path

@@ -11,6 +11,7 @@ from bayeslim.app.report.overview import Row
 from bayeslim.app.report.quantities import duration, number, size, times
 from bayeslim.app.report.svg import Drawing
 
+LATENCY = "latency, one input"
 _ROW, _LABEL = 33.0, 172.0
 
 
@@ -36,27 +37,29 @@ class Quantity:
 
 def counted(dense: Row, slim: Row) -> list[Quantity]:
     """The costs in two rows of an overview."""
-    if dense.cost is None or slim.cost is None or dense.seconds is None or slim.seconds is None:
+    if dense.cost is None or slim.cost is None:
         return []
-    return [
+    quantities = [
         Quantity("parameters", dense.cost.parameters, slim.cost.parameters, number),
         Quantity("non-zero parameters", dense.cost.nonzeros, slim.cost.nonzeros, number),
         Quantity("arithmetic, flops", dense.cost.flops, slim.cost.flops, number),
         Quantity("stored", dense.cost.bytes, slim.cost.bytes, size),
-        Quantity("latency, one input", dense.seconds, slim.seconds, duration),
     ]
+    if dense.seconds is not None and slim.seconds is not None:
+        quantities.append(Quantity(LATENCY, dense.seconds, slim.seconds, duration))
+    return quantities
 
 
-def compared(found: Benchmark) -> list[Quantity]:
-    """Everything a benchmark measured."""
+def compared(found: Benchmark, rows: Sequence[Quantity]) -> list[Quantity]:
+    """List the costs in the overview, then those that only a benchmark has: memory, files and latencies by runtime.
+
+    Args:
+        found: the benchmark.
+        rows: the costs in the overview, from `counted`. Its latency is one of the benchmark's, and is listed once.
+    """
     dense, slim = found.sizes["dense"], found.sizes["slim"]
-    quantities = [
-        Quantity("parameters", dense.parameters, slim.parameters, number),
-        Quantity("non-zero parameters", dense.nonzeros, slim.nonzeros, number),
-        Quantity("arithmetic, flops", dense.flops, slim.flops, number),
-        Quantity("saved", dense.folder_bytes, slim.folder_bytes, size),
-        Quantity("peak memory", dense.peak_bytes, slim.peak_bytes, size),
-    ]
+    quantities = [quantity for quantity in rows if quantity.name != LATENCY or 1 not in found.batch_sizes]
+    quantities.append(Quantity("peak memory", dense.peak_bytes, slim.peak_bytes, size))
     quantities += [Quantity(f"{r} file", n, slim.file_bytes[r], size) for r, n in dense.file_bytes.items()]
     for batch in found.batch_sizes:
         for runtime in found.runtimes:

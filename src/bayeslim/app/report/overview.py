@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from bayeslim.app.benchmark import Benchmark
 from bayeslim.app.report.figure import Table
 from bayeslim.app.report.quantities import MISSING, duration, number, percent, size
 from bayeslim.app.report.scores import Batches, Scores, score_network
@@ -20,6 +21,8 @@ from bayeslim.likelihoods import Likelihood
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, device_of, to_device
 
+DENSE, SLIM = "dense", "bayeslim"
+"""The overview's names for the network before the cut, and after it."""
 HEADINGS = ("network", "error", "NLL", "calibration", "parameters", "non-zero", "size", "latency")
 _CALLS = 5
 """Calls in one timing."""
@@ -51,7 +54,11 @@ class Row:
 
 
 def measure_rows(
-    networks: Mapping[str, nn.Module], likelihood: Likelihood, batches: Batches | None, example: Inputs | None
+    networks: Mapping[str, nn.Module],
+    likelihood: Likelihood,
+    batches: Batches | None,
+    example: Inputs | None,
+    seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Row]:
     """Measure plain networks side by side.
 
@@ -60,16 +67,26 @@ def measure_rows(
         likelihood: what their outputs mean.
         batches: held-out data, if there are any.
         example: inputs to count and time them on, if there are any.
+        seconds: the latency of one input by network, if it was measured before; otherwise it is measured.
     """
     rows = {}
-    seconds = {} if example is None else seconds_a_call(networks, example)
+    if seconds is None:
+        seconds = {} if example is None else seconds_a_call(networks, example)
     for name, network in progress(networks.items(), "measuring networks", total=len(networks)):
         scores = None if batches is None else score_network(network, likelihood, batches)
         if example is None:
             rows[name] = Row(scores)
         else:
-            rows[name] = Row(scores, cost(network, with_batch_size(example, 1)), seconds[name])
+            rows[name] = Row(scores, cost(network, with_batch_size(example, 1)), seconds.get(name))
     return rows
+
+
+def latencies(found: Benchmark) -> dict[str, float] | None:
+    """Return the latency of one input in eager PyTorch by network; None if a benchmark has no batches of one."""
+    if 1 not in found.batch_sizes:
+        return None
+    names = dict.fromkeys(network for network, runtime, _ in found.seconds if runtime == "eager")
+    return {SLIM if name == "slim" else name: found.latency(name, "eager", 1) for name in names}
 
 
 def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: int = 21) -> dict[str, float]:
