@@ -191,6 +191,37 @@ def test_version_and_help(capsys):
     assert "--sparsity" in capsys.readouterr().out
 
 
+def test_help_as_a_command(capsys):
+    assert call("help") == 0
+    assert "compress" in capsys.readouterr().out
+    assert call("help", "prune") == 0
+    assert "--sparsity" in capsys.readouterr().out
+    assert call("help", "nothing") == 2
+    assert "No such command" in capsys.readouterr().err
+
+
+def test_the_shell_can_complete(capsys, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert call("--show-completion", "bash") == 0
+    assert "complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demo", "fit", "predict", "evaluate", "compress", "prune", "export", "report"])
+def test_every_command_that_computes_takes_a_device(command, capsys):
+    assert call(command, "--help") == 0
+    assert "--device" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_there_is_refused_before_any_work(tmp_path, fitted, capsys):
+    absent = ("--device", "cuda:77")
+    words = ("--model", MODEL, "--data", "digits", "--sparsity", 0.5, "--out", tmp_path / "run")
+    assert call("compress", *words, *absent) == 1
+    assert call("prune", fitted, "--out", tmp_path / "x", "--sparsity", 0.5, *absent) == 1
+    assert call("export", fitted, "--to", tmp_path / "x.pt2", "--shape", "1x8x8", *absent) == 1
+    assert capsys.readouterr().err.count('device="cuda:77" cannot be used') == 3
+    assert not list(tmp_path.iterdir())
+
+
 def test_it_runs_as_a_module(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bayeslim", "--help"])
     with pytest.raises(SystemExit, match="0"):

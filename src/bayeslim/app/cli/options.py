@@ -26,7 +26,10 @@ FitOut = Annotated[
     str | None,
     typer.Option("--out", show_default="fit", help="The run's folder; a run that was stopped goes on from it."),
 ]
-Weights = Annotated[str | None, typer.Option(help="Trained weights: a safetensors file, or a folder from bl.save.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Trained weights: a safetensors file, a state dict in a .pt file, or a folder from bl.save."),
+]
 MethodName = Annotated[
     str | None, typer.Option("--method", help='"laplace" or "variational", with arguments if need be.')
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.data.dataset import Scale
+from bayeslim.app.data.formats import read_npy
 from bayeslim.export.files import write_file
 from bayeslim.results import Prediction
 
@@ -96,12 +97,13 @@ def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:
         dtype: the network's.
     """
     try:
-        array = np.load(file, allow_pickle=False)
+        with file.open("rb") as opened:
+            array = read_npy(opened, file.stat().st_size)
     except OSError as error:
         raise BadSetting(f"Could not read {file}: {error.strerror or 'it is no .npy file'}.") from error
     except (ValueError, EOFError) as error:
-        raise BadSetting(f"{file} is no .npy file of numbers: write it with numpy.save.") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.ndim or not len(array):
+        raise BadSetting(f"{file} is no .npy file of numbers ({error}): write it with numpy.save.") from error
+    if array.dtype.kind not in "fiub" or not array.ndim or not len(array):
         raise BadSetting(f"{file} must hold one array of numbers, with a row for each example.")
     if array.dtype == np.uint8:
         raise BadSetting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from bayeslim.app import data, zoo
-from bayeslim.app.cli.calls import BadSetting, parse
+from bayeslim.app.cli.calls import BadSetting, first_line, parse
 from bayeslim.app.compress.job import guessed_likelihood
 from bayeslim.app.data.dataset import Dataset, Scale
 from bayeslim.app.data.load import IMAGE_SETS
@@ -28,7 +29,7 @@ from bayeslim.methods import METHODS, Method, Student, Subnetwork, Variational
 from bayeslim.priors import PRIORS, Normal, Prior
 from bayeslim.recipes import RECIPES, Recipe
 from bayeslim.train.schedules import SCHEDULES
-from bayeslim.types import Inputs, split_batch
+from bayeslim.types import Inputs, Params, split_batch
 
 FITTED = {name: method for name, method in METHODS.items() if method is not Student}
 """Methods that find a posterior from data; a student learns from a teacher."""
@@ -37,6 +38,9 @@ PARTS = {**FAMILIES, **GATES, **SCHEDULES, "subnetwork": Subnetwork}
 
 SPARSE = [name.replace("_", "-") for name, recipe in RECIPES.items() if recipe().budget is not None]
 """Recipes that cut by themselves, as a person writes them."""
+
+PICKLED = (".pt", ".pth")
+"""Endings of files that torch.save writes."""
 
 NETWORK = "network"
 """Where the folder of a run of `bayeslim fit` holds its network."""
@@ -93,16 +97,39 @@ def _with_weights(model: nn.Module, weights: Path) -> nn.Module:
     if weights.is_dir():
         loaded: nn.Module = load(network_in(weights), model)
         return loaded.mean_network() if isinstance(loaded, Bayesian) else loaded
-    try:
-        state = load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise BadSetting(
-            f'weights="{weights}" is not a safetensors file ({error}). Write it with safetensors.torch.save_file, or '
-            "with bl.save(model, folder). Pickled files are not read."
-        ) from error
+    state = _pickled_state(weights) if weights.suffix in PICKLED else _safetensors_state(weights)
     check_fits(model.state_dict(), state, type(model).__name__)
     model.load_state_dict(state)
     return model
+
+
+def _safetensors_state(weights: Path) -> Params:
+    try:
+        return load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise BadSetting(
+            f'weights="{weights}" is not a safetensors file ({error}). Write it with safetensors.torch.save_file, with '
+            f"bl.save(model, folder), or as a state dict in a file that ends in {' or '.join(PICKLED)}."
+        ) from error
+
+
+def _pickled_state(weights: Path) -> Params:
+    """Read a state dict that torch.save wrote, with torch's restricted reader, which runs no code."""
+    try:
+        found = torch.load(weights, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+        raise BadSetting(
+            f'weights="{weights}" cannot be read as plain weights ({first_line(error).rstrip(".")}). Write only the '
+            "state dict: torch.save(model.state_dict(), file)."
+        ) from error
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]  # as training frameworks write their checkpoints
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise BadSetting(
+            f'weights="{weights}" must hold a state dict: tensors by name. Write it with '
+            "torch.save(model.state_dict(), file)."
+        )
+    return dict(found)
 
 
 def network_in(folder: Path) -> Path:

@@ -76,7 +76,7 @@ def report(
     page = html.Page(
         title=title or f"{_name(bnn)}, pruned by its posterior",
         lead=_lead(bnn, pruned, batches),
-        highlights=_highlights(pruned, rows, benchmark),
+        highlights=highlights(pruned, rows, benchmark),
         overview=overview(rows),
         figures=figures,
         plan="" if pruned.plan_ is None else str(pruned.plan_),
@@ -142,7 +142,8 @@ def _name(bnn: Bayesian) -> str:
     return str(config["name"]) if isinstance(config, dict) else bnn.sites.model
 
 
-def _highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark | None) -> list[tuple[str, str]]:
+def highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark | None) -> list[tuple[str, str]]:
+    """List the numbers at the top of the page, as (value, words); each compares both networks in the same way."""
     layers = measure_layers(pruned, None)
     gone = 1 - sum(layer.kept for layer in layers) / max(1, sum(layer.size for layer in layers))
     shown = [(percent(gone), "of the weights cut")]
