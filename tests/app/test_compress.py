@@ -327,7 +327,7 @@ def test_streams_and_other_data_sets_have_no_fingerprint_and_are_not_read():
 
 
 def test_of_large_data_rows_from_everywhere_and_all_labels_are_hashed(monkeypatch):
-    monkeypatch.setattr(fingerprint, "LARGEST", 4000)
+    monkeypatch.setattr(fingerprint, "MAX_BYTES_HASHED", 4000)
     x, y = torch.zeros(500, 10), torch.zeros(500)  # 20,000 and 2,000 bytes: every tenth row, and all
     known = {fingerprint.fingerprint(bl.data.Loader(x, y))}
     for tensor, row, seen in ((x, 0, True), (x, 490, True), (x, 491, False), (y, 491, True)):

@@ -1,7 +1,7 @@
 """`benchmark`: a dense network against its slim form, on disk, in memory and in time, in every runtime there is.
 
-All contenders take turns: in every round each network runs in each runtime once, so that whatever else the machine does
-meets all of them alike. A speed-up is the median over rounds of the ratio of two times of the *same* round, with the
+All contenders take turns: in every round each network runs in each runtime once, so that other load on the machine
+affects all of them alike. A speed-up is the median over rounds of the ratio of two times of the *same* round, with the
 quartiles of those ratios as its spread.
 """
 
@@ -37,19 +37,19 @@ from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, to_device
 
 _NETWORKS = ("dense", "slim")
-_QUICK = 2e-3
-"""A timing lasts at least this many seconds, in as many calls as it takes."""
+_MIN_SECONDS_PER_TIMING = 2e-3
+"""A timing repeats the call until it has lasted this long."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a network costs.
+    """The size of a network.
 
     Attributes:
-        parameters: how many there are.
-        nonzeros: how many of them are not zero.
+        parameters: their number.
+        nonzeros: the number of those that are not zero.
         flops: additions and multiplications of matrix products and convolutions for one example.
-        folder_bytes: what `bayeslim.save` writes, zeros stored sparsely.
+        folder_bytes: the folder that `bayeslim.save` writes, zeros stored sparsely.
         peak_bytes: weights, and the most that the tensors of a call with the largest batch take at once.
         file_bytes: the files of other runtimes, by their names.
     """
@@ -64,7 +64,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times quicker, with the quartiles over rounds.
+    """A speed-up, with its quartiles over rounds.
 
     Attributes:
         median: the middle one.
@@ -107,11 +107,11 @@ class Benchmark:
         return tuple(dict.fromkeys(size for _, _, size in self.seconds))
 
     def latency(self, network: str, runtime: str, batch_size: int) -> float:
-        """The median time of a call, in seconds."""
+        """Return the median time of a call, in seconds."""
         return statistics.median(self._rounds(network, runtime, batch_size))
 
     def speedup(self, runtime: str, batch_size: int, *, against: str | None = None) -> Ratio:
-        """How many times quicker the slim network is than the dense one.
+        """Return how many times faster the slim network is than the dense one.
 
         Args:
             runtime: where the slim one runs.
@@ -124,7 +124,7 @@ class Benchmark:
         return Ratio(median, low, high)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Everything as JSON, also written to a file if a path is given."""
+        """Write the benchmark as JSON; also to a file, if a path is given."""
         timings = [
             {"network": network, "runtime": runtime, "batch_size": size, "seconds": list(values)}
             for (network, runtime, size), values in self.seconds.items()
@@ -201,13 +201,13 @@ def benchmark(
     runtimes: Sequence[str] | None = None,
     rounds: int = 30,
 ) -> Benchmark:
-    """Compare a network with its slim form: size on disk, parameters, arithmetic, memory and time, on the CPU.
+    """Compare a network with its slim form on the CPU: size, arithmetic, memory, time.
 
     Neither network is changed. Threads are as many as `torch.get_num_threads()`, in every runtime.
 
     Args:
         dense: the original; of a Bayesian network, its mean network.
-        slim: what came of it, for example from `compact`; likewise.
+        slim: its smaller form, for example from `compact`; likewise.
         example: inputs of both: a tensor, a tuple of arguments or a dict; its rows are repeated to fill a batch.
         others: further plain networks by name, timed beside the two in eager PyTorch.
         batch_sizes: how many examples in a call.
@@ -261,7 +261,7 @@ def _shown(value: float) -> str:
 def _prepared(
     networks: dict[str, nn.Module], example: Inputs, runtimes: Sequence[str], forgiving: bool, skipped: dict[str, str]
 ) -> dict[tuple[str, str], Contender]:
-    """Both networks in every runtime; one that was not asked for by name, and does not take both, is left out."""
+    """Prepare both networks in every runtime; skip one that fails, unless it was asked for by name."""
     entries: dict[tuple[str, str], Contender] = {}
     preparations = {name: Preparation(network, batches(network, example)) for name, network in networks.items()}
     for runtime in runtimes:
@@ -286,17 +286,17 @@ def _take_turns(
     for key, run in runs.items():
         with quiet():  # the compiler starts now
             _timed(run, 3)
-        calls[key] = max(1, math.ceil(_QUICK / max(_timed(run, 3), 1e-9)))
+        calls[key] = max(1, math.ceil(_MIN_SECONDS_PER_TIMING / max(_timed(run, 3), 1e-9)))
     taken: dict[tuple[str, str, int], list[float]] = {key: [] for key in runs}
     for turn in progress(range(rounds), label):
-        # every other round backwards, so that nobody always follows the same one
+        # every other round backwards, so that no contender always follows the same one
         for key in list(runs) if turn % 2 == 0 else reversed(list(runs)):
             taken[key].append(_timed(runs[key], calls[key]))
     return {key: tuple(values) for key, values in taken.items()}
 
 
 def _timed(run: Callable[[], Any], calls: int) -> float:
-    """Seconds a call."""
+    """Return the seconds of a call."""
     started = time.perf_counter()
     for _ in range(calls):
         run()

@@ -13,6 +13,7 @@ import bayeslim as bl
 from bayeslim.app.cli import sources
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.cli.fitting import FitSettings
+from bayeslim.train import fit as training
 
 MODEL = "mlp(hidden=8, inputs=64)"
 BASICS = ("fit", "--model", MODEL, "--data", "digits", "--epochs", 3, "--lr", 0.01)
@@ -79,7 +80,7 @@ def test_a_fit_is_what_python_would_have_made_and_is_not_made_twice(tmp_path, ca
 
 
 def test_a_fit_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch, capsys):
-    measure, measured = bl.train.measure, []
+    measure, measured = training.measure, []
 
     def stop_in_the_second_epoch(*args):
         measured.append(1)
@@ -87,7 +88,7 @@ def test_a_fit_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return measure(*args)
 
-    monkeypatch.setattr(bl.train, "measure", stop_in_the_second_epoch)
+    monkeypatch.setattr(training, "measure", stop_in_the_second_epoch)
     assert call(*BASICS, "--out", "run") == 130
     assert "goes on from run" in capsys.readouterr().err
     assert list((tmp_path / "run").glob("*.checkpoint"))
@@ -169,7 +170,7 @@ def test_a_file_with_tables_means_what_the_flags_mean(tmp_path):
         ('[method]\nname = "variational"\nkl_schedule = { end = 3 }', 'The table "kl_schedule" needs a name'),
         ('[method]\nname = "variational"\nsamples = 2020-01-01', '"samples" must be a number'),
         ("[epochs]\nname = 3", '"epochs" must be a whole number'),
-        ("sparsity = 0.5", 'no setting. Closest|"sparsity", which is no setting'),
+        ("sparsity = 0.5", 'not a setting. Closest|"sparsity", which is not a setting'),
         ("seed = -1", "from 0 to"),
     ],
 )
@@ -212,7 +213,7 @@ def test_parts_of_a_method_that_are_not_there_are_refused(text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "fit is not told its model and data"),
+        ((), "fit needs model and data"),
         (("--model", MODEL, "--data", "digits"), "say how long, such as --epochs 10"),
         (("--model", MODEL, "--data", "digits", "--method", "laplace"), "needs a trained network"),
         (("--model", "mlp", "--data", "digits", "--epochs", 2), "For digits it takes inputs=64."),

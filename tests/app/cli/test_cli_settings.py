@@ -227,7 +227,7 @@ def test_settings_are_kept_and_read_back(tmp_path):
     ("text", "message"),
     [
         ("model = ", "not valid TOML"),
-        ("sparsty = 0.5", 'no setting. Closest: "sparsity"'),
+        ("sparsty = 0.5", 'not a setting. Closest: "sparsity"'),
         ('sparsity = "much"', '"sparsity" must be a number'),
         ("model = 3", '"model" must be text'),
         ("steps = 2.5", '"steps" must be a whole number'),
@@ -243,7 +243,7 @@ def test_wrong_files_are_refused(tmp_path, text, message):
 
 
 def test_missing_settings_are_asked_for(tmp_path):
-    with pytest.raises(BadSetting, match="is not told its model and data: pass --model NAME --data NAME"):
+    with pytest.raises(BadSetting, match="needs model and data: pass --model NAME --data NAME"):
         Settings.read(None, {})
     with pytest.raises(bl.errors.BayeslimError, match="Could not read"):
         Settings.read(tmp_path / "nowhere.toml", {})

@@ -1,7 +1,7 @@
-"""Things by name, as a person writes them: `laplace`, `mlp(hidden=100, inputs=64)`, `package.module:factory(depth=2)`.
+"""Names with arguments, as a person writes them: `laplace`, `mlp(hidden=100)`, `package.module:factory(depth=2)`.
 
-Arguments are literals (numbers, inf, strings, lists, None, True and False), or calls of the few things that a setting
-may be made of, `variational(kl_schedule=warmup(end=5))`; nothing is evaluated.
+Arguments are literals (numbers, inf, strings, lists, None, True and False), or calls of the parts that a setting may
+have, `variational(kl_schedule=warmup(end=5))`. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call:
     Attributes:
         text: as it was written.
         module: the part before the colon; "" if there is none.
-        name: what is called.
+        name: the name to call.
         args: positional arguments.
         kwargs: keyword arguments; None if there are no brackets at all.
     """
@@ -45,9 +45,9 @@ class Call:
         """Call the entry of a table that has the name.
 
         Args:
-            table: what can be called, by name.
+            table: the callables, by name.
             what: the setting, for errors.
-            kind: what it is a table of, if that is something else.
+            kind: the kind of thing in the table, if it is not the setting.
         """
         name = next((known for known in table if _plain(known) == _plain(self.name)), None)
         if name is None:
@@ -125,12 +125,12 @@ def _plain(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, or its kind if it says nothing."""
+    """Return the first line of an error, or its type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None = None) -> Call:
-    """Take a name with arguments apart.
+    """Parse a name with arguments.
 
     >>> parse("mlp(hidden=100)", "model").kwargs
     {'hidden': 100}
@@ -142,7 +142,7 @@ def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None =
     Args:
         text: as it was written.
         what: the setting, for errors.
-        parts: what may be called within the arguments, by name.
+        parts: the callables allowed within the arguments, by name.
     """
     head, bracket, rest = text.partition("(")
     module, colon, name = head.strip().rpartition(":")

@@ -1,4 +1,4 @@
-"""Networks from the folders that `bl.save` and `bayeslim fit` write, and what is known of how they were fitted.
+"""Networks from the folders that `bl.save` and `bayeslim fit` write, and the settings they were fitted with.
 
 The settings in a folder are data, and may come from anyone. A network or a data set that they name is looked up in the
 library's own tables. Code that they name (`package.module:name`) is neither imported nor quoted as a command: the user
@@ -26,7 +26,7 @@ FACTORY = "package.module:name"
 
 
 def saved_network(folder: Path, model: str | None) -> Any:
-    """The network in a folder: one that `bl.save` wrote, or a run of `bayeslim fit`.
+    """Read the network in a folder that `bl.save` or `bayeslim fit` wrote.
 
     Args:
         folder: the folder.
@@ -53,12 +53,12 @@ def saved_network(folder: Path, model: str | None) -> Any:
 
 
 def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.device) -> Bayesian:
-    """The Bayesian network in a folder, on a device.
+    """Read the Bayesian network in a folder, and put it on a device.
 
     Args:
         folder: the folder.
         model: the network's architecture, if it is not in the zoo.
-        command: what needs it, for errors.
+        command: the command that needs it, for errors.
         device: where to put it.
     """
     found = saved_network(folder, model)
@@ -68,7 +68,7 @@ def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.
 
 
 def fit_settings(folder: Path) -> FitSettings | None:
-    """How the network in a folder was fitted, if `bayeslim fit` did it."""
+    """Read the settings the network in a folder was fitted with, if `bayeslim fit` wrote it."""
     file = next((f for f in (folder / FILE, folder.parent / FILE) if f.is_file()), None)
     if file is None or (file.parent != folder and folder.name != NETWORK):
         return None
@@ -76,7 +76,7 @@ def fit_settings(folder: Path) -> FitSettings | None:
 
 
 def data_name(folder: Path, given: str | None) -> str | None:
-    """Choose the data a command is about: those given, or else the data set that the network was fitted to.
+    """Choose the data of a command: those given, or else those of the fit.
 
     Raises:
         BadSetting: if the network was fitted to data that code gives, which the user must name.
@@ -86,7 +86,7 @@ def data_name(folder: Path, given: str | None) -> str | None:
 
 
 def of_folder(setting: str, given: str | None, stored: str, folder: Path) -> str:
-    """Choose a setting: the one given by the user, or else the one stored in a folder, if it names no code.
+    """Choose a setting: the user's, or else the folder's, if it names no code.
 
     Args:
         setting: "model" or "data".

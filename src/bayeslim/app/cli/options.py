@@ -69,7 +69,7 @@ Sparsity = Annotated[float | None, typer.Option(help="Goal: the fraction of weig
 Parameters = Annotated[int | None, typer.Option(help="Goal: parameters left, at most.")]
 Flops = Annotated[float | None, typer.Option(help="Goal: arithmetic of a call, at most.")]
 Bytes = Annotated[float | None, typer.Option(help="Goal: bytes on disk, at most.")]
-Threshold = Annotated[float | None, typer.Option(help="Goal: cut what scores lower; needs a criterion.")]
+Threshold = Annotated[float | None, typer.Option(help="Goal: cut all weights that score lower; needs a criterion.")]
 Latency = Annotated[float | None, typer.Option(help="Goal: seconds a call, at most (units only).")]
 MaxErrorIncrease = Annotated[
     float | None, typer.Option(help="Goal: the most that costs so many points of validation error.")
@@ -106,7 +106,7 @@ Fitted = Annotated[Path, typer.Argument(help="A folder from `bayeslim fit`, or f
 HeldOut = Annotated[
     str | None,
     typer.Option(
-        show_default="what the network was fitted to",
+        show_default="the data of the fit",
         help='A name that `bayeslim data` lists, or "package.module:loaders"; its test part.',
     ),
 ]

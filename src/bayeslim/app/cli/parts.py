@@ -1,4 +1,4 @@
-"""The parts of the job on their own: prune, export and report."""
+"""The commands prune, export and report."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from bayeslim.prune import prune as prune_network
 
 
 def prune_folder(network: Path, out: Path, model: str | None, data: str | None, device: str, **given: Any) -> Plan:
-    """Prune the network in a folder into another one.
+    """Prune the network in a folder, and save it in another.
 
     Args:
         network: the folder.
-        out: the other one.
+        out: the other folder.
         model: its architecture, if it is not in the zoo.
         data: to find the posterior again after each cut, and to search on.
-        device: where to do it.
+        device: the device to prune on.
         given: flags of the budget and of the cut.
     """
     place = device_by_name(device)
@@ -88,22 +88,22 @@ def export_folder(
         assert loaders is not None
         example = loaders.example
     if isinstance(found, Bayesian):
-        found = _what_is_left(found, example, draws=samples is not None)
+        found = _compacted(found, example, draws=samples is not None)
     return export_network(found, to, example=example, samples=samples, sparse=sparse, int8=int8)
 
 
-def _what_is_left(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
-    """The mean network, or one to draw from, without the units that were cut; whole, where these cannot go."""
+def _compacted(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
+    """Compact the mean network, or one to draw from; return it whole if it cannot be compacted."""
     if bnn.masks:
         try:
             return compact(bnn, example, bayesian=draws)
         except (UnsupportedModel, NotRestrictable) as reason:
-            warnings.warn(f"Units that were cut are in the file all the same: {reason}", BayeslimWarning, stacklevel=2)
+            warnings.warn(f"The file still holds the units that were cut: {reason}", BayeslimWarning, stacklevel=2)
     return bnn if draws else bnn.mean_network()
 
 
 def report_run(run: Path, to: Path | None, title: str | None, model: str | None, data: str | None, device: str) -> Path:
-    """Write the report of a run again, from the files in its folder; nothing is trained or timed.
+    """Write the report of a run again, from its files; nothing is trained or timed.
 
     Args:
         run: the folder.
@@ -111,7 +111,7 @@ def report_run(run: Path, to: Path | None, title: str | None, model: str | None,
         title: its heading.
         model: the network's architecture, if it is not in the zoo.
         data: the run's data, if code gives them.
-        device: where to predict.
+        device: the device to predict on.
     """
     if not (run / FILE).is_file():
         raise BadSetting(f"{run} holds no {FILE}: it is no finished run of `bayeslim compress`.")

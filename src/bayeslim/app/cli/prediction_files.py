@@ -24,7 +24,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def columns(prediction: Prediction, targets: Tensor | None) -> Columns:
-    """What is written of a prediction: arrays by name, each with a row for every example.
+    """List the columns of a prediction: arrays by name, with a row for every example.
 
     For classes and yes/no targets the uncertainties are entropies in nats; for values and counts they are standard
     deviations, whose squares add up to that of `std`.
@@ -89,11 +89,11 @@ def _numbered(name: str, flat: NDArray[Any]) -> Sequence[str]:
 
 
 def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:
-    """Examples from a .npy file, as the network takes them.
+    """Read examples from a .npy file, as the network takes them.
 
     Args:
         file: the file.
-        scale: what standardised the training data; the file is in the data's own units.
+        scale: the scale that standardised the training data; the file is in the data's own units.
         dtype: the network's.
     """
     try:

@@ -1,6 +1,6 @@
-"""The baseline that stands beside every result: the same network, cut as far by plain magnitude.
+"""The baseline beside every result: the same network, cut to the same budget in the same steps by magnitude.
 
-Nothing is conditioned: the weights that stay keep their values, and are fine-tuned as the others are.
+Nothing is conditioned: the surviving weights keep their values, and are fine-tuned as the others are.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class NoBaseline(BayeslimError):
 
 @dataclass(frozen=True)
 class Point(Method):
-    """All belief in the weights as they are: a point mass, which conditioning on zeros does not move."""
+    """A point mass at the weights, which conditioning on zeros does not move."""
 
     name: ClassVar[str] = "point"
 
     def posterior(self, bnn: Bayesian) -> Diagonal:
-        """A point mass at the network's weights."""
+        """Return a point mass at the network's weights."""
         mean = {name: bnn.model.get_parameter(name).detach() for name in bnn.sites.names}
         return Diagonal(mean, {name: torch.zeros_like(value) for name, value in mean.items()})
 
@@ -51,13 +51,13 @@ def by_magnitude(
     train: Iterable[Any],
     fine_tune: Mapping[str, Any] | None,
 ) -> nn.Module:
-    """The compacted network that magnitude leaves, at the same budget.
+    """Prune by magnitude to the same budget, and compact.
 
     Args:
         bnn: the network before the cut.
-        pruned: the one after it, for goals that depend on the criterion: then magnitude cuts as many weights.
+        pruned: the network after the cut. Where the goal depends on the criterion, magnitude cuts as many weights.
         budget: how much to cut.
-        granularity: what is cut.
+        granularity: "weight", "unit" or N:M.
         steps: how many cuts lead to the budget, as for the other network.
         example: inputs.
         train: data to fine-tune on.
@@ -88,7 +88,7 @@ def by_magnitude(
 
 
 def _same(budget: Budget | Plan | None, done: Plan) -> Budget | None:
-    """The budget for magnitude: the same goal, or else the same sparsity."""
+    """Choose the budget for magnitude: the same goal, or else the same sparsity."""
     if budget is None:
         return None
     if isinstance(budget, Budget) and budget.goal in SAME_BUDGET:
@@ -99,5 +99,5 @@ def _same(budget: Budget | Plan | None, done: Plan) -> Budget | None:
 
 
 def _exactly(name: str) -> re.Pattern[str]:
-    """A selection of the parameter with this name, which is also a regular expression."""
+    """Build a regular expression that matches this name alone."""
     return re.compile(re.escape(name))

@@ -100,7 +100,7 @@ def _read(path: Path, build: Callable[[Any], T]) -> T:
     """Read a JSON file and build its value.
 
     Raises:
-        CorruptFile: if it is not what it should be; `build` checks every type.
+        CorruptFile: if it is damaged; `build` checks every type.
     """
     try:
         return build(json.loads(path.read_text(encoding="utf-8")))

@@ -1,7 +1,7 @@
 """A loader for data that fit in memory: they stay on the device, and a batch is one gather.
 
 The order of epoch e is a permutation drawn from a generator seeded with (seed, e), so it is the same on every device
-and every rank, and a run that is resumed after e epochs sees what it would have seen.
+and every rank, and a run that is resumed after e epochs sees the batches of a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Loader:
         seed: of the order.
         drop_last: leave out a last batch that is smaller.
         rank: which part this process sees, when `world_size` processes share the data.
-        world_size: how many processes there are. Each sees an equal, disjoint part of the same order, so up to
+        world_size: the number of processes. Each sees an equal, disjoint part of the same order, so up to
             `world_size − 1` rows of it are left out.
     """
 
@@ -100,11 +100,11 @@ class Loader:
 
     @property
     def share(self) -> int:
-        """How many examples this process sees in an epoch, before `drop_last`."""
+        """The number of examples that this process sees in an epoch, before `drop_last`."""
         return len(self.dataset) // self.world_size
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Count the batches of an epoch."""
         return self.share // self.batch_size if self.drop_last else -(-self.share // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
@@ -127,11 +127,11 @@ class Loader:
         return order[self.rank :: self.world_size][: self.share]
 
     def state_dict(self) -> dict[str, int]:
-        """Where the loader stands: plain numbers, to be saved between epochs."""
+        """Return the loader's state, plain numbers to be saved between epochs."""
         return {"seed": self.seed, "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from a saved state: the next epoch has the order it would have had."""
+        """Restore a saved state: the next epoch has the order it would have had."""
         self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
 
     def __repr__(self) -> str:
@@ -140,5 +140,5 @@ class Loader:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    """One for each pair; a large odd stride keeps the epochs of neighbouring seeds apart."""
+    """Build the generator of an epoch; a large odd stride separates the epochs of neighbouring seeds."""
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)

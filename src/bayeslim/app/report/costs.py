@@ -1,4 +1,4 @@
-"""What the network costs before and after: parameters, arithmetic, bytes and seconds."""
+"""The costs before and after: parameters, arithmetic, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Quantity:
 
     @property
     def share(self) -> float:
-        """What is left of it."""
+        """The fraction of the dense network's cost that remains."""
         return self.slim / self.dense if self.dense else 1.0
 
     @property
     def gain(self) -> str:
-        """How many times smaller it is."""
+        """The ratio of the costs, as text."""
         return times(self.dense / self.slim) if self.slim else "gone"
 
 
 def counted(dense: Row, slim: Row) -> list[Quantity]:
-    """The costs in two rows of an overview."""
+    """List the costs in two rows of an overview."""
     if dense.cost is None or slim.cost is None:
         return []
     quantities = [
@@ -51,7 +51,7 @@ def counted(dense: Row, slim: Row) -> list[Quantity]:
 
 
 def compared(found: Benchmark, rows: Sequence[Quantity]) -> list[Quantity]:
-    """List the costs in the overview, then those that only a benchmark has: memory, files and latencies by runtime.
+    """List the costs in the overview, then those that only a benchmark has.
 
     Args:
         found: the benchmark.
@@ -69,7 +69,7 @@ def compared(found: Benchmark, rows: Sequence[Quantity]) -> list[Quantity]:
 
 
 def draw_costs(quantities: Sequence[Quantity]) -> Figure:
-    """Costs as bars: each as a share of what it was."""
+    """Draw costs as bars, each relative to the dense network."""
     title = "Size and latency"
     words = "; ".join(f"{q.name} {q.written(q.dense)} to {q.written(q.slim)}, {q.gain}" for q in quantities)
     drawing = Drawing(460, _ROW * len(quantities) + 4, title, f"Before and after: {words}.")
@@ -82,6 +82,6 @@ def draw_costs(quantities: Sequence[Quantity]) -> Figure:
         drawing.rect((_LABEL, y + 3), (max(width * q.share / most, 0.8), 11), "area s0")
         drawing.text((_LABEL, y + 26), f"{q.written(q.dense)} → {q.written(q.slim)}", "tick")
         drawing.text((456, y + 13), q.gain, "strong", "end")
-    caption = "Each bar is what is left of the dense network's cost; on the right, how many times smaller it is."
+    caption = "Each bar is a cost of the slim network relative to the dense one; the ratio is on the right."
     rows = [(q.name, q.written(q.dense), q.written(q.slim), q.gain) for q in quantities]
     return Figure(title, caption, drawing.render(), Table.of(("", "dense", "slim", "ratio"), rows))

@@ -1,4 +1,4 @@
-"""Networks side by side: how good each one is, and what it costs."""
+"""Networks side by side: the quality and the cost of each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from bayeslim.types import Inputs, device_of, to_device
 DENSE, SLIM = "dense", "bayeslim"
 """The overview's names for the network before the cut, and after it."""
 HEADINGS = ("network", "error", "NLL", "calibration", "parameters", "non-zero", "size", "latency")
-_CALLS = 5
-"""Calls in one timing."""
+_CALLS_PER_TIMING = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +33,8 @@ class Row:
 
     Attributes:
         scores: on held-out data; None if there were none.
-        cost: what it takes; None if there was no example to run it on.
-        seconds: a call on one input takes; None likewise.
+        cost: parameters, arithmetic and bytes; None if there was no example to run it on.
+        seconds: the latency of one input; None if it was not measured.
     """
 
     scores: Scores | None = None
@@ -43,7 +42,7 @@ class Row:
     seconds: float | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, in the order of `HEADINGS` without the name."""
+        """Write the row as text, in the order of `HEADINGS` without the name."""
         scores = (MISSING,) * 3
         if self.scores is not None:
             scores = self.scores.error_text, f"{self.scores.nll:.3f}", percent(self.scores.ece, 2)
@@ -82,7 +81,7 @@ def measure_rows(
 
 
 def latencies(found: Benchmark) -> dict[str, float] | None:
-    """Return the latency of one input in eager PyTorch by network; None if a benchmark has no batches of one."""
+    """Look up the latency of one input in eager PyTorch by network; None if it was not timed."""
     if 1 not in found.batch_sizes:
         return None
     names = dict.fromkeys(network for network, runtime, _ in found.seconds if runtime == "eager")
@@ -90,12 +89,12 @@ def latencies(found: Benchmark) -> dict[str, float] | None:
 
 
 def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: int = 21) -> dict[str, float]:
-    """The median time of a call on one input, networks taking turns so that what else goes on meets all alike.
+    """Time a call on one input; networks take turns, so that other load affects all alike.
 
     Args:
         networks: by name.
         example: inputs; the first is taken.
-        rounds: how often each has its turn.
+        rounds: the number of turns of each network; the median is returned.
     """
     one = with_batch_size(example, 1)
     taken: dict[str, list[float]] = {name: [] for name in networks}
@@ -105,18 +104,18 @@ def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: i
             wait = torch.cuda.synchronize if device_of(network).type == "cuda" else _nothing
             wait()
             started = time.perf_counter()
-            for _ in range(_CALLS):
+            for _ in range(_CALLS_PER_TIMING):
                 run_example(network, inputs)
             wait()
-            if turn:  # the first is for warming up
-                taken[name].append((time.perf_counter() - started) / _CALLS)
+            if turn:  # the first round warms up
+                taken[name].append((time.perf_counter() - started) / _CALLS_PER_TIMING)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def _nothing() -> None:
-    """A CPU has nothing to wait for."""
+    """Return at once: a CPU has finished when a call returns."""
 
 
 def overview(rows: Mapping[str, Row]) -> Table:
-    """The networks as a table."""
+    """Build the table of the networks."""
     return Table.of(HEADINGS, [(name, *row.cells()) for name, row in rows.items()])

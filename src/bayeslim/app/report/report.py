@@ -1,4 +1,4 @@
-"""`report`: everything that was decided and measured, on one page."""
+"""`report`: the decisions and measurements of a compression, on one page."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from bayeslim.errors import ShapeMismatch
 from bayeslim.export.files import write_file
 from bayeslim.prune.plan import NothingToCut
 from bayeslim.types import Inputs
+from bayeslim.version import __version__
 
 
 def report(
@@ -43,15 +44,15 @@ def report(
     benchmark: Benchmark | None = None,
     title: str | None = None,
 ) -> Path:
-    """Write what was cut, and what that did, as one HTML file that needs no network to be read.
+    """Write a report on a pruned network, as one HTML file that loads nothing.
 
     Args:
         bnn: the Bayesian network before the cut.
-        pruned: the one after it.
+        pruned: the Bayesian network after the cut.
         slim: its compacted form; if not given, the pruned network with its zeros in place stands for it.
         path: the file.
-        validate: held-out data as a loader of batches; without them nothing about errors and calibration is said.
-        example: inputs; by default those of the first batch of `validate`. Without either, nothing about costs is said.
+        validate: held-out data as a loader of batches; without them errors and calibration are left out.
+        example: inputs; by default those of the first batch of `validate`. Without either, costs are left out.
         others: further plain networks for the overview by name, such as one pruned by magnitude.
         rows: the overview, if it was measured before (with the networks "dense" and "bayeslim").
         benchmark: of the dense against the slim network, from `bl.benchmark`; without it only the latency is measured.
@@ -63,7 +64,7 @@ def report(
         MissingExtra: if jinja2 is not installed.
     """
     _check(bnn, pruned, slim)
-    html.environment()  # asked for first: measuring takes long
+    html.environment()  # a missing extra is reported before the measurements, which take long
     batches = None if validate is None else collected(validate)
     if example is None and batches is not None:
         example = batches[0][0]
@@ -143,7 +144,7 @@ def _name(bnn: Bayesian) -> str:
 
 
 def highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark | None) -> list[tuple[str, str]]:
-    """List the numbers at the top of the page, as (value, words); each compares both networks in the same way."""
+    """List the headline numbers as (value, words); each compares like with like."""
     layers = measure_layers(pruned, None)
     gone = 1 - sum(layer.kept for layer in layers) / max(1, sum(layer.size for layer in layers))
     shown = [(percent(gone), "of the weights cut")]
@@ -169,9 +170,7 @@ def highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark |
 
 
 def _colophon() -> str:
-    import bayeslim
-
-    return f"Made with bayeslim {bayeslim.__version__} and PyTorch {torch.__version__}. Every number is from this run."
+    return f"Made with bayeslim {__version__} and PyTorch {torch.__version__}. Every number is from this run."
 
 
 def _check(bnn: Any, pruned: Any, slim: Any) -> None:
@@ -188,4 +187,4 @@ def _check(bnn: Any, pruned: Any, slim: Any) -> None:
             f"one and {shapes[1].get(odd[0])} in the other."
         )
     if not any(not bool(mask.all()) for mask in pruned.masks.values()):
-        raise NothingToCut("pruned has lost nothing, so there is nothing to report. Pass what bl.prune returned.")
+        raise NothingToCut("A report needs a pruned network, and this one has no zeros. Pass the result of bl.prune.")

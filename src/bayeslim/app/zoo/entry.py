@@ -1,4 +1,4 @@
-"""Whether a network of the zoo still is what its entry says: layers may have been exchanged since, or set otherwise."""
+"""A check that a network of the zoo still has its registered architecture: layers may have been replaced or changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTS = ("kernel_size", "stride", "padding", "dilation", "output_padding", "st
 
 
 def entry_of(network: nn.Module) -> dict[str, Any] | None:
-    """The name and arguments that a network was built with, if it is of the zoo, and only cut smaller since then."""
+    """Return the name and arguments of a zoo network that was at most made smaller since."""
     config: dict[str, Any] | None = getattr(network, "zoo_config", None)
     if config is None:
         return None
@@ -26,7 +26,7 @@ def entry_of(network: nn.Module) -> dict[str, Any] | None:
 
 
 def _settings(network: nn.Module) -> dict[str, tuple[type[nn.Module], dict[str, Any]]]:
-    """What modules are, and how they are set, but for sizes."""
+    """List the classes and settings of modules, without sizes."""
     return {path: (plain_type(module), _settings_of(module)) for path, module in network.named_modules()}
 
 

@@ -21,8 +21,8 @@ FACTORIES: dict[str, Callable[..., nn.Module]] = {}
 def register(factory: Callable[P, M]) -> Callable[P, M]:
     """Enter `factory` into the table under its own name.
 
-    What it builds remembers the arguments, defaults included, as `module.zoo_config`, a plain dict that
-    `create(**module.zoo_config)` turns into the same architecture again. Arguments must be numbers, strings or None, so
+    The networks it builds keep the arguments, defaults included, as `module.zoo_config`, a plain dict.
+    `create(**module.zoo_config)` builds the same architecture again. Arguments must be numbers, strings or None, so
     that the dict can be written as JSON.
     """
     name = factory.__name__
@@ -50,7 +50,7 @@ def create(name: str, **arguments: Any) -> nn.Module:
 
     Args:
         name: one of `names()`.
-        **arguments: what its factory takes.
+        **arguments: of its factory.
     """
     if name not in FACTORIES:
         alike = closest(name, FACTORIES)
@@ -65,5 +65,5 @@ def create(name: str, **arguments: Any) -> nn.Module:
 
 
 def names() -> list[str]:
-    """The names `create` knows, sorted."""
+    """List the names that `create` knows, sorted."""
     return sorted(FACTORIES)
