@@ -28,6 +28,7 @@ from bayeslim.coding import Encoded, decode, encode
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
+from bayeslim.io.registry import register
 from bayeslim.io.saving import load, save
 from bayeslim.methods import (
     HMC,
@@ -56,6 +57,7 @@ from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
 from bayeslim.quantise import Quantised, deserved_bits, quantise
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
+from bayeslim.stochastic import linear_in_parameters
 from bayeslim.train import schedules
 from bayeslim.version import __version__ as __version__
 
@@ -109,6 +111,7 @@ __all__ = [
     "fine_tune",
     "gates",
     "likelihoods",
+    "linear_in_parameters",
     "load",
     "log_evidence",
     "metrics",
@@ -119,6 +122,7 @@ __all__ = [
     "prune",
     "quantise",
     "recipes",
+    "register",
     "report",
     "samplers",
     "save",

@@ -27,8 +27,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bayeslim import stochastic
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.targets import Online, inputs_of, kept
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
@@ -37,8 +35,9 @@ from bayeslim.methods import Laplace, Method, Student, Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
+from bayeslim.replica import replicate
 from bayeslim.train import fit as train
-from bayeslim.train.loaders import check_inputs, check_loader
+from bayeslim.train.loaders import Loader, check_inputs, check_loader
 from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
 
 UNLIKE, TIMES = 0.02, 3
@@ -167,8 +166,8 @@ def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelih
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)
-    with torch.no_grad(), stochastic.evaluating(network):
-        outputs = call(network, to_device(first, device_of(network)))
+    with torch.no_grad():
+        outputs = call(replicate(network), to_device(first, device_of(network)))
     if outputs.shape == prediction.mean.shape:
         return Gaussian(float(prediction.variance.mean().sqrt()))
     if outputs.shape == (*prediction.mean.shape[:-1], 2 * prediction.mean.shape[-1]):

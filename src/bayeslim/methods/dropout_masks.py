@@ -19,22 +19,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslim.compact.example import with_batch_size
+from bayeslim.noise import current_generator
 from bayeslim.samplers.run import seed_of_chain
 from bayeslim.stochastic import own_layers
-from bayeslim.types import Inputs, arguments, batch_size, call
+from bayeslim.types import Inputs, arguments, batch_size, call, device_of
 
 FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
@@ -136,6 +136,22 @@ class Shared(Masks):
         return one.expand(apart).reshape(shape)
 
 
+class Separate(Masks):
+    """Every example has masks of its own, from a generator.
+
+    Args:
+        generator: where they come from.
+    """
+
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self.generator = generator
+
+    def mask(self, like: Tensor, p: float) -> Tensor:
+        """Draw every entry by itself."""
+        return torch.empty_like(like).bernoulli_(p, generator=self.generator)
+
+
 def shapes_of(shape: tuple[int, ...], examples: int, other: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A shape with examples in a dimension of their own, and the same with one example; no change where there is none.
 
@@ -209,8 +225,9 @@ def dropping_out(model: nn.Module) -> Iterator[Always]:
 def masks_of(seed: int | None, model: nn.Module, inputs: Inputs) -> Iterator[None]:
     """Masks are those of the network of a seed, the same for all examples; every example has its own without a seed."""
     if seed is None:
-        yield
+        generator = current_generator(device_of(model))
+        with nullcontext() if generator is None else Separate(generator):
+            yield
         return
-    # fused attention would draw its masks by itself
-    with sdpa_kernel(SDPBackend.MATH), Shared(seed, probed(model, inputs)):
+    with Shared(seed, probed(model, inputs)):
         yield

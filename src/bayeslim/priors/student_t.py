@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
-from bayeslim.noise import drawing_from
+from bayeslim.io.registry import register
+from bayeslim.noise import seeding_torch_from
 from bayeslim.priors.learnable import Learnable
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class StudentT(Learnable):
     """Student's t with `df` degrees of freedom, around zero.
@@ -50,5 +52,5 @@ class StudentT(Learnable):
         """Draw weights of a shape."""
         draws = torch.empty(shape)
         df, scale = self.setting_like("df", draws), self.setting_like("scale", draws)
-        with drawing_from(generator):
+        with seeding_torch_from(generator):
             return torch.distributions.StudentT(df.expand(shape), scale=scale).sample()

@@ -14,13 +14,13 @@ from bayeslim.app.cli.fits import run_on
 from bayeslim.app.cli.networks import data_name, fit_settings, saved_bayesian
 from bayeslim.app.cli.prediction_files import FORMATS, read_inputs, write_prediction
 from bayeslim.app.cli.sources import device_by_name, held_out_by_name
-from bayeslim.app.data.dataset import Scale
 from bayeslim.app.data.load import IMAGE_SETS
 from bayeslim.app.report.scores import Batches, collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.predict.links import concatenate
 from bayeslim.predict.predict import predict
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.results import Prediction
+from bayeslim.train.dataset import Scale
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, batch_size, device_of
 
@@ -111,8 +111,12 @@ def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
     if prediction.kind != "values":
         return prediction
     std = scale.std.to(prediction.mean)
-    uncertainty = Uncertainty(prediction.aleatoric * std**2, prediction.epistemic * std**2)
-    return dataclasses.replace(prediction, mean=scale.restore(prediction.mean), uncertainty=uncertainty)
+    return dataclasses.replace(
+        prediction,
+        mean=scale.restore(prediction.mean),
+        aleatoric=prediction.aleatoric * std**2,
+        epistemic=prediction.epistemic * std**2,
+    )
 
 
 def _has_scale(name: str) -> bool:

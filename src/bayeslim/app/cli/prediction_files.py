@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting
-from bayeslim.app.data.dataset import Scale
 from bayeslim.app.data.formats import read_npy
 from bayeslim.export.files import write_file
 from bayeslim.results import Prediction
+from bayeslim.train.dataset import Scale
 
 FORMATS = (".csv", ".npz")
 Columns = dict[str, NDArray[Any]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset
 
-from bayeslim.app.data.loader import TensorPairs
+from bayeslim.train.loaders import TensorPairs
 
 MAX_BYTES_HASHED = 64 * 2**20
 """Larger tensors are hashed by evenly spread rows."""
