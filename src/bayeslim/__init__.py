@@ -62,8 +62,7 @@ from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
 from bayeslim.stochastic import linear_in_parameters
 from bayeslim.train import schedules
-
-__version__ = "0.1.0"
+from bayeslim.version import __version__ as __version__
 
 __all__ = [
     "HMC",
