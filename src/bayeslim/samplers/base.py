@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim.samplers.noise import Noise
+from bayeslim.noise import standard_normals
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
@@ -61,8 +61,6 @@ class Sampler(torch.optim.Optimizer):
         super().__init__(params, {**common, **settings})
         self.masks = dict(masks or {})
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
-        self._noises: dict[Any, Noise] = {}
-        self._kept: dict[Any, Noise] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "masks": self.masks}
@@ -70,7 +68,6 @@ class Sampler(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
-        self._noises, self._kept = {}, {}
 
     @abstractmethod
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
@@ -99,46 +96,15 @@ class Sampler(torch.optim.Optimizer):
                 self.update(group, params, self._masked(params, grads))
         return loss
 
-    def noise(self, params: Tensors) -> tuple[Tensors, float]:
-        """New noise for parameters, zero in entries that do not move, and its standard deviation.
-
-        The next noise for them takes its place, unless `keep_noise` is called before.
-        """
-        key = _key(params)
-        if key not in self._noises:
-            self._noises[key] = Noise(params)
-        noise = self._noises[key]
-        unit = noise.draw()
-        return self._masked(params, noise.parts), unit
-
-    @staticmethod
-    def counts_in_noise(params: Tensors) -> bool:
-        """Whether steps may be counted in standard deviations of their noise: half precision ends too soon for that."""
-        return all(p.dtype != torch.float16 for p in params)
-
-    def keep_noise(self, params: Tensors) -> None:
-        """Keep the last noise of parameters, until this is called for the next one."""
-        key = _key(params)
-        free = self._kept.pop(key, None)
-        self._kept[key] = self._noises.pop(key)
-        if free is not None:
-            self._noises[key] = free
-
-    def add_noise_(self, tensors: Tensors, params: Tensors, std: float) -> None:
-        """Add noise of a standard deviation to tensors that belong to parameters, in all entries that move."""
-        noise, unit = self.noise(params)
-        torch._foreach_add_(tensors, noise, alpha=std / unit)
+    def noise(self, params: Tensors) -> Tensors:
+        """Draw ε ~ N(0, 1) like the parameters, with zeros in entries that do not move."""
+        return self._masked(params, standard_normals(params))
 
     def with_decay(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
         """Gradients with those of the weight decay, λ w."""
         if not group["weight_decay"]:
             return grads
         return torch._foreach_add(grads, self._masked(params, params), alpha=group["weight_decay"])
-
-    def add_decay_(self, group: dict[str, Any], tensors: Tensors, params: Tensors, factor: float) -> None:
-        """Add the gradient of the weight decay, λ w, times a factor, to tensors that belong to parameters."""
-        if group["weight_decay"]:
-            torch._foreach_add_(tensors, self._masked(params, params), alpha=group["weight_decay"] * factor)
 
     def buffers(self, params: Tensors, name: str) -> Tensors:
         """A tensor beside every parameter, zeros at first; part of the state."""
@@ -157,8 +123,3 @@ class Sampler(torch.optim.Optimizer):
             return values
         pairs = zip(params, values, strict=True)
         return [each * self.masks[p] if p in self.masks else each for p, each in pairs]
-
-
-def _key(params: Tensors) -> Any:
-    """Which parameters these are, and where."""
-    return tuple((id(p), p.dtype, p.device) for p in params)

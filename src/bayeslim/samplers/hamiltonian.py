@@ -22,9 +22,6 @@ gradients of a full batch for noise, as would the variance around a mean over a 
 what the chain's own step changes a gradient by too, about (lr P λ)² / (4α) of the injected noise, which is small where
 lr is; and where F exceeds one, the chain is too hot without any injected noise.
 
-The velocity is kept in units of the noise of its last step, as what was drawn then plus what was there before: that is
-one pass over memory less than to slow it down, and then to add to it.
-
 Chen, Fox & Guestrin 2014, arXiv:1402.4102 · Springenberg et al. 2016
 """
 
@@ -74,64 +71,37 @@ class StochasticHamiltonian(Sampler):
             "independent": independent,
             "floor": floor,
         }
-        super().__init__(params, lr, num_data=num_data, **own, steps=0, unit=1.0, **settings)
+        super().__init__(params, lr, num_data=num_data, **own, steps=0, **settings)
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Slow down, accelerate, add noise, move."""
-        roots = None
+        grads, velocity, roots = self.with_decay(group, params, grads), self.buffers(params, "velocity"), None
         if group["adapt_steps"]:
-            grads = self.with_decay(group, params, grads)
             roots = self.buffers(params, "root_scale")
             if group["steps"] < group["adapt_steps"]:
                 self._measure(group, params, grads, roots)
             group["steps"] += 1
             grads = torch._foreach_mul(grads, roots)
-        velocity = self.buffers(params, "velocity")
-        # of each step the variance 2 α lr T / N is the temperature's
-        heat = 2 * group["friction"] * group["lr"] * group["temperature"] / group["num_data"]
-        if heat and self.counts_in_noise(params):
-            velocity = self._reborn(group, params, velocity, heat)
-        else:
-            self._slow_down(group, params, velocity, heat)
-        torch._foreach_add_(velocity, grads, alpha=-group["lr"] / group["unit"])
+        torch._foreach_mul_(velocity, 1 - group["friction"])
+        torch._foreach_add_(velocity, grads, alpha=-group["lr"])
+        variance = 2 * group["friction"] * group["lr"] * group["temperature"] / group["num_data"]
+        if variance:
+            torch._foreach_add_(velocity, self._injected(group, params, variance), alpha=math.sqrt(variance))
         if roots is None:
-            self.add_decay_(group, velocity, params, -group["lr"] / group["unit"])
-            torch._foreach_add_(params, velocity, alpha=group["unit"])
+            torch._foreach_add_(params, velocity)
         else:
-            torch._foreach_addcmul_(params, velocity, roots, value=group["unit"])
+            torch._foreach_addcmul_(params, velocity, roots)
 
-    def _slow_down(self, group: dict[str, Any], params: Tensors, velocity: Tensors, heat: float) -> None:
-        """What `_reborn` does, in units of the weights."""
-        torch._foreach_mul_(velocity, (1 - group["friction"]) * group["unit"])
-        self._rescale_others(group, params, group["unit"])
-        group["unit"] = 1.0
-        if heat:
-            self.add_noise_(velocity, params, math.sqrt(heat))
-
-    def _rescale_others(self, group: dict[str, Any], params: Tensors, change: float) -> None:
-        """Parameters without gradients are as fast as before, in new units."""
-        if len(params) < len(group["params"]):
-            for p in group["params"]:
-                if p.grad is None and "velocity" in self.state[p]:
-                    self.state[p]["velocity"].mul_(change)
-
-    def _reborn(self, group: dict[str, Any], params: Tensors, velocity: Tensors, heat: float) -> Tensors:
-        """Noise, with what is left of the velocity added to it, in units of that noise."""
-        noise, deviation = self.noise(params)
-        if group["adapt_steps"] and group["independent"]:
-            share = torch._foreach_mul(self.buffers(params, "noise"), -(group["lr"] ** 2) / heat)
-            torch._foreach_add_(share, 1.0)
-            torch._foreach_clamp_min_(share, 0.0)
-            torch._foreach_sqrt_(share)
-            torch._foreach_mul_(noise, share)
-        unit = math.sqrt(heat) / deviation
-        change, group["unit"] = group["unit"] / unit, unit
-        torch._foreach_add_(noise, velocity, alpha=(1 - group["friction"]) * change)
-        for p, its_own in zip(params, noise, strict=True):
-            self.state[p]["velocity"] = its_own
-        self.keep_noise(params)
-        self._rescale_others(group, params, change)
-        return noise
+    def _injected(self, group: dict[str, Any], params: Tensors, variance: float) -> Tensors:
+        """Draw the noise to inject, less the part that independent batches bring themselves."""
+        noise = self.noise(params)
+        if not group["adapt_steps"] or not group["independent"]:
+            return noise
+        share = torch._foreach_mul(self.buffers(params, "noise"), -(group["lr"] ** 2) / variance)
+        torch._foreach_add_(share, 1.0)
+        torch._foreach_clamp_min_(share, 0.0)
+        torch._foreach_sqrt_(share)
+        return torch._foreach_mul(noise, share)
 
     def _measure(self, group: dict[str, Any], params: Tensors, grads: Tensors, roots: Tensors) -> None:
         """√P, and P B of independent batches."""

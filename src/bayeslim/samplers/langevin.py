@@ -31,14 +31,8 @@ class Langevin(Sampler):
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Descend, and add noise."""
         lr, std = group["lr"], math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
-        if not std or not self.counts_in_noise(params):
-            torch._foreach_add_(params, self.with_decay(group, params, grads), alpha=-lr)
-            if std:
-                self.add_noise_(params, params, std)
-            return
-        move, deviation = self.noise(params)
-        unit = std / deviation
-        # all that is small is added up first: next to the weights, their decay would be lost in rounding
-        self.add_decay_(group, move, params, -lr / unit)
-        torch._foreach_add_(move, grads, alpha=-lr / unit)
-        torch._foreach_add_(params, move, alpha=unit)
+        # One sum, then one addition to the weights: a small decay would be lost in rounding next to a large weight.
+        move = torch._foreach_mul(self.with_decay(group, params, grads), -lr)
+        if std:
+            torch._foreach_add_(move, self.noise(params), alpha=std)
+        torch._foreach_add_(params, move)

@@ -69,5 +69,5 @@ class PreconditionedLangevin(Sampler):
         torch._foreach_mul_(drift, -group["lr"])
         if group["temperature"]:
             std = math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
-            self.add_noise_(drift, params, std)
+            torch._foreach_add_(drift, self.noise(params), alpha=std)
         torch._foreach_addcmul_(params, drift, roots)

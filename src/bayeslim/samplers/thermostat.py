@@ -71,7 +71,7 @@ class Thermostat(Sampler):
         torch._foreach_add_(velocity, grads, alpha=-group["lr"])
         heat = group["lr"] * group["temperature"] / group["num_data"]
         if heat:
-            self.add_noise_(velocity, params, math.sqrt(2 * group["friction"] * heat))
+            torch._foreach_add_(velocity, self.noise(params), alpha=math.sqrt(2 * group["friction"] * heat))
             energy = torch.stack([norm.to(friction) for norm in torch._foreach_norm(velocity)]).square().sum()
             excess = (1 - friction / 2) * energy / (self.count(params) * heat) - 1
             # beyond one the velocity would turn round at every step
