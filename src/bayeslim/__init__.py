@@ -28,6 +28,7 @@ from bayeslim.coding import Encoded, decode, encode
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
+from bayeslim.io.registry import register
 from bayeslim.io.saving import load, save
 from bayeslim.methods import (
     HMC,
@@ -120,6 +121,7 @@ __all__ = [
     "prune",
     "quantise",
     "recipes",
+    "register",
     "report",
     "samplers",
     "save",

@@ -235,7 +235,7 @@ def test_settings_survive_as_data():
     assert back["p"].mean == 0.5
     assert back["l"].config() == likelihood.config()
     assert back["n"] == [1, None, True, "s"]
-    with pytest.raises(BayeslimError, match=r"cannot be saved.*table"):
+    with pytest.raises(BayeslimError, match=r"cannot be saved.*not registered"):
         encode(object(), {})
 
 

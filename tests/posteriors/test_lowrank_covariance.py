@@ -7,7 +7,8 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
-from bayeslim.posteriors import POSTERIORS, LowRankCovariance, group_saliency
+from bayeslim.io.registry import registered
+from bayeslim.posteriors import LowRankCovariance, group_saliency
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER
 from bayeslim.prune import unit_score
 
@@ -126,7 +127,7 @@ def test_functional_covariance_is_that_of_the_jacobian():
 
 def test_comes_back_from_its_tensors():
     q = posterior().condition(params(KEPT))
-    again = POSTERIORS[q.kind].restore(q.config(), q.tensors())
+    again = registered("posterior", q.kind).restore(q.config(), q.tensors())
     draws = [one.sample(3, generator=torch.Generator().manual_seed(0)) for one in (q, again)]
     assert all(torch.equal(draws[0][n], draws[1][n]) for n in SHAPES)
 

@@ -9,7 +9,8 @@ import torch
 from torch import distributions
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.posteriors import POSTERIORS, Diagonal, Mixture, group_saliency
+from bayeslim.io.registry import registered
+from bayeslim.posteriors import Diagonal, Mixture, group_saliency
 from bayeslim.priors import Normal
 from bayeslim.prune import default_criterion, score, unit_score
 
@@ -154,7 +155,7 @@ def test_weights_cut_before_score_lowest():
 
 def test_comes_back_from_its_tensors():
     q = posterior().condition(MASKS)
-    again = POSTERIORS[q.kind].restore(q.config(), q.tensors())
+    again = registered("posterior", q.kind).restore(q.config(), q.tensors())
     draws = [one.sample(4, generator=torch.Generator().manual_seed(0)) for one in (q, again)]
     assert all(torch.equal(draws[0][n], draws[1][n]) for n in SHAPES)
     assert "3 components with weights" in repr(again)

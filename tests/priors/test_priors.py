@@ -16,6 +16,7 @@ from torch.distributions import kl_divergence
 import bayeslim as bl
 from bayeslim import priors
 from bayeslim.errors import NoSiteMatched, ShapeMismatch
+from bayeslim.io.registry import registered
 
 PRIORS = {
     "number": priors.Normal(0.7),
@@ -269,4 +270,4 @@ def test_kl_of_half_precision_weights_is_summed_in_single(dtype):
 
 def test_config_builds_it_again():
     prior = priors.Normal(0.3, mean=1.0)
-    assert priors.PRIORS[prior.name](**prior.config()) == prior
+    assert registered("prior", prior.name)(**prior.config()) == prior

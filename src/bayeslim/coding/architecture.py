@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslim.app import zoo
-from bayeslim.app.zoo.entry import entry_of
-from bayeslim.app.zoo.registry import FACTORIES
 from bayeslim.coding.adaptive import Bits, Naturals
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.formats import FORMATS
 from bayeslim.compact.rebuild import put_tensors, resize_modules
 from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.io.networks import config_of, create, names
+from bayeslim.io.registry import registered
 from bayeslim.noise import kept_random_state
 from bayeslim.types import Params
 
@@ -65,7 +64,7 @@ _OF_COMPACTED = (
 def write_architecture(coder: Coder, network: nn.Module) -> None:
     """Say which network a file is of."""
     own = tensors_of(network)
-    config = entry_of(network)
+    config = config_of(network)
     types = {tensor.dtype for tensor in own.values() if tensor.is_floating_point()}
     kind, whole = GIVEN, Params()
     if config is not None and len(types) == 1 and set(config["name"]) <= set(_LETTERS[1:]) and not _exceeds(config):
@@ -119,7 +118,7 @@ def read_architecture(coder: Coder, model: nn.Module | None, file_size: int) -> 
 
 def _read_zoo(coder: Coder, kind: int, file_size: int) -> nn.Module:
     name = _code_name(coder, "")
-    if name not in FACTORIES:
+    if name not in names():
         raise CorruptFile(f'The file names a network that bayeslim.zoo does not have: "{name}".')
     try:
         text = _code_text(coder, "")
@@ -135,7 +134,7 @@ def _read_zoo(coder: Coder, kind: int, file_size: int) -> nn.Module:
     if sum(tensor.numel() for tensor in tensors_of(network).values()) > max(_SMALL, _EXPANSION * file_size):
         raise CorruptFile("The file names a network far larger than a file of its size can hold.")
     with kept_random_state():
-        network = zoo.create(**config).to(dtype)
+        network = create(**config).to(dtype)
     if kind == CUT:
         _cut_(network, _code_shapes(coder, tensors_of(network), None))
     return network
@@ -150,12 +149,12 @@ def _exceeds(config: Mapping[str, Any]) -> bool:
 def _outline(config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
     """A network of the zoo without memory."""
     with torch.device("meta"), kept_random_state():
-        return zoo.create(**config).to(dtype)
+        return create(**config).to(dtype)
 
 
 def _usual(name: str) -> dict[str, Any]:
     """The usual arguments of a network of the zoo."""
-    parameters = inspect.signature(FACTORIES[name]).parameters
+    parameters = inspect.signature(registered("network", name)).parameters
     return {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty}
 
 

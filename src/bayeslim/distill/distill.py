@@ -28,7 +28,6 @@ import torch
 from torch import nn
 
 from bayeslim import stochastic
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.targets import Online, inputs_of, kept
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
@@ -38,7 +37,7 @@ from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
 from bayeslim.train import fit as train
-from bayeslim.train.loaders import check_inputs, check_loader
+from bayeslim.train.loaders import Loader, check_inputs, check_loader
 from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
 
 UNLIKE, TIMES = 0.02, 3

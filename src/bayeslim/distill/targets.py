@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bayeslim import stochastic
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.divergences import told, told_of_probabilities
 from bayeslim.errors import BayeslimError, ShapeMismatch
@@ -18,6 +17,7 @@ from bayeslim.likelihoods import Categorical
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import Loader
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
 

@@ -20,13 +20,7 @@ from bayeslim.families.mixture import MixtureOfGaussians
 from bayeslim.families.point import Point
 from bayeslim.families.sparse import SparseGaussian
 
-FAMILIES: dict[str, type[Family]] = {
-    c.name: c for c in (DiagonalGaussian, SparseGaussian, DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point)
-}
-"""Families by the name they are saved under; a new one is added here."""
-
 __all__ = [
-    "FAMILIES",
     "Density",
     "DiagonalGaussian",
     "Draw",

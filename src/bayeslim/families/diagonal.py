@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.families.base import Density, Draw, Family, add_parameter, kept_of, precise_dtype
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors import Diagonal, Posterior
 from bayeslim.sites import owner
 from bayeslim.types import Params
 
 
+@register("family")
 @dataclass(frozen=True)
 class DiagonalGaussian(Family):
     """Independent Gaussians, wᵢ ~ N(μᵢ, σᵢ²), trained in μ and log σ.

@@ -26,10 +26,12 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from bayeslim.families.base import add_parameter, precise_dtype
 from bayeslim.families.diagonal import DiagonalGaussian, IndependentWeights
+from bayeslim.io.registry import register
 from bayeslim.posteriors import Posterior
 from bayeslim.sites import owner
 
 
+@register("family")
 @dataclass(frozen=True)
 class DropoutGaussian(DiagonalGaussian):
     """Independent Gaussians whose spread is a share of their size, σ = √α |μ|.

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.families.base import Density, Draw, Family, add_parameter, precise_dtype
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import LowRankCovariance, Posterior
 from bayeslim.priors import Prior
@@ -36,6 +37,7 @@ LATENT = ""
 """Where z stands among the noise; no parameter has an empty name."""
 
 
+@register("family")
 @dataclass(frozen=True)
 class LowRankGaussian(Family):
     """A Gaussian with covariance diag(σ²) + U Uᵀ, trained in μ, log σ and U.

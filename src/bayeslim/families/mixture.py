@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.families.base import Density, Draw, Family, add_parameter, precise_dtype
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import Mixture, Posterior
 from bayeslim.types import Params
@@ -30,6 +31,7 @@ from bayeslim.types import Params
 LOGITS = "mixture_logits"
 
 
+@register("family")
 @dataclass(frozen=True)
 class MixtureOfGaussians(Family):
     """A mixture of networks with independent weights, trained in π, μ and log σ.

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError
 from bayeslim.families.base import Density, Family
+from bayeslim.io.registry import register
 from bayeslim.posteriors import Diagonal, Posterior
 
 
+@register("family")
 @dataclass(frozen=True)
 class Point(Family):
     """Weights without noise, to be scaled by gates: `bl.Variational(families.Point(), gates=gates.HardConcrete())`."""

@@ -19,8 +19,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from bayeslim.families.diagonal import DiagonalGaussian
+from bayeslim.io.registry import register
 
 
+@register("family")
 @dataclass(frozen=True)
 class SparseGaussian(DiagonalGaussian):
     """Independent Gaussians whose mean counts as zero where log α > `zero_above`.

@@ -3,7 +3,7 @@
 A folder holds `bayeslim.json` and the tensor file it names. The tensor file's name carries a hash of its content and is
 written first; then the JSON replaces its predecessor in one rename. Whatever moment a process is killed at, the folder
 is either as it was or complete. Reading checks the hash, the version and every shape before anything is changed, and
-builds only the classes in the library's own tables.
+builds registered classes only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.errors import BayeslimError, CorruptFile, NotRegistered
+from bayeslim.io.registry import all_registered, entry_of, registered
+from bayeslim.priors.torch_distributions import parameters_of
 from bayeslim.types import Params
 
 VERSION = 1
@@ -32,6 +34,9 @@ INDEX = "bayeslim.json"
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _TEMPORARY_FILE = re.compile(rf"({_TENSOR_FILE.pattern}|{re.escape(INDEX)})\.[0-9a-f]{{8}}\.tmp")
 _LARGEST_INDEX = 64 << 20
+
+SETTINGS = ("method", "family", "gate", "schedule", "prior", "distribution", "likelihood")
+"""The kinds of registered classes that settings are made of."""
 
 
 def write_folder(
@@ -167,23 +172,22 @@ def encode(value: Any, tensors: Params) -> Any:
         return [encode(v, tensors) for v in value]
     if isinstance(value, Mapping):
         return {"$dict": [[encode(k, tensors), encode(v, tensors)] for k, v in value.items()]}
-    for group, table in _tables().items():
-        for name, cls in table.items():
-            if type(value) is cls:
-                return {"$type": f"{group}:{name}", "fields": encode(_arguments(value), tensors)}
+    entry = entry_of(value)
+    if entry is not None and entry[0] in SETTINGS:
+        return {"$type": ":".join(entry), "fields": encode(_arguments(value), tensors)}
     if isinstance(value, Distribution):
         raise BayeslimError(
             f"A torch.distributions.{type(value).__name__} cannot be saved: its parameters are not known to say all of "
-            f"it. Those that can are {', '.join(_tables()['distribution'])}."
+            f"it. Those that can are {', '.join(all_registered('distribution'))}."
         )
     raise BayeslimError(
-        f"{type(value).__name__} cannot be saved: it is in none of the library's tables. "
-        "Add it to the table of its kind, for example bayeslim.priors.PRIORS."
+        f"{type(value).__name__} cannot be saved: it is not registered. Decorate the class with "
+        '@bl.register and its kind, for example @bl.register("prior").'
     )
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `encode` wrote, built again from the library's own tables only."""
+    """What `encode` wrote, built again from registered classes only."""
     if isinstance(value, list):
         return [decode(v, tensors) for v in value]
     if not isinstance(value, dict):
@@ -195,11 +199,12 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "$dict" in value:
         return {decode(k, tensors): decode(v, tensors) for k, v in value["$dict"]}
     group, _, name = str(value.get("$type")).partition(":")
-    cls = _tables().get(group, {}).get(name)
-    if cls is None:
-        raise CorruptFile(f"The settings name a class that this bayeslim does not have: {value.get('$type')!r}.")
+    if group not in SETTINGS:
+        raise CorruptFile(f"The settings name a class that cannot be part of them: {value.get('$type')!r}.")
     try:
-        return cls(**decode(value["fields"], tensors))
+        return registered(group, name)(**decode(value["fields"], tensors))
+    except NotRegistered as error:
+        raise CorruptFile(f"The settings name a class that is not known here. {error}") from error
     except BayeslimError:
         raise
     except (TypeError, ValueError, KeyError) as error:
@@ -207,32 +212,11 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-    from bayeslim.priors.torch_distributions import parameters_of
-
     if isinstance(value, Distribution):
         return parameters_of(value)
     if is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
     return dict(value.config())
-
-
-def _tables() -> dict[str, Mapping[str, type[Any]]]:
-    from bayeslim.families import FAMILIES
-    from bayeslim.gates import GATES
-    from bayeslim.likelihoods import LIKELIHOODS
-    from bayeslim.methods import METHODS
-    from bayeslim.priors import DISTRIBUTIONS, PRIORS
-    from bayeslim.train.schedules import SCHEDULES
-
-    return {
-        "method": METHODS,
-        "family": FAMILIES,
-        "gate": GATES,
-        "schedule": SCHEDULES,
-        "prior": PRIORS,
-        "distribution": DISTRIBUTIONS,
-        "likelihood": LIKELIHOODS,
-    }
 
 
 def check_fits(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:

@@ -22,36 +22,9 @@ from bayeslim.methods.swa import SWA
 from bayeslim.methods.swag import SWAG
 from bayeslim.methods.variational import Variational
 
-METHODS: dict[str, type[Method]] = {
-    m.name: m
-    for m in (
-        Variational,
-        Laplace,
-        Student,
-        DeepEnsemble,
-        Snapshot,
-        PSGLD,
-        SGHMC,
-        SGLD,
-        SGNHT,
-        HMC,
-        Subspace,
-        SWA,
-        SWAG,
-        MultiSWAG,
-        MCDropout,
-        MCAugmentation,
-        MCBatchNorm,
-        SVGD,
-        IVON,
-    )
-}
-"""Methods by the name they are saved under; a new one is added here."""
-
 __all__ = [
     "HMC",
     "IVON",
-    "METHODS",
     "PSGLD",
     "SGHMC",
     "SGLD",

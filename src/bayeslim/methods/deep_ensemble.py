@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError
+from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.abreast import SKELETON, Abreast, AbreastLoader, is_faster
 from bayeslim.methods.shared.adversarial import adversarial_loss
@@ -46,6 +47,7 @@ _SEEDS_APART = 1_000_003
 """Between the seeds of two members, so that the ranks of one (seed + rank) are not the ranks of the next."""
 
 
+@register("method")
 @dataclass(frozen=True)
 class DeepEnsemble(ParticleMethod):
     """An ensemble of networks; the network itself is left at the last member, since the mean of all is none.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.full_batch import FullBatch
 from bayeslim.methods.shared.moving import frozen, moving_weights
 from bayeslim.methods.shared.particle_method import ParticleMethod
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class HMC(ParticleMethod):
     """Hamiltonian Monte Carlo.

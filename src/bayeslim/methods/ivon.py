@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 
 from bayeslim.families import DiagonalGaussian
+from bayeslim.io.registry import register
 from bayeslim.methods.natural_gradient import NaturalGradient
 from bayeslim.methods.variational import Variational
 from bayeslim.results import Fit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class IVON(Variational):
     """Variational inference by natural gradients; further settings as in `Variational`.

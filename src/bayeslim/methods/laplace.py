@@ -22,6 +22,7 @@ import torch
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
 from bayeslim.evidence import marginal_likelihood
 from bayeslim.evidence import tune_prior as prior_search
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.curvature_posterior import Curvature, Structure, current, examples_in, measured
 from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.subnetwork import Subnetwork, settled
@@ -53,6 +54,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+@register("method")
 @dataclass(frozen=True)
 class Laplace(FoundPosterior):
     """The posterior of a network that is already trained.

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.noisy_network import NoisyNetwork
 from bayeslim.types import Inputs, call
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class MCAugmentation(NoisyNetwork):
     """Random transformations of the inputs, one for a draw and all inputs alike; `how="local"` draws one for each.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from bayeslim.errors import BayeslimError, UnsupportedModel
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.batch_statistics import measuring, norms_of, of_the_first_rank
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
 from bayeslim.methods.shared.refit import restored_on_failure
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class MCBatchNorm(ParticleMethod):
     """One network with the batch statistics of several training minibatches.

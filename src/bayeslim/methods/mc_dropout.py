@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import UnsupportedModel
+from bayeslim.io.registry import register
 from bayeslim.methods.dropout_masks import dropping_out, drops_out, masks_of, mentions_dropout, one_probe_each
 from bayeslim.methods.shared.noisy_network import NoisyNetwork, random_seed
 from bayeslim.results import Prediction
@@ -35,6 +36,7 @@ _NONE = (
 )
 
 
+@register("method")
 @dataclass(frozen=True)
 class MCDropout(NoisyNetwork):
     """Dropout at test time, on any network with dropout layers."""

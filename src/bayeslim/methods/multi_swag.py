@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_statistics import drawn
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
+@register("method")
 @dataclass(frozen=True, kw_only=True)
 class MultiSWAG(GaussianAveraging, ParticleMethod):
     """Networks drawn around several modes; further settings as in `GaussianAveraging`.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.preconditioned import PreconditionedLangevin
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class PSGLD(ChainMethod):
     """Preconditioned stochastic gradient Langevin dynamics; further settings as in `ChainMethod`.

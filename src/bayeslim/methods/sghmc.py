@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.hamiltonian import StochasticHamiltonian
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class SGHMC(ChainMethod):
     """Stochastic gradient Hamiltonian Monte Carlo; further settings as in `ChainMethod`.

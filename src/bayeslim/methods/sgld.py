@@ -12,11 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.langevin import Langevin
 
 
+@register("method")
 @dataclass(frozen=True)
 class SGLD(ChainMethod):
     """Stochastic gradient Langevin dynamics; settings as in `ChainMethod`."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.chains import ChainMethod
 from bayeslim.samplers.base import Sampler
 from bayeslim.samplers.thermostat import Thermostat
 
 
+@register("method")
 @dataclass(frozen=True)
 class SGNHT(ChainMethod):
     """Stochastic gradient Nosé-Hoover thermostat; further settings as in `ChainMethod`.

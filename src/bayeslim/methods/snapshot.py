@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bayeslim.errors import BayeslimError
+from bayeslim.io.registry import register
 from bayeslim.io.storage import check_fits, read_folder, write_folder
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
@@ -33,6 +34,7 @@ PARTS = ("value", "rest", "noise")
 """Of a snapshot in a file: random parameters, what else changes, and what the likelihood has learned."""
 
 
+@register("method")
 @dataclass(frozen=True)
 class Snapshot(ParticleMethod):
     """The networks at the ends of cycles; the network itself is left at the last, since the mean of all is none.

@@ -19,6 +19,7 @@ from torch.distributions import Dirichlet
 
 from bayeslim.distill import divergences as imitation
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.io.registry import register
 from bayeslim.likelihoods import Categorical
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.point_network import PointNetwork
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class Student(PointNetwork):
     """One network that follows a teacher. Its targets are what `bayeslim.imitation` tells of the teacher's predictions.

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from bayeslim.errors import BayeslimError
+from bayeslim.io.registry import register, registered
 from bayeslim.methods.base import Method
 from bayeslim.methods.shared.batch_statistics import measuring, norms_of
 from bayeslim.methods.shared.coordinates import (
@@ -55,11 +56,11 @@ INNER = ("hmc", *STOCHASTIC, "laplace")
 
 
 def _by_default() -> Method:
-    from bayeslim.methods import METHODS
+    method: Method = registered("method", "hmc")()
+    return method
 
-    return METHODS["hmc"]()
 
-
+@register("method")
 @dataclass(frozen=True)
 class Subspace(ParticleMethod):
     """Inference in a subspace; the network is left at the mean of the draws.

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError
+from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.flock import Flock
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors, snapshot
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
+@register("method")
 @dataclass(frozen=True)
 class SVGD(ParticleMethod):
     """Particles by Stein's method; the network itself is left at the last, since the mean of all is none.

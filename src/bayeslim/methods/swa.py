@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import Averaging, averaged
 from bayeslim.methods.shared.batch_statistics import measure_again_
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True, kw_only=True)
 class SWA(Averaging, ParticleMethod):
     """The mean of the networks that training passed through; settings as in `Averaging`."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_statistics import drawn, measure_again_, norms_of
 from bayeslim.methods.shared.found_posterior import FoundPosterior
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True, kw_only=True)
 class SWAG(GaussianAveraging, FoundPosterior):
     """The Gaussian of training's own wandering; settings as in `GaussianAveraging`.

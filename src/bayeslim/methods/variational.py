@@ -30,6 +30,7 @@ from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
 from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt
+from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.shared import full_weight_elbo as whole_draws
 from bayeslim.methods.shared import gating
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+@register("method")
 @dataclass(frozen=True)
 class Variational(Method):
     """Variational inference by stochastic gradients.

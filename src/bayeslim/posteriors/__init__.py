@@ -14,13 +14,7 @@ from bayeslim.posteriors.mixture import Mixture
 from bayeslim.posteriors.particles import Particles
 from bayeslim.posteriors.saliency import group_saliency, saliency, slice_indices
 
-POSTERIORS: dict[str, type[Posterior]] = {
-    p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, LowRankCovariance, Mixture, Particles, Conditioned, Gated)
-}
-"""Posteriors by the name they are saved under; a new family is added here."""
-
 __all__ = [
-    "POSTERIORS",
     "Conditioned",
     "Dense",
     "Diagonal",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import CorruptFile
+from bayeslim.io.registry import register, registered
 from bayeslim.posteriors.base import check_masks
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
 from bayeslim.posteriors.gaussian import Gaussian, How, Restriction, survivors
@@ -23,6 +24,7 @@ from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Conditioned(Gaussian):
     """A Gaussian posterior conditioned on zeros; made by `Gaussian.condition`.
 
@@ -119,10 +121,8 @@ class Conditioned(Gaussian):
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `config()` and `tensors()`."""
-        from bayeslim.posteriors import POSTERIORS
-
-        base_class = POSTERIORS.get(config["base"])
-        if base_class is None or not issubclass(base_class, Gaussian):
+        base_class = registered("posterior", config["base"])
+        if not issubclass(base_class, Gaussian):
             raise CorruptFile(f'A conditioned posterior needs a Gaussian base. Got "{config["base"]}".')
         inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
         return cls(

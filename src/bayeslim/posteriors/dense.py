@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
@@ -24,6 +25,7 @@ from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Dense(Gaussian):
     """A Gaussian with a full precision.
 

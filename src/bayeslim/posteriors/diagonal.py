@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Diagonal(Posterior):
     """A fully factorised Gaussian.
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.errors import BayeslimError
+from bayeslim.io.registry import register, registered
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.posteriors.diagonal import Diagonal
@@ -80,6 +81,7 @@ class Scales:
         return self.gate.draw(self.own, shape).masked_fill(self.closed, 0.0)
 
 
+@register("posterior")
 class Gated(Posterior):
     """A posterior over scaled weights.
 
@@ -195,10 +197,8 @@ class Gated(Posterior):
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `config()` and `tensors()`."""
         from bayeslim.gates.placement import Part, Place
-        from bayeslim.posteriors import POSTERIORS
 
-        if config["base"] not in POSTERIORS:
-            raise CorruptFile(f"A gated posterior has a base of a kind that this bayeslim does not have: {config!r}.")
+        base_class = registered("posterior", config["base"])
         inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
         scales = []
         for entry in config["scales"]:
@@ -206,7 +206,7 @@ class Gated(Posterior):
             place = Place(**(entry["place"] | {"parts": parts}))
             own = {name: tensors[f"own:{place.parameter(name)}"] for name in entry["own"]}
             scales.append(Scales(entry["gate"], place, own, tensors[f"cut:{place.name}"], entry["closes"]))
-        return cls(POSTERIORS[config["base"]].restore(config["base_config"], inner), scales)
+        return cls(base_class.restore(config["base_config"], inner), scales)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.factor import Factor
@@ -25,6 +26,7 @@ from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Kronecker(Gaussian):
     """A Gaussian with Kronecker-factored layers.
 

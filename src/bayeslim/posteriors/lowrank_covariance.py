@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import check_masks
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
@@ -28,6 +29,7 @@ from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class LowRankCovariance(Gaussian):
     """A Gaussian with a low-rank plus diagonal covariance.
 

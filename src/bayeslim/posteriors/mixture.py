@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.posteriors.diagonal import Diagonal
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Mixture(Posterior):
     """A mixture of fully factorised Gaussians.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.types import Params
 
@@ -24,6 +25,7 @@ STRETCH = 2**22
 """How many values of all particles together are looked at in single precision at a time."""
 
 
+@register("posterior")
 class Particles(Posterior):
     """Equally weighted networks.
 

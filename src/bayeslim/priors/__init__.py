@@ -23,17 +23,8 @@ from bayeslim.priors.scale_mixture import ScaleMixture
 from bayeslim.priors.soft_sharing import SoftSharing
 from bayeslim.priors.student_t import StudentT
 from bayeslim.priors.table import Priors
-from bayeslim.priors.torch_distributions import DISTRIBUTIONS
-
-PRIORS: dict[str, type[Prior]] = {
-    c.name: c
-    for c in (Normal, Laplace, ScaleMixture, SoftSharing, StudentT, LogUniform, RelevanceDetermination, Distribution)
-}
-"""Priors by the name they are saved under; a new one is added here."""
 
 __all__ = [
-    "DISTRIBUTIONS",
-    "PRIORS",
     "Distribution",
     "Laplace",
     "Learnable",

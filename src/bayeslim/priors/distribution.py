@@ -14,12 +14,14 @@ from torch import Tensor
 from torch import distributions as D
 from torch.distributions.constraints import Constraint, is_dependent
 
+from bayeslim.io.registry import all_registered, register
 from bayeslim.noise import drawing_from
 from bayeslim.priors.base import check_broadcasts
 from bayeslim.priors.learnable import Learnable
-from bayeslim.priors.torch_distributions import DISTRIBUTIONS, beside, parameters_of
+from bayeslim.priors.torch_distributions import beside, parameters_of
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class Distribution(Learnable):
     """A distribution over the real numbers, such as `torch.distributions.Cauchy(0.0, 0.1)`.
@@ -39,13 +41,13 @@ class Distribution(Learnable):
         if self.learn and not self._is_known:
             raise ValueError(
                 f"The parameters of a {type(self.distribution).__name__} cannot be learned; those of "
-                f"{', '.join(DISTRIBUTIONS)} can."
+                f"{', '.join(all_registered('distribution'))} can."
             )
         super().__post_init__()
 
     @property
     def _is_known(self) -> bool:
-        return type(self.distribution) in DISTRIBUTIONS.values()
+        return type(self.distribution) in all_registered("distribution").values()
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
         """The distribution's own parameters that are free of each other; none where they do not say all of it."""

@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
+from bayeslim.io.registry import register
 from bayeslim.priors.base import LOG_GAUSSIAN_ENTROPY
 from bayeslim.priors.learnable import Learnable
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class Laplace(Learnable):
     """Laplace(0, scale): a sharper peak and heavier tails than a Normal of the same spread.

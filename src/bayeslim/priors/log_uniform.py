@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ImproperPrior
+from bayeslim.io.registry import register
 from bayeslim.priors import log_alpha
 from bayeslim.priors.base import LOG_GAUSSIAN_ENTROPY, Prior
 from bayeslim.priors.log_alpha import EULER_GAMMA, LOG_UNIFORM_LIMIT
@@ -51,6 +52,7 @@ _CURVES: dict[str, log_alpha.Curve] = {
 }
 
 
+@register("prior")
 @dataclass(frozen=True)
 class LogUniform(Prior):
     """P(w) ∝ 1/|w|; improper, so there is no evidence under it.

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
+from bayeslim.io.registry import register
 from bayeslim.priors.base import LARGE
 from bayeslim.priors.learnable import Learnable
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class Normal(Learnable):
     """N(mean, std²); a Gaussian prior is weight decay.

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ImproperPrior
+from bayeslim.io.registry import register
 from bayeslim.priors.base import Prior
 from bayeslim.priors.log_alpha import divergence, relevance
 
 
+@register("prior")
 @dataclass(frozen=True)
 class RelevanceDetermination(Prior):
     """N(0, τ²) with a τ for every weight, always at its optimum: empirical Bayes, so there is no evidence under it.

@@ -19,9 +19,11 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
+from bayeslim.io.registry import register
 from bayeslim.priors.learnable import Learnable
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class ScaleMixture(Learnable):
     """Two Normals around zero, a wide and a narrow one.

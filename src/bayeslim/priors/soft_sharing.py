@@ -21,9 +21,11 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
+from bayeslim.io.registry import register
 from bayeslim.priors.learnable import Learnable
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class SoftSharing(Learnable):
     """A mixture of Gaussians, shared by all parameters that it is the prior of; `priors.per_layer` for one a layer.

@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
+from bayeslim.io.registry import register
 from bayeslim.noise import drawing_from
 from bayeslim.priors.learnable import Learnable
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class StudentT(Learnable):
     """Student's t with `df` degrees of freedom, around zero.

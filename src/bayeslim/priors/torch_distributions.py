@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch import distributions as D
 
-DISTRIBUTIONS: dict[str, type[D.Distribution]] = {
-    c.__name__: c
-    for c in (
-        D.Normal, D.Laplace, D.StudentT, D.Cauchy, D.Gumbel, D.LogNormal, D.HalfNormal, D.HalfCauchy, D.Gamma,
-        D.InverseGamma, D.Exponential, D.Chi2, D.Weibull, D.Beta, D.Uniform,
-    )
-}  # fmt: skip
-"""Distributions that can be saved and learned, by the name of their class: those that their parameters say all of."""
+from bayeslim.io.registry import register
+
+# Distributions that can be saved and learned: their parameters determine them.
+for _distribution in (
+    D.Normal, D.Laplace, D.StudentT, D.Cauchy, D.Gumbel, D.LogNormal, D.HalfNormal, D.HalfCauchy, D.Gamma,
+    D.InverseGamma, D.Exponential, D.Chi2, D.Weibull, D.Beta, D.Uniform,
+):  # fmt: skip
+    register("distribution", _distribution.__name__)(_distribution)
 
 
 def parameters_of(distribution: D.Distribution) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bayeslim.errors import BayeslimError
+from bayeslim.io.registry import register
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Schedule:
         raise NotImplementedError
 
 
+@register("schedule")
 @dataclass(frozen=True)
 class Uniform(Schedule):
     """The same weight at every step: 1 is the ELBO."""
@@ -56,6 +58,7 @@ class Uniform(Schedule):
         return 1.0
 
 
+@register("schedule")
 @dataclass(frozen=True)
 class Blundell(Schedule):
     """Most of an epoch's KL in its first minibatches: π_i = 2^(M−i) / (2^M − 1), i = 1..M (Blundell et al. 2015).
@@ -73,6 +76,7 @@ class Blundell(Schedule):
         return m * math.exp2(-i) / -math.expm1(-m * math.log(2))
 
 
+@register("schedule")
 @dataclass(frozen=True)
 class Warmup(Schedule):
     """From 0 up to 1 in a straight line.
@@ -93,6 +97,7 @@ class Warmup(Schedule):
         return min(1.0, max(0.0, (epoch - self.start) / (self.end - self.start)))
 
 
+@register("schedule")
 @dataclass(frozen=True)
 class Cyclic(Schedule):
     """A linear warm-up that starts again every `period` epochs (Fu et al. 2019).
@@ -110,7 +115,3 @@ class Cyclic(Schedule):
         epoch = position.step / position.need_epoch_length(self)
         phase = (epoch % self.period) / self.period
         return min(1.0, phase / self.ramp) if self.ramp > 0 else 1.0
-
-
-SCHEDULES: dict[str, type[Schedule]] = {c.__name__.lower(): c for c in (Uniform, Blundell, Warmup, Cyclic)}
-"""Schedules by the name they are saved under."""

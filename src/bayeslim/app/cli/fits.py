@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.app.cli.calls import BadSetting, first_line
-from bayeslim.app.data.loader import TensorPairs
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.likelihoods import Categorical
 from bayeslim.stochastic import evaluating
+from bayeslim.train.loaders import TensorPairs
 from bayeslim.types import Inputs, call, device_of, split_batch, to_device
 
 

@@ -9,8 +9,7 @@ import typer
 
 from bayeslim.app import zoo
 from bayeslim.app.cli.sources import FITTED, SPARSE
-from bayeslim.likelihoods import LIKELIHOODS
-from bayeslim.priors import PRIORS
+from bayeslim.io.registry import all_registered
 
 Config = Annotated[Path | None, typer.Option(help="A TOML file with any of these settings; flags win.")]
 Model = Annotated[
@@ -47,14 +46,18 @@ RecipeName = Annotated[
 ]
 PriorName = Annotated[
     str | None,
-    typer.Option("--prior", show_default="normal(1.0)", help=f'{", ".join(PRIORS)}, with arguments "normal(0.2)".'),
+    typer.Option(
+        "--prior",
+        show_default="normal(1.0)",
+        help=f'{", ".join(all_registered("prior"))}, with arguments "normal(0.2)".',
+    ),
 ]
 LikelihoodName = Annotated[
     str | None,
     typer.Option(
         "--likelihood",
         show_default="by the targets",
-        help=f'{", ".join(LIKELIHOODS)}, with arguments "gaussian(noise=0.1)".',
+        help=f'{", ".join(all_registered("likelihood"))}, with arguments "gaussian(noise=0.1)".',
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(help="Train this long first; otherwise the weights are taken as they are.")]

@@ -14,13 +14,13 @@ from bayeslim.app.cli.fits import run_on
 from bayeslim.app.cli.networks import data_name, fit_settings, saved_bayesian
 from bayeslim.app.cli.prediction_files import FORMATS, read_inputs, write_prediction
 from bayeslim.app.cli.sources import device_by_name, held_out_by_name
-from bayeslim.app.data.dataset import Scale
 from bayeslim.app.data.load import IMAGE_SETS
 from bayeslim.app.report.scores import Batches, collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.predict.links import concatenate
 from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction, Uncertainty
+from bayeslim.train.dataset import Scale
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, batch_size, device_of
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting
-from bayeslim.app.data.dataset import Scale
 from bayeslim.export.files import write_file
 from bayeslim.results import Prediction
+from bayeslim.train.dataset import Scale
 
 FORMATS = (".csv", ".npz")
 Columns = dict[str, NDArray[Any]]

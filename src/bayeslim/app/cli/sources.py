@@ -12,27 +12,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from bayeslim.app import data, zoo
+from bayeslim.app import data
 from bayeslim.app.cli.calls import BadSetting, parse
 from bayeslim.app.compress.job import guessed_likelihood
-from bayeslim.app.data.dataset import Dataset, Scale
 from bayeslim.app.data.load import IMAGE_SETS
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian, bayesianize
-from bayeslim.families import FAMILIES, Point
-from bayeslim.gates import GATES
+from bayeslim.families import Point
+from bayeslim.io.registry import all_registered
 from bayeslim.io.saving import load
 from bayeslim.io.storage import INDEX, check_fits
-from bayeslim.likelihoods import LIKELIHOODS, Likelihood
-from bayeslim.methods import METHODS, Method, Student, Subnetwork, Variational
-from bayeslim.priors import PRIORS, Normal, Prior
+from bayeslim.likelihoods import Likelihood
+from bayeslim.methods import Method, Student, Subnetwork, Variational
+from bayeslim.priors import Normal, Prior
 from bayeslim.recipes import RECIPES, Recipe
-from bayeslim.train.schedules import SCHEDULES
+from bayeslim.train.dataset import Dataset, Scale
+from bayeslim.train.loaders import Loader
 from bayeslim.types import Inputs, split_batch
 
-FITTED = {name: method for name, method in METHODS.items() if method is not Student}
+FITTED = {name: method for name, method in all_registered("method").items() if method is not Student}
 """Methods that find a posterior from data; a student learns from a teacher."""
-PARTS = {**FAMILIES, **GATES, **SCHEDULES, "subnetwork": Subnetwork}
+PARTS = {**all_registered("family"), **all_registered("gate"), **all_registered("schedule"), "subnetwork": Subnetwork}
 """What a method may be made of, by name."""
 
 SPARSE = [name.replace("_", "-") for name, recipe in RECIPES.items() if recipe().budget is not None]
@@ -81,7 +80,7 @@ def model_by_name(text: str, weights: Path | None = None, seed: int = 0) -> nn.M
     """
     call = parse(text, "model")
     torch.manual_seed(seed)
-    model = call.imported("model") if call.module else call.of(zoo.registry.FACTORIES, "model")
+    model = call.imported("model") if call.module else call.of(all_registered("network"), "model")
     if not isinstance(model, nn.Module):
         raise BadSetting(f'model="{text}" must give a torch.nn.Module. Got {type(model).__name__}.')
     return model if weights is None else _with_weights(model, weights)
@@ -191,7 +190,7 @@ def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
         text: its name.
         epochs: of its training, unless the name says it.
     """
-    call = parse(text, "recipe", PRIORS)
+    call = parse(text, "recipe", all_registered("prior"))
     if epochs is not None and "epochs" not in (call.kwargs or {}):
         call = replace(call, kwargs={**(call.kwargs or {}), "epochs": epochs})
     recipe: Recipe = call.of(RECIPES, "recipe")
@@ -212,13 +211,13 @@ def trained_as_usual(
 
 def likelihood_by_name(text: str) -> Likelihood:
     """A likelihood: `categorical`, `gaussian(noise="learned")`."""
-    likelihood: Likelihood = parse(text, "likelihood").of(LIKELIHOODS, "likelihood")
+    likelihood: Likelihood = parse(text, "likelihood").of(all_registered("likelihood"), "likelihood")
     return likelihood
 
 
 def prior_by_name(text: str) -> Prior:
     """A prior: `normal(0.2)`, `normal(learn=True, hyperprior=student_t())`."""
-    prior: Prior = parse(text, "prior", PRIORS).of(PRIORS, "prior")
+    prior: Prior = parse(text, "prior", all_registered("prior")).of(all_registered("prior"), "prior")
     return prior
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset
 
-from bayeslim.app.data.loader import TensorPairs
+from bayeslim.train.loaders import TensorPairs
 
 LARGEST = 64 * 2**20
 """Bytes that are hashed, so that it takes a moment; of more, rows that are spread evenly."""

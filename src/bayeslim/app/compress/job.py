@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 from bayeslim import stochastic
 from bayeslim.app.compress.fingerprint import fingerprint, is_batches
-from bayeslim.app.data import Loader
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
 from bayeslim.compact.example import run_example
@@ -29,7 +28,7 @@ from bayeslim.prune import Budget, Plan
 from bayeslim.prune.items import pattern
 from bayeslim.recipes import Recipe
 from bayeslim.train.fit import fit as training
-from bayeslim.train.loaders import size_of_data
+from bayeslim.train.loaders import Loader, size_of_data
 from bayeslim.types import Inputs, device_of, split_batch, to_device
 
 FORMATS = ("onnx", "pt2")

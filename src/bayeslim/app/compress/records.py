@@ -14,10 +14,10 @@ from torch import nn
 from bayeslim.app.benchmark import Benchmark, Size
 from bayeslim.app.report.overview import Row
 from bayeslim.app.report.scores import Scores
-from bayeslim.app.zoo.entry import entry_of
 from bayeslim.compact import Cost
 from bayeslim.errors import CorruptFile
 from bayeslim.export.files import write_file
+from bayeslim.io.networks import config_of
 from bayeslim.io.saving import load, save
 from bayeslim.metrics import Calibration
 from bayeslim.types import Inputs
@@ -25,7 +25,7 @@ from bayeslim.types import Inputs
 
 def save_slim(network: nn.Module, path: Path, example: Inputs) -> None:
     """Write a compacted network so that it can be read without its class."""
-    save(network, path, example=example if entry_of(network) is None else None)
+    save(network, path, example=example if config_of(network) is None else None)
 
 
 def load_slim(path: Path, architecture: nn.Module) -> nn.Module:

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayeslim.app.data.dataset import Dataset, Scale
 from bayeslim.app.data.formats import Array
 from bayeslim.app.data.images import IDX_SETS, Part, read_images
 from bayeslim.app.data.uci import UCI_SETS, published_split, read_regression
 from bayeslim.errors import closest
+from bayeslim.train.dataset import Dataset, Scale
 
 IMAGE_SETS = ("digits", *IDX_SETS, "cifar10")
 

@@ -12,10 +12,10 @@ from collections import OrderedDict
 
 from torch import nn
 
-from bayeslim.app.zoo.registry import register
+from bayeslim.io.networks import register_network
 
 
-@register
+@register_network
 def lenet_300_100(inputs: int = 784, classes: int = 10) -> nn.Sequential:
     """Two hidden layers of 300 and 100 units.
 
@@ -35,7 +35,7 @@ def lenet_300_100(inputs: int = 784, classes: int = 10) -> nn.Sequential:
     )
 
 
-@register
+@register_network
 def lenet5(in_channels: int = 1, classes: int = 10, image_size: int = 28) -> nn.Sequential:
     """Two 5x5 convolutions of 20 and 50 channels with pooling, and a hidden layer of 500 units.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from bayeslim.app.zoo.registry import register
+from bayeslim.io.networks import register_network
 
 
 class LSTMClassifier(nn.Module):
@@ -28,7 +28,7 @@ class LSTMClassifier(nn.Module):
         return logits
 
 
-@register
+@register_network
 def lstm(
     classes: int = 10, features: int = 28, hidden: int = 128, layers: int = 1, vocabulary: int | None = None
 ) -> LSTMClassifier:

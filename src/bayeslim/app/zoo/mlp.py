@@ -10,10 +10,10 @@ from collections import OrderedDict
 
 from torch import nn
 
-from bayeslim.app.zoo.registry import register
+from bayeslim.io.networks import register_network
 
 
-@register
+@register_network
 def mlp(hidden: int = 400, inputs: int = 784, classes: int = 10, depth: int = 2, dropout: float = 0.0) -> nn.Sequential:
     """Equal hidden layers with rectifiers.
 

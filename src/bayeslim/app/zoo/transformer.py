@@ -12,8 +12,8 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslim.app.zoo.registry import register
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.networks import register_network
 
 
 class SelfAttention(nn.Module):
@@ -94,7 +94,7 @@ class Transformer(nn.Module):
         return logits
 
 
-@register
+@register_network
 def transformer(
     classes: int = 10,
     features: int = 28,

@@ -12,12 +12,12 @@ from collections import OrderedDict
 
 from torch import nn
 
-from bayeslim.app.zoo.registry import register
+from bayeslim.io.networks import register_network
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
-@register
+@register_network
 def vgg(in_channels: int = 3, classes: int = 10, width: float = 1.0, image_size: int = 32) -> nn.Sequential:
     """VGG-like network.
 

@@ -13,8 +13,8 @@ from torch._subclasses import FakeTensorMode
 from torch.distributions import Independent
 
 import bayeslim as bl
-from bayeslim import likelihoods
 from bayeslim.errors import BayeslimError, NonFiniteLoss, ShapeMismatch
+from bayeslim.io.registry import registered
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 
 NOISE = 0.7
@@ -388,7 +388,7 @@ def test_only_a_learned_noise_is_trained():
 
 @pytest.mark.parametrize("likelihood", [*ELEMENTWISE, Gaussian("heteroscedastic"), Categorical(1, 7)], ids=repr)
 def test_config_builds_it_again(likelihood):
-    again = likelihoods.LIKELIHOODS[likelihood.name](**likelihood.config())
+    again = registered("likelihood", likelihood.name)(**likelihood.config())
     assert repr(again) == repr(likelihood)
     assert isinstance(again, nn.Module)
 
