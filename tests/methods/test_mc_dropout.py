@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.dropout_masks import Probe, Shared
+from bayeslim.methods.mc_dropout import Probe, Shared
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
 SEQUENCES = torch.randn(7, 5, 8, generator=torch.Generator().manual_seed(2))

@@ -15,11 +15,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
@@ -28,13 +29,14 @@ from bayeslim.methods.shared.adversarial import adversarial_loss
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
+from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import fit
+from bayeslim.train.loaders import training_set_size
+from bayeslim.train.seeding import seeded
 from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -152,14 +154,12 @@ class DeepEnsemble(ParticleMethod):
 
     def _is_together(self, bnn: Bayesian, loader: Any, optimizer: Any, training: Mapping[str, Any]) -> bool:
         """Whether to train abreast; raises where that is asked for and cannot be."""
-        from bayeslim.train.fit import _rank_and_world
-
         if self.together is False:
             return False
         obstacles = [f"{option}=..." for option in _APART if training.get(option)]
         obstacles += ["a likelihood with parameters"] if any(True for _ in bnn.likelihood.parameters()) else []
         obstacles += ["learning on from data before"] if bnn.anchor is not None else []
-        obstacles += ["several processes"] if _rank_and_world()[1] > 1 else []
+        obstacles += ["several processes"] if rank_and_world()[1] > 1 else []
         obstacles += ["a loader with persistent_workers"] if getattr(loader, "persistent_workers", False) else []
         if self.together == "auto":
             return not obstacles and optimizer is None and is_faster(bnn.model)
@@ -190,13 +190,11 @@ class _Job:
         return self.method.members if self.previous is None else self.previous.count
 
     def one_by_one(self) -> tuple[Fit, Particles]:
-        from bayeslim.train.fit import _rank_and_world, _seeded, fit
-
         bnn, result, found = self.bnn, Fit(), []
         step, noise = bnn.step, noise_of(bnn.likelihood)
         noises: list[Params] = []
         for member in range(self.count):
-            with _seeded(self._seed_of(member), _rank_and_world()[0]):
+            with seeded(self._seed_of(member), rank_and_world()[0]):
                 self._begin(member)
                 bnn.step = step
                 bnn.likelihood.load_state_dict(noise)
@@ -211,11 +209,8 @@ class _Job:
         return result, gathered(found)
 
     def together(self) -> tuple[Fit, Particles]:
-        from bayeslim.bayesian import Bayesian
-        from bayeslim.train.fit import _num_data, _seeded, fit
-
         bnn = self.bnn
-        with _seeded(self.seed, 0):
+        with seeded(self.seed, 0):
             starts = []
             for member in range(self.count):
                 self._begin(member)
@@ -223,7 +218,7 @@ class _Job:
             values, rest = starts[0]
             exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in values}
             abreast = Abreast(bnn.model, [own | others for own, others in starts])
-            num_data = _num_data(bnn, self.loader)
+            num_data = training_set_size(bnn, self.loader)
             all_of_them = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
             all_of_them.train(bnn.training)
             all_of_them.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
@@ -245,7 +240,7 @@ class _Job:
     def _begin(self, member: int) -> None:
         """Put the network to where a member starts."""
         if self.previous is None:
-            start_afresh_(self.bnn.model, self.start)
+            reinitialise_(self.bnn.model, self.start)
         else:
             set_tensors(self.bnn, self.previous.particle(member) | self.previous.buffers_of(member))
         self.bnn.keep_zeros()

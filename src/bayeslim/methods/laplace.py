@@ -32,8 +32,8 @@ from bayeslim.predict import linearised
 from bayeslim.predict import links as gaussian_outputs
 from bayeslim.priors import Normal
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.samplers.run import ordered_by
 from bayeslim.stochastic import evaluating
+from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Batches, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:

@@ -18,11 +18,16 @@ import torch
 
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.io.registry import register
-from bayeslim.methods.shared.batch_statistics import measuring, norms_of, of_the_first_rank
+from bayeslim.methods.shared.batch_norms import measuring, norms_of
+from bayeslim.methods.shared.batch_statistics import of_the_first_rank
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import fit
+from bayeslim.train.loaders import training_set_size
+from bayeslim.train.seeding import seeded
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -66,18 +71,16 @@ class MCBatchNorm(ParticleMethod):
             seed: makes the run repeat, and leaves the global random state as it was.
             **training: options of `bayeslim.train.fit`, with `epochs`.
         """
-        from bayeslim.train import fit as train
-
         if epochs is None and training:
             raise TypeError(
                 f"{', '.join(training)} are options of training, and without epochs=... only statistics are measured."
             )
         with restored_on_failure(bnn):
-            result = Fit() if epochs is None else train.fit(bnn, loader, epochs=epochs, seed=seed, **training)
-            with train._seeded(seed, train._rank_and_world()[0]):
+            result = Fit() if epochs is None else fit(bnn, loader, epochs=epochs, seed=seed, **training)
+            with seeded(seed, rank_and_world()[0]):
                 statistics = self._measured(bnn, loader)
         if epochs is None and not bnn.num_data_given:
-            bnn.num_data = train._num_data(bnn, loader)
+            bnn.num_data = training_set_size(bnn, loader)
         weights = {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names}
         values = {name: value.expand(self.samples, *value.shape) for name, value in weights.items()}
         bnn.state["posterior"] = Particles(values, buffers=of_the_first_rank(stacked(statistics)))

@@ -22,12 +22,14 @@ from torch import nn
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_statistics import drawn
+from bayeslim.methods.shared.chain_run import joined
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
+from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.results import Fit
-from bayeslim.samplers.run import joined, seed_of_chain
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import seed_of_chain, seeded
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -85,8 +87,6 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
         Returns:
             the history of all members, each epoch's with the number of its member (from 1).
         """
-        from bayeslim.train.fit import _rank_and_world, _seeded
-
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
             raise TypeError(
                 "Every member needs an optimizer of its own: pass a function that makes one, such as "
@@ -100,11 +100,11 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
             for member in range(self.members):
                 own = None if seed is None else seed_of_chain(seed, member)
                 folder = None if checkpoint is None else Path(checkpoint) / f"member-{member + 1}"
-                with _seeded(own, _rank_and_world()[0]):
+                with seeded(own, rank_and_world()[0]):
                     bnn.load_state_dict(begin)
                     bnn.step = step
                     if not bnn.masks:
-                        start_afresh_(bnn.model, start)
+                        reinitialise_(bnn.model, start)
                     done, trajectory = averaged(
                         self, bnn, loader, self.rank, epochs=epochs, checkpoint=folder,
                         optimizer=None if optimizer is None else optimizer(_trainable(bnn)), **training,

@@ -24,11 +24,12 @@ from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import Epoch, fit
 from bayeslim.types import Params, device_of
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train.fit import Epoch
 
 PARTS = ("value", "rest", "noise")
 """Of a snapshot in a file: random parameters, what else changes, and what the likelihood has learned."""
@@ -81,8 +82,6 @@ class Snapshot(ParticleMethod):
             callbacks: functions of an `Epoch`, called after each one in order.
             **training: options of `bayeslim.train.fit`; `lr` is where each cycle starts.
         """
-        from bayeslim.train import fit as train
-
         epochs = self.cycles if epochs is None else epochs
         if epochs < 1 or epochs % self.cycles:
             raise ValueError(
@@ -102,11 +101,11 @@ class Snapshot(ParticleMethod):
             cycle, within = divmod(epoch.number, epochs // self.cycles)
             if within == 0 and cycle > self.burn_in:
                 found[cycle], noises[cycle] = snapshot(bnn), noise_of(bnn.likelihood)
-                if folder is not None and train._rank_and_world()[0] == 0:
+                if folder is not None and rank_and_world()[0] == 0:
                     _write(folder / f"cycle-{cycle}", *found[cycle], noises[cycle])
 
         with restored_on_failure(bnn):
-            result = train.fit(
+            result = fit(
                 bnn, loader, epochs=epochs, lr_schedule=self.factor, checkpoint=checkpoint,
                 callbacks=[*callbacks, gather], **training,
             )  # fmt: skip

@@ -19,14 +19,16 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from bayeslim.bayesian import Bayesian, bayesianize_
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register, registered
 from bayeslim.methods.base import Method
-from bayeslim.methods.shared.batch_statistics import measuring, norms_of
+from bayeslim.methods.shared.batch_norms import measuring, norms_of
+from bayeslim.methods.shared.chain_run import between_ranks, prepare, run_alone
 from bayeslim.methods.shared.coordinates import (
     Coordinates,
     OnSubspace,
@@ -35,20 +37,18 @@ from bayeslim.methods.shared.coordinates import (
     to_mode_,
     with_normal_prior,
 )
+from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.moving import Moving
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
 from bayeslim.methods.shared.refit import restored_on_failure
+from bayeslim.methods.shared.sampling_schedule import SamplingSchedule
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
-from bayeslim.samplers.chain import Chain
-from bayeslim.samplers.run import between_ranks, ordered_by, prepare, rank_and_world, run_alone, seed_of_chain
-from bayeslim.samplers.schedule import Schedule
 from bayeslim.stochastic import evaluating
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import ordered_by, seed_of_chain
 from bayeslim.types import call, device_of, split_batch, to_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 STOCHASTIC = ("sgld", "psgld", "sghmc", "sgnht")
 """Methods that sample by the gradients of minibatches, and need to know for how long and with which learning rate."""
@@ -92,7 +92,7 @@ class Subspace(ParticleMethod):
                 raise ValueError(f"{setting} must be at least {least}. Got {getattr(self, setting)}.")
         if self.rank >= self.snapshots:
             raise ValueError(f"{self.rank} directions need more snapshots than that. Got {self.snapshots}.")
-        Schedule(burn_in=self.burn_in).check()
+        SamplingSchedule(burn_in=self.burn_in).check()
         if not isinstance(self.inner, Method) or self.inner.name not in INNER:
             raise ValueError(
                 "inner must be HMC(), SGLD(), PSGLD(), SGHMC(), SGNHT() or Laplace(), with settings of its own. "
@@ -166,8 +166,8 @@ class Subspace(ParticleMethod):
         total = epochs * prepare(bnn, loader, accumulate, device)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = Moving.all_of(bnn)
-        steps = Schedule(burn_in=self.burn_in).kept(total, self.snapshots)
-        path = Chain(moving.names, (), steps, folder=None if folder is None else folder / "samples")
+        steps = SamplingSchedule(burn_in=self.burn_in).kept(total, self.snapshots)
+        path = KeptNetworks(moving.names, (), steps, folder=None if folder is None else folder / "samples")
         with restored_on_failure(bnn):
             bnn.step, bnn.state["path"] = 0, path
             try:
@@ -216,8 +216,6 @@ class Subspace(ParticleMethod):
         self, space: Coordinates, loader: Any, dtype: torch.dtype | None, **options: Any
     ) -> tuple[Particles, dict[str, Any]]:
         """The networks that the inner method finds on this rank, and what it has to say."""
-        from bayeslim.bayesian import bayesianize_
-
         (bnn,), (rank, world), inner = space.owner, rank_and_world(), self.inner
         likelihood = copy.deepcopy(bnn.likelihood).requires_grad_(False)
         settings: dict[str, Any] = {"likelihood": likelihood, "num_data": bnn.data_size()}

@@ -19,6 +19,8 @@ from bayeslim.methods.shared.batch_statistics import measure_again_
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import seeded
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -42,11 +44,9 @@ class SWA(Averaging, ParticleMethod):
             seed: makes the run repeat, and leaves the global random state as it was.
             **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`.
         """
-        from bayeslim.train.fit import _rank_and_world, _seeded
-
         with restored_on_failure(bnn):
             result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)
-            with _seeded(seed, _rank_and_world()[0]):
+            with seeded(seed, rank_and_world()[0]):
                 measure_again_(bnn.model, loader)
         self.keep(bnn, gathered([snapshot(bnn)]))
         return result

@@ -23,11 +23,15 @@ from torch import Tensor
 
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
-from bayeslim.methods.shared.batch_statistics import drawn, measure_again_, norms_of
+from bayeslim.methods.shared.batch_norms import norms_of
+from bayeslim.methods.shared.batch_statistics import drawn, measure_again_
 from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.posteriors import Posterior
+from bayeslim.predict.predict import predictive
 from bayeslim.results import Fit, Prediction
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import seeded
 from bayeslim.types import Batches, call
 
 if TYPE_CHECKING:
@@ -56,13 +60,11 @@ class SWAG(GaussianAveraging, FoundPosterior):
             **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`. The paper's optimizer
                 is SGD with momentum; Adam if not given.
         """
-        from bayeslim.train.fit import _rank_and_world, _seeded
-
         with restored_on_failure(bnn):
             result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
             posterior = trajectory.gaussian(self.scale)
             found: dict[str, Posterior] = {"posterior": posterior}
-            with _seeded(seed, _rank_and_world()[0]):
+            with seeded(seed, rank_and_world()[0]):
                 measure_again_(bnn.model, loader)
                 if norms_of(bnn.model):
                     found["networks"] = drawn(bnn, posterior, loader, self.samples)
@@ -78,8 +80,6 @@ class SWAG(GaussianAveraging, FoundPosterior):
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """From the networks that were measured, where there are such; while training, of the one network."""
-        from bayeslim.predict.predict import predictive
-
         if how == "local":
             raise ValueError('SWAG has no noise to draw for every example. Use how="sample".')
         networks = bnn.state.get("networks")

@@ -32,8 +32,8 @@ from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
-from bayeslim.methods.shared import full_weight_elbo as whole_draws
 from bayeslim.methods.shared import gating
+from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_terms
 from bayeslim.noise import standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
 from bayeslim.priors import Prior
@@ -182,13 +182,13 @@ class Variational(Method):
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | Tensor | None) -> Terms:
-        """Mean NLL over K draws, and the KL; for a Rényi bound, see `whole_draws`."""
+        """Mean NLL over K draws, and the KL; for a Rényi bound, see `full_weight_elbo.py`."""
         num_data = bnn.data_size()
         if kl_weight is None:
             kl_weight = bnn.scheduled(self.kl_schedule)
         inputs, targets = split_batch(batch)
         if not self.mean_field:
-            return whole_draws.terms(self, bnn, inputs, targets, kl_weight * self.temperature, num_data)
+            return full_weight_terms(self, bnn, inputs, targets, kl_weight * self.temperature, num_data)
         if self.estimator == "mean":
             log_likelihood = bnn.likelihood.log_prob(self._mean_outputs(bnn, inputs), targets).mean()
             kl = self._weights(bnn)[2] if self.temperature else log_likelihood.new_zeros(())
@@ -298,7 +298,7 @@ class Variational(Method):
         if not isinstance(family, (DiagonalGaussian, Point)):
             q = family.density(bnn.model, bnn.sites.names, bnn.masks)
             component = torch.multinomial(q.log_weights.detach().exp(), 1)[0]
-            return call(bnn.model, inputs, whole_draws.as_parameters(bnn, q.draw(q.noise(), component).weights))
+            return call(bnn.model, inputs, as_parameters(bnn, q.draw(q.noise(), component).weights))
         self._retype(bnn, inputs)
         params = {}
         for name in self._whole(bnn):

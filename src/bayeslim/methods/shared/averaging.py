@@ -22,10 +22,12 @@ from bayeslim.errors import BayeslimError
 from bayeslim.io.storage import INDEX
 from bayeslim.methods.shared.trajectory import Trajectory
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import Epoch, fit
+from bayeslim.train.loaders import number_of_batches
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train.fit import Epoch
 
 FALLS_TO = 0.01
 """Where the learning rate of a cycle ends, in parts of where it starts."""
@@ -134,9 +136,7 @@ class _Recording:
 
     def finish_epoch(self, epoch: Epoch) -> None:
         """Written before the checkpoint of the epoch, and beside that of the one before, which it may go back to."""
-        from bayeslim.train.fit import _rank_and_world
-
-        if self.folder is not None and _rank_and_world()[0] == 0:
+        if self.folder is not None and rank_and_world()[0] == 0:
             folder = self.folder / f"averages-{epoch.number % 2}"
             self.trajectory.write(folder, self.first, epoch.bnn.step)
 
@@ -166,14 +166,12 @@ def averaged(
         accumulate: batches whose gradients are averaged for one step.
         **training: further options of `bayeslim.train.fit`.
     """
-    from bayeslim.train import fit as train
-
     for option, why in (("lr_schedule", "start, rate and schedule are its settings"), ("patience", "it goes on")):
         if training.get(option) is not None:
             raise ValueError(f"{type(method).__name__} takes no {option}: {why}.")
     if epochs < 1 or accumulate < 1:
         raise ValueError(f"epochs and accumulate must be at least 1. Got {epochs} and {accumulate}.")
-    in_epoch = math.ceil(train._length(loader) / accumulate)
+    in_epoch = math.ceil(number_of_batches(loader) / accumulate)
     every, total = in_epoch if method.every == "epoch" else method.every, epochs * in_epoch
     folder = None if checkpoint is None else Path(checkpoint)
     begin = int(method.start * total + 1e-9)
@@ -181,7 +179,7 @@ def averaged(
     recording = _Recording(Trajectory(rank, bnn.sites.names), begin, every, bnn.step, folder, behind=resumes)
     bnn.state["recording"] = recording
     try:
-        result = train.fit(
+        result = fit(
             bnn, loader, epochs=epochs, lr_schedule=lambda done: method.factor(done, total / every),
             checkpoint=checkpoint, callbacks=[*callbacks, recording.finish_epoch], accumulate=accumulate, **training,
         )  # fmt: skip

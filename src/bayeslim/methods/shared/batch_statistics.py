@@ -7,48 +7,18 @@ in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from bayeslim.methods.shared.batch_norms import measuring, norms_of
 from bayeslim.methods.shared.particle_method import gathered, set_tensors, snapshot
 from bayeslim.posteriors import Particles, Posterior
-from bayeslim.stochastic import evaluating
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-
-
-def norms_of(model: nn.Module) -> list[_NormBase]:
-    """The modules that keep statistics of the batches they see."""
-    return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
-
-
-@contextmanager
-def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
-    """Norms in training mode, all else in evaluation mode; both as they were afterwards.
-
-    Args:
-        model: the network.
-        momentum: how much a batch counts against those before; None for an average of all, 1 for itself alone.
-    """
-    norms = norms_of(model)
-    before = [norm.momentum for norm in norms]
-    with evaluating(model), torch.no_grad():
-        for norm in norms:
-            norm.momentum = momentum
-            norm.training = True
-        try:
-            yield
-        finally:
-            for norm, own in zip(norms, before, strict=True):
-                norm.momentum = own
-                norm.training = False
 
 
 def measure_again_(model: nn.Module, loader: Any) -> None:

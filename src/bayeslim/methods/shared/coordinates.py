@@ -18,7 +18,7 @@ from bayeslim.methods.shared.full_batch import FullBatch
 from bayeslim.methods.shared.moving import Moving
 from bayeslim.posteriors.particles import Particles
 from bayeslim.priors import Normal, Prior
-from bayeslim.samplers.run import rank_and_world
+from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params, call_with
 
 if TYPE_CHECKING:

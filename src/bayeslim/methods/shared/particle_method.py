@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayeslim.errors import NotFitted
 from bayeslim.methods.base import Method
+from bayeslim.methods.shared.batch_norms import norms_of
 from bayeslim.posteriors.particles import Particles, stacked, tensors_of
 from bayeslim.results import Prediction
 from bayeslim.types import Batches, Inputs, Params, call
@@ -49,8 +50,6 @@ class ParticleMethod(Method):
 
         Batch norms have statistics of the weights they were measured with, and the mean's were not: then the last.
         """
-        from bayeslim.methods.shared.batch_statistics import norms_of
-
         last = posterior.count - 1
         at_mean = at_mean and not norms_of(bnn.model)
         if posterior.averaged:

@@ -1,14 +1,14 @@
-"""What samplers by stochastic gradients share: they are optimizers that add the right amount of noise.
+"""The base of stochastic gradient samplers: optimizers that add noise.
 
-The library's loss is the mean over examples, L(w) = mean NLL − log p(w) / N, so the potential whose Boltzmann
-distribution is the posterior is U(w) = −log p(D, w) = N L(w), and its gradient N times that of the loss. Every sampler
-here is written for L: `lr` is what it is for gradient descent on the loss, and N only sets how much noise there is. At
-a temperature T the target is p(w|D)^(1/T); at zero a sampler is the plain optimizer it is made of.
+The library's loss is the mean over examples, L(w) = mean NLL − log p(w) / N. The potential whose Boltzmann distribution
+is the posterior is U(w) = −log p(D, w) = N L(w), and its gradient is N times that of the loss. Every sampler is written
+for L: `lr` means the same as in gradient descent on the loss, and N only sets the amount of noise. At a temperature T
+the target is p(w|D)^(1/T); at zero a sampler is a plain optimizer.
 
-A prior N(0, s²) may be left out of the loss, and be the sampler's `weight_decay` 1 / (s² N) instead: the same step, in
-fewer passes over the weights (`weight_decay` in `prior.py`).
+A prior N(0, s²) may be left out of the loss and given as the sampler's `weight_decay` 1 / (s² N): the same step, in
+fewer passes over the weights (`normal_prior.weight_decay`).
 
-All tensors of a group are updated together (`torch._foreach_*`), and their noise is drawn at once.
+All tensors of a group are updated together (`torch._foreach_*`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 class Sampler(torch.optim.Optimizer):
-    """The base of samplers by stochastic gradients.
+    """The base of stochastic gradient samplers.
 
     Args:
         params: parameters, or groups of them; a group of `temperature` 0 is optimised rather than sampled.
         lr: the learning rate of the optimizer underneath.
         num_data: N, the size of the training set.
         temperature: T of the target p(w|D)^(1/T).
-        weight_decay: λ of λ w, added to the gradients; 0 where the loss has all of the prior in it.
-        masks: which entries of a parameter move (True), by parameter; all of those without a mask.
-        **settings: those of the algorithm.
+        weight_decay: λ of the term λ w added to the gradients; 0 if the loss contains the whole prior.
+        masks: by parameter, which of its entries move (True); all entries of a parameter without a mask move.
+        **settings: the settings of the algorithm.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Sampler(torch.optim.Optimizer):
 
     @abstractmethod
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
-        """Move the parameters of a group."""
+        """Update the parameters of a group."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of the chain.
 
         Args:
-            closure: computes the loss again and returns it; not needed where gradients are there.
+            closure: recomputes the loss and returns it; not needed if the gradients are there.
         """
         loss = None
         if closure is not None:
@@ -89,7 +89,7 @@ class Sampler(torch.optim.Optimizer):
             grads = [p.grad for p in params]
             if any(grad.is_sparse for grad in grads):
                 raise RuntimeError(
-                    f"{type(self).__name__} moves every weight at every step and takes no sparse gradients. "
+                    f"{type(self).__name__} moves every weight at every step: it needs dense gradients. "
                     "Use nn.Embedding(..., sparse=False)."
                 )
             if params:
@@ -101,24 +101,24 @@ class Sampler(torch.optim.Optimizer):
         return self._masked(params, standard_normals(params))
 
     def with_decay(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
-        """Gradients with those of the weight decay, λ w."""
+        """Add the gradients of the weight decay, λ w, to gradients."""
         if not group["weight_decay"]:
             return grads
         return torch._foreach_add(grads, self._masked(params, params), alpha=group["weight_decay"])
 
     def buffers(self, params: Tensors, name: str) -> Tensors:
-        """A tensor beside every parameter, zeros at first; part of the state."""
+        """Return the state tensor of this name of every parameter, zeros at first."""
         for p in params:
             if name not in self.state[p]:
                 self.state[p][name] = torch.zeros_like(p)
         return [self.state[p][name] for p in params]
 
     def count(self, params: Tensors) -> int:
-        """How many entries move."""
+        """Count the entries that move."""
         return sum(self._moving.get(p, p.numel()) for p in params)
 
     def _masked(self, params: Tensors, values: Tensors) -> Tensors:
-        """Values beside parameters, zero in entries that do not move."""
+        """Set values to zero in entries that do not move."""
         if not self.masks:
             return values
         pairs = zip(params, values, strict=True)
