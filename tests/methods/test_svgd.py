@@ -230,7 +230,7 @@ def test_what_it_does_not_take():
             return x @ self.weight
 
     other = bl.bayesianize(Own(), bl.SVGD(particles=2), likelihood=bl.likelihoods.Gaussian(0.5))
-    with pytest.raises(UnsupportedModel, match="no fresh start"):
+    with pytest.raises(UnsupportedModel, match="draw new random weights"):
         other.fit(loader)
 
 

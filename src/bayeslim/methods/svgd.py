@@ -50,11 +50,11 @@ OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 @register("method")
 @dataclass(frozen=True)
 class SVGD(ParticleMethod):
-    """Particles by Stein's method; the network itself is left at the last, since the mean of all is none.
+    """Particles by Stein's method; the network itself is set to the last, as their mean is not a useful network.
 
     Attributes:
-        particles: how many networks.
-        bandwidth: h of the kernel; by the median of distances if not given.
+        particles: number of networks.
+        bandwidth: h of the kernel; from the median distance if not given.
         function_space: whether networks are compared by their outputs instead of their weights.
     """
 
@@ -69,10 +69,10 @@ class SVGD(ParticleMethod):
         if type(self.particles) is not int or self.particles < 1:
             raise ValueError(f"particles must be a whole number, at least 1. Got {self.particles!r}.")
         if self.bandwidth is not None and not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be positive, or None for the median's. Got {self.bandwidth}.")
+            raise ValueError(f"bandwidth must be positive, or None for the median rule. Got {self.bandwidth}.")
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """The MAP loss of one network; of a stack, the sum of theirs."""
+        """Compute the MAP loss of one network, or the sum over a stack."""
         stack = bnn.model
         if not isinstance(stack, ParticleStack):
             return super().loss(bnn, batch, kl_weight)
@@ -111,19 +111,19 @@ class SVGD(ParticleMethod):
         seed: int | None = None,
         **training: Any,
     ) -> Fit:
-        """Move all particles together from random starts; of a network that is fitted already, from where they are.
+        """Train all particles together from random starts, or continue a network that is already fitted.
 
         Args:
-            bnn: the network; frozen parameters stay as they are in every particle.
-            loader: batches of inputs and targets, which all particles see alike.
-            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            bnn: the network; frozen parameters are the same in every particle.
+            loader: batches of inputs and targets; all particles see the same batches.
+            start: a function that makes a new network, for modules that cannot draw new random weights themselves.
             optimizer: a function that makes an optimizer of the parameters; Adam if not given.
-            seed: makes the run repeat, and leaves the global random state as it was.
-            **training: options of `bayeslim.train.fit`. What is measured on `validate` is the average of the particles'
-                predictions; callbacks see all particles stacked in one network.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`. `validate` measures the average prediction of the
+                particles; callbacks see all particles stacked in one network.
 
         Returns:
-            the history, with the means over the particles.
+            the history, with means over the particles.
         """
         self._check(bnn, start, optimizer)
         num_data = training_set_size(bnn, loader)
@@ -150,13 +150,13 @@ class SVGD(ParticleMethod):
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """Of a stack, the prediction of all its networks together."""
+        """Predict with all networks of a stack in training, else as `ParticleMethod`."""
         if isinstance(bnn.model, ParticleStack):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, inputs) for inputs in batches()], 1))
         return super().predictive(bnn, batches, samples, how, generator)
 
     def _starts(self, bnn: Bayesian, start: Callable[[], nn.Module] | None) -> list[Params]:
-        """Where the particles begin; the network is as it was afterwards."""
+        """Collect the starts of the particles; the network is unchanged afterwards."""
         previous: Particles | None = bnn.state.get("posterior")
         if previous is not None:
             return [previous.network(k, bnn.model) for k in range(previous.count)]
@@ -172,7 +172,7 @@ class SVGD(ParticleMethod):
         return found
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Adam; for a stack, on Stein's direction."""
+        """Make an Adam optimizer; for a stack, on Stein's direction."""
         return self._steered(super().optimizer(bnn, lr), bnn)
 
     def _steered(self, optimizer: torch.optim.Optimizer, bnn: Bayesian) -> torch.optim.Optimizer:
@@ -181,23 +181,23 @@ class SVGD(ParticleMethod):
         return optimizer
 
     def _steer(self, bnn: Bayesian) -> None:
-        """Put Stein's direction in the place of every particle's own gradient."""
+        """Replace every particle's gradient by Stein's direction."""
         weights = [p for p in map(bnn.model.get_parameter, bnn.sites.names) if p.grad is not None]
         points = torch.cat([_rows(p.detach()) for p in weights], 1)
         gradients = torch.cat([_rows(p.grad) for p in weights if p.grad is not None], 1)
         direction, _ = descent(points, gradients, bnn.data_size(), self.bandwidth)
         parts = direction.split([p[0].numel() for p in weights], 1)
         for p, part in zip(weights, parts, strict=True):
-            p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers take it for dense
+            p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers need dense gradients
 
     def _check(self, bnn: Bayesian, start: Any, optimizer: Any) -> None:
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
             raise TypeError(
-                "The particles are stacked in parameters of their own: pass a function that makes an optimizer, such "
+                "The particles are stacked in their own parameters. Pass a function that makes an optimizer, such "
                 f"as optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
             )
         if bnn.anchor is not None:
-            raise BayeslimError("SVGD does not learn on from a posterior of data before. Use bl.Laplace() for that.")
+            raise BayeslimError("SVGD does not support continual learning. Use bl.Laplace() for that.")
         if bnn.state.get("posterior") is None and start is None:
             check_resettable(bnn.model)
 
@@ -238,10 +238,10 @@ def descent(points: Tensor, gradients: Tensor, num_data: int, bandwidth: float |
 
 
 def _rows(values: Tensor) -> Tensor:
-    """One row a particle, at least in single precision."""
+    """Flatten values to one row per particle, at least in single precision."""
     return values.flatten(1).to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _only_gradient(value: Tensor) -> Tensor:
-    """Zero, with a gradient."""
+    """Return zero with the gradient of a value."""
     return value - value.detach()

@@ -1,9 +1,9 @@
-"""Stochastic weight averaging: one network, the mean of those that training passed through.
+"""Stochastic weight averaging: one network, the mean of networks along training.
 
     θ_SWA = (1/T) Σ_i θ_i
 
-Training at a high rate wanders along the rim of a wide optimum; the mean lies inside and generalises better. It is a
-point, with no uncertainty of its own: `SWAG` also takes the spread. Batch norms are measured again for the mean.
+Training at a high rate moves around the edge of a wide optimum; the mean lies inside and generalises better. It is a
+point estimate without uncertainty; `SWAG` also estimates the variance. Batch norms are measured again for the mean.
 
 Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, arXiv:1803.05407
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @register("method")
 @dataclass(frozen=True, kw_only=True)
 class SWA(Averaging, ParticleMethod):
-    """The mean of the networks that training passed through; settings as in `Averaging`."""
+    """The mean of networks along training; settings as in `Averaging`."""
 
     name: ClassVar[str] = "swa"
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
@@ -40,9 +40,9 @@ class SWA(Averaging, ParticleMethod):
         Args:
             bnn: the network; training starts from where it is.
             loader: batches of inputs and targets.
-            epochs: passes over the loader, in all.
-            seed: makes the run repeat, and leaves the global random state as it was.
-            **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`.
+            epochs: passes over the loader in all.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`.
         """
         with restored_on_failure(bnn):
             result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)

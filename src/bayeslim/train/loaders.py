@@ -81,11 +81,11 @@ def _words(loader: Any) -> str:
 
 
 def size_of_data(loader: Any) -> int | None:
-    """How many examples a loader goes over, if that can be known without reading it."""
+    """Count the examples of a loader, or return None if that needs reading it."""
     if isinstance(loader, list):
         return sum(batch_size(split_batch(batch)[0]) for batch in loader)
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    if isinstance(sampler, SubsetRandomSampler):  # a part of the data set, which is all the data there is
+    if isinstance(sampler, SubsetRandomSampler):  # only this part of the data set is used
         return len(sampler)
     dataset: Any = getattr(loader, "dataset", None)
     return len(dataset) if hasattr(dataset, "__len__") else None
@@ -142,11 +142,11 @@ class Loader:
         batch_size: rows of a batch; the last one may be smaller.
         shuffle: whether each epoch has a new order.
         device: where the data are put, once; by default they stay where they are.
-        seed: of the order.
+        seed: the seed of the order.
         drop_last: leave out a last batch that is smaller.
-        rank: which part this process sees, when `world_size` processes share the data.
-        world_size: how many processes there are. Each sees an equal, disjoint part of the same order, so up to
-            `world_size − 1` rows of it are left out.
+        rank: the rank of this process, when `world_size` processes share the data.
+        world_size: number of processes. Each sees an equal, disjoint part of the same order, so up to
+            `world_size − 1` rows are left out.
     """
 
     def __init__(
@@ -175,11 +175,11 @@ class Loader:
 
     @property
     def share(self) -> int:
-        """How many examples this process sees in an epoch, before `drop_last`."""
+        """Number of examples this process sees in an epoch, before `drop_last`."""
         return len(self.dataset) // self.world_size
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Count the batches of an epoch."""
         return self.share // self.batch_size if self.drop_last else -(-self.share // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:

@@ -13,17 +13,17 @@ from bayeslim.stochastic import evaluating
 
 
 def norms_of(model: nn.Module) -> list[_NormBase]:
-    """The modules that keep statistics of the batches they see."""
+    """List the modules that keep statistics of batches."""
     return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
 
 
 @contextmanager
 def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
-    """Norms in training mode, all else in evaluation mode; both as they were afterwards.
+    """Put norms in training mode and all else in evaluation mode inside; restore both on exit.
 
     Args:
         model: the network.
-        momentum: how much a batch counts against those before; None for an average of all, 1 for itself alone.
+        momentum: the weight of a new batch; None for the average of all batches, 1 for the last batch alone.
     """
     norms = norms_of(model)
     before = [norm.momentum for norm in norms]

@@ -1,8 +1,8 @@
-"""Statistics of batch norms, measured anew for weights that were not trained but averaged or drawn.
+"""Statistics of batch norms for weights that were averaged or drawn instead of trained.
 
-A batch norm in evaluation mode divides by what it saw in training. Other weights give it other inputs, so its mean and
-variance are taken again, as plain averages over the batches of one pass over the data, the rest of the network as it is
-in use.
+A batch norm in evaluation mode uses the statistics of training. Other weights give it other inputs, so its mean and
+variance are measured again, as plain averages over the batches of one pass over the data, with the rest of the network
+in evaluation mode.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def measure_again_(model: nn.Module, loader: Any) -> None:
-    """Take the statistics of all batch norms from one pass over the data, in place; nothing where there are none."""
+    """Measure the statistics of all batch norms in one pass over the data, in place."""
     norms = norms_of(model)
     if not norms:
         return
@@ -41,7 +41,7 @@ def measure_again_(model: nn.Module, loader: Any) -> None:
 
 
 def drawn(bnn: Bayesian, posterior: Posterior, loader: Any, samples: int) -> Particles:
-    """Networks drawn from a posterior, each with statistics of its own; `bnn` is as it was afterwards."""
+    """Draw networks from a posterior, each with its own batch statistics; `bnn` is unchanged afterwards."""
     values, rest = snapshot(bnn)
     found = []
     try:
@@ -59,7 +59,7 @@ def _several_ranks() -> bool:
 
 
 def of_the_first_rank(params: Params) -> Params:
-    """The first rank's tensors, on all of them."""
+    """Broadcast the tensors of the first rank to all ranks."""
     if _several_ranks():
         params = {name: value.contiguous() for name, value in params.items()}
         for value in params.values():
