@@ -71,14 +71,18 @@ def test_tails_have_their_probability_on_both_sides(beyond):
 
 
 def test_far_tails_exist():
-    """Of 300 million draws 6.4 are beyond ±5.6 on average; none with probability 0.002."""
-    generator, count = seeded(8), 0
-    for _ in range(30):
-        count += int((standard_normal((10_000_000,), generator=generator).abs() > 5.6).sum())
-    expected = 2 * stats.norm.sf(5.6) * 300_000_000
-    assert stats.poisson.cdf(count, expected) > 1e-3
-    assert stats.poisson.sf(count - 1, expected) > 1e-3
-    assert count > 0
+    """Of 120 million draws 2.6 are beyond ±5.6 on average, and 7 beyond ±5.42."""
+    generator, found = seeded(8), []
+    for _ in range(12):
+        draws = standard_normal((10_000_000,), generator=generator).abs()
+        found.append(draws[draws > 5.42])
+    far = torch.cat(found)
+    assert int((far > 5.6).sum()) > 0
+    for beyond in (5.42, 5.6):
+        expected = 2 * stats.norm.sf(beyond) * 120_000_000
+        count = int((far > beyond).sum())
+        assert stats.poisson.cdf(count, expected) > 1e-3
+        assert stats.poisson.sf(count - 1, expected) > 1e-3
 
 
 @pytest.mark.parametrize("size", SIZES)

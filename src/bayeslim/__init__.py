@@ -55,6 +55,7 @@ from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
 from bayeslim.quantise import Quantised, deserved_bits, quantise
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
+from bayeslim.stochastic import linear_in_parameters
 from bayeslim.train import schedules
 
 __version__ = "0.1.0"
@@ -109,6 +110,7 @@ __all__ = [
     "fine_tune",
     "gates",
     "likelihoods",
+    "linear_in_parameters",
     "load",
     "log_evidence",
     "metrics",

@@ -11,7 +11,8 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ VALUES_PER_STREAM = 1 << 16
 
 # Safe for several threads at once: the executor locks its queue, and a task never waits for another one.
 _pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="bayeslim-noise")
+
+_current: ContextVar[torch.Generator | None] = ContextVar("generator", default=None)
+"""Each thread has its own, so that predictions in several threads do not draw from each other's."""
 
 
 def _replace_pool() -> None:
@@ -91,17 +95,50 @@ def kept_random_state() -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
 
 
-def drawing_from(generator: torch.Generator | None) -> AbstractContextManager[None]:
-    """Seed the global generators from `generator` inside, and restore them on exit; do nothing if it is None."""
-    return nullcontext() if generator is None else _drawing_from(generator)
+@contextmanager
+def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Draw all of this library's noise inside from `generator`, in this thread alone; None changes nothing."""
+    token = _current.set(_current.get() if generator is None else generator)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @contextmanager
-def _drawing_from(generator: torch.Generator) -> Iterator[None]:
-    seed = int(torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator))
+def seeding_torch_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Seed torch's global generator from `generator` inside, for `torch.distributions`, which take no generator."""
+    if generator is None:
+        yield
+        return
+    with drawing_from(generator):
+        seed = random_seed()
     with kept_random_state():
         torch.manual_seed(seed)
         yield
+
+
+def current_generator(device: torch.device | str = "cpu") -> torch.Generator | None:
+    """Get the generator of noise in this thread; None for torch's own, under a compiler and on another device."""
+    if torch.compiler.is_compiling():
+        return None
+    generator = _current.get()
+    return generator if generator is not None and generator.device.type == torch.device(device).type else None
+
+
+def on_device(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
+    """Make a generator for a device, seeded from one that lives elsewhere."""
+    if generator is None or generator.device.type == device.type:
+        return generator
+    with drawing_from(generator):
+        return torch.Generator(device).manual_seed(random_seed())
+
+
+def random_seed() -> int:
+    """Draw a seed from the current generator."""
+    generator = _current.get()
+    device = "cpu" if generator is None else generator.device
+    return int(torch.empty((), dtype=torch.int64, device=device).random_(2**62, generator=generator))
 
 
 _Chunk = tuple[np.ndarray[Any, Any], int, int]
@@ -112,6 +149,8 @@ def _start(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> tuple[Tensor, list[_Chunk]]:
     """Allocate the values and list the chunks that numpy has to fill; none where torch has drawn them."""
+    if generator is None:
+        generator = current_generator(device)
     by_numpy = (
         device.type == "cpu" and dtype in (torch.float32, torch.float64) and shape.numel() >= MIN_VALUES_FOR_NUMPY
     )

@@ -62,9 +62,9 @@ def test_proofs():
     network = mlp().eval()
     inputs = batches(network, torch.randn(2, 6))
     assert prove(network, network, inputs, "own", 0.0) == 0
-    with pytest.raises(ExportFailed, match="other answers than the network on a batch of 2"):
+    with pytest.raises(ExportFailed, match="other outputs than the network on a batch of 2"):
         prove(network, lambda x: network(x) + 0.01, inputs, "own", 1e-5)
     with pytest.raises(ExportFailed, match=r"fails on a batch of 3.*not from len"):
         prove(network, lambda x: network(x) if len(x) == 2 else network(x[:, :1]), inputs, "own", 1e-5)
-    with pytest.raises(ExportFailed, match="other answers"):
+    with pytest.raises(ExportFailed, match="other outputs"):
         prove(network, lambda x: network(x)[:1], inputs, "own", 1e-5)

@@ -16,8 +16,8 @@ from torch import fx, nn
 
 import bayeslim as bl
 from bayeslim.compact import compact_network, units
+from bayeslim.compact.example import EXAMPLE
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, UnsupportedModel
-from bayeslim.export.stored import EXAMPLE
 from bayeslim.io.storage import INDEX
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import registered
 from bayeslim.posteriors import LowRankCovariance, group_saliency
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER
-from bayeslim.prune import unit_score
+from bayeslim.prune import criteria
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 D = 10
@@ -117,7 +117,7 @@ def test_costs_of_units_are_those_of_the_dense_matrix():
         cost = 0.5 * mean @ covariance.inverse() @ mean
         torch.testing.assert_close(group_saliency(q, [group])[0], cost)
         density = -MultivariateNormal(mean, covariance).log_prob(torch.zeros(len(place)).double())
-        torch.testing.assert_close(unit_score.unit_density(q, {}, [group])[0], density)
+        torch.testing.assert_close(criteria.density.unit_density(q, {}, [group])[0], density)
 
 
 def test_functional_covariance_is_that_of_the_jacobian():

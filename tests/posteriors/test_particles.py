@@ -289,7 +289,7 @@ def test_moments_are_found_stretch_by_stretch(dtype, monkeypatch):
     particles = Particles({"w": values, "scalar": values[:, 1, 1]})
     whole = [particles.mean, particles.std, particles.variance]
     nearest = particles.nearest_to_mean()
-    monkeypatch.setattr(particles_module, "STRETCH", 13)
+    monkeypatch.setattr(particles_module, "MAX_VALUES_PER_CHUNK", 13)
     for found, wanted in zip([particles.mean, particles.std, particles.variance], whole, strict=True):
         torch.testing.assert_close(found, wanted)
     assert particles.nearest_to_mean() == nearest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bayeslim.blas import IS_ARM
 from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLayer, TransposedConvolutionLayer
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
@@ -20,8 +19,7 @@ STRIP = 128
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product: torch goes over strips.
-    On ARM numpy does, which sees that it is symmetric; but its threads would be in the way of several of torch's.
+    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product, in strips.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
@@ -30,9 +28,6 @@ def add_outer_products(total: Tensor, rows: Tensor) -> None:
     flat = rows.reshape(-1, rows.shape[-1])
     if flat.device.type != "cpu" or len(flat) < MANY:
         total[0].addmm_(flat.T, flat)
-    elif IS_ARM and torch.get_num_threads() == 1:
-        array = flat.contiguous().numpy()
-        total[0] += torch.from_numpy(array.T @ array)
     else:
         for start in range(0, flat.shape[1], STRIP):
             total[0, start : start + STRIP, start:].addmm_(flat[:, start : start + STRIP].T, flat[:, start:])

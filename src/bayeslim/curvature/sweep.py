@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bayeslim.blas import products_of
 from bayeslim.errors import NoSiteMatched, ShapeMismatch, UnsupportedModel, closest
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.types import Batch, Inputs, device_of, split_batch, to_device
@@ -33,7 +32,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     # the fused encoder layer reads its children's weights without calling them, so that hooks would see nothing
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
-        with torch.random.fork_rng(**forked), torch.inference_mode(False), torch.enable_grad(), products_of(model):
+        with torch.random.fork_rng(**forked), torch.inference_mode(False), torch.enable_grad():
             torch.backends.mha.set_fastpath_enabled(False)
             model.eval()
             yield

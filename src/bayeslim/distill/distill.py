@@ -27,7 +27,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.targets import Online, inputs_of, kept
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
@@ -39,6 +38,7 @@ from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
+from bayeslim.replica import replicate
 from bayeslim.train import fit as train
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import Loader, check_inputs, check_loader
@@ -170,8 +170,8 @@ def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelih
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)
-    with torch.no_grad(), stochastic.evaluating(network):
-        outputs = call(network, to_device(first, device_of(network)))
+    with torch.no_grad():
+        outputs = call(replicate(network), to_device(first, device_of(network)))
     if outputs.shape == prediction.mean.shape:
         return Gaussian(float(prediction.variance.mean().sqrt()))
     if outputs.shape == (*prediction.mean.shape[:-1], 2 * prediction.mean.shape[-1]):

@@ -18,18 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ImproperPrior
 from bayeslim.evidence import renyi as renyi_bounds
 from bayeslim.families import Point
 from bayeslim.families.base import log_prior
 from bayeslim.methods.variational import Variational
-from bayeslim.noise import drawing_from
+from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.results import Evidence
 from bayeslim.train.progress import progress
-from bayeslim.types import Params, call, device_of, split_batch, to_device
+from bayeslim.types import Params, call, device_of, inputs_of, split_batch, to_device
 
 
 def log_evidence(
@@ -69,7 +68,9 @@ def log_evidence(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
             "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
         )
-    with torch.no_grad(), stochastic.evaluating(bnn), drawing_from(generator):
+    with torch.no_grad(), drawing_from(on_device(generator, device_of(bnn.model))):
+        first = next((inputs_of(batch) for batch in loader), None)
+        bnn = bnn.replica(to_device(first, device_of(bnn.model)))
         if renyi is not None:
             return _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
         known = bnn.method.evidence(bnn, loader, samples, generator)

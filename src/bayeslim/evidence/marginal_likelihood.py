@@ -185,7 +185,7 @@ def _(posterior: Kronecker, factor: float) -> Kronecker:
         )
         for f in posterior.factors
     ]
-    rest = {name: value * factor for name, value in posterior._curvature.items()}
+    rest = {name: value * factor for name, value in posterior.rest_curvature.items()}
     return Kronecker(posterior.mean, layers, posterior.prior_precision, rest=rest, damping=posterior.damping)
 
 

@@ -96,3 +96,9 @@ def diagonal_columns(scale: Tensor) -> Tensor:
     if scale.ndim == 1:
         return scale.unsqueeze(0)
     return torch.diag_embed(scale).movedim(-2, 0)
+
+
+def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute mean and variance over the first dimension, in passes that run along memory."""
+    mean = values.mean(0)
+    return mean, (values - mean).square().mean(0)

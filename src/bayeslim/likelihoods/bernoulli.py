@@ -6,10 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayeslim.averages import entropy_of, moments_over_draws
 from bayeslim.io.registry import register
-from bayeslim.likelihoods.base import Likelihood, aligned, check_range, diagonal_columns, per_example, single
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.likelihoods.base import (
+    Likelihood,
+    aligned,
+    check_range,
+    diagonal_columns,
+    moments_over_draws,
+    per_example,
+    single,
+)
+from bayeslim.results import Prediction
 
 
 @register("likelihood")
@@ -29,15 +36,11 @@ class Bernoulli(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the probabilities over draws, (S, B, ...)."""
-        mean = single(outputs).sigmoid().mean(0)
-
-        def uncertainty() -> Uncertainty:
-            probs = single(outputs).sigmoid()
-            both = torch.stack([probs, 1 - probs], -1)
-            entropy, aleatoric = entropy_of(both.mean(0)), entropy_of(both, (0, -1), 1 / len(both))
-            return Uncertainty(aleatoric, (entropy - aleatoric).relu_(), moments_over_draws(probs)[1])
-
-        return Prediction("binary", mean, outputs, uncertainty, probs=mean)
+        probs = single(outputs).sigmoid()
+        mean, spread = moments_over_draws(probs)
+        aleatoric = _entropy(probs).mean(0)
+        epistemic = (_entropy(mean) - aleatoric).clamp_min(0)
+        return Prediction("binary", mean, outputs, aleatoric, epistemic, probs=mean, spread=spread)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """Put √(p(1−p)) on each output's own axis, (K, *outputs.shape)."""
@@ -46,3 +49,8 @@ class Bernoulli(Likelihood):
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw zeros and ones."""
         return torch.bernoulli(outputs.sigmoid(), generator=generator)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    entropy: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)
+    return entropy

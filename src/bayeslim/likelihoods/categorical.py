@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayeslim.averages import class_averages
 from bayeslim.errors import ShapeMismatch
 from bayeslim.io.registry import register
-from bayeslim.likelihoods.base import Likelihood, per_example, single
+from bayeslim.likelihoods.base import Likelihood, moments_over_draws, per_example, single
 from bayeslim.results import Prediction
 
 
@@ -87,8 +85,11 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        mean, uncertainty = class_averages(self._stacked_logits(outputs), partial(self._stacked_logits, outputs))
-        return Prediction("classes", mean, outputs, uncertainty, probs=mean)
+        probs = self._stacked_logits(outputs).softmax(-1)
+        mean, spread = moments_over_draws(probs)
+        aleatoric = torch.special.entr(probs).sum(-1).mean(0)
+        epistemic = (torch.special.entr(mean).sum(-1) - aleatoric).clamp_min(0)
+        return Prediction("classes", mean, outputs, aleatoric, epistemic, probs=mean, spread=spread)
 
     def _stacked_logits(self, outputs: Tensor) -> Tensor:
         outputs = single(outputs)

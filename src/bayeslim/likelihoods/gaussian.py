@@ -8,11 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayeslim.averages import moments_over_draws
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.io.registry import register
-from bayeslim.likelihoods.base import Likelihood, aligned, diagonal_columns, per_example, single
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.likelihoods.base import Likelihood, aligned, diagonal_columns, moments_over_draws, per_example, single
+from bayeslim.results import Prediction
 
 
 @register("likelihood")
@@ -82,16 +81,10 @@ class Gaussian(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Mean over draws, (S, B, ...); the noise is aleatoric, the spread of the means epistemic."""
         means, log_std = self._moments(outputs)
-        mean = means.mean(0)
-        varies = self.mode == "heteroscedastic"
-        log_std = log_std if varies else log_std.clone()  # what is learned goes on from there
-
-        def uncertainty() -> Uncertainty:
-            noise = log_std.exp()
-            noise = noise * noise
-            return Uncertainty(noise.mean(0) if varies else noise.expand_as(mean), moments_over_draws(means)[1])
-
-        return Prediction("values", mean, outputs, uncertainty)
+        mean, spread = moments_over_draws(means)
+        noise = (2 * log_std).exp()
+        noise = noise.mean(0) if self.mode == "heteroscedastic" else noise.expand_as(mean).clone()
+        return Prediction("values", mean, outputs, aleatoric=noise, epistemic=spread)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """Put 1/noise on each output's own axis, (K, *outputs.shape).

@@ -7,10 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from bayeslim.averages import moments_over_draws
 from bayeslim.io.registry import register
-from bayeslim.likelihoods.base import Likelihood, aligned, check_range, diagonal_columns, per_example, single
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.likelihoods.base import (
+    Likelihood,
+    aligned,
+    check_range,
+    diagonal_columns,
+    moments_over_draws,
+    per_example,
+    single,
+)
+from bayeslim.results import Prediction
 
 
 @register("likelihood")
@@ -31,11 +38,8 @@ class Poisson(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the rates over draws, (S, B, ...); a count's own variance is its rate."""
-
-        def rates() -> Tensor:
-            return single(outputs).exp()
-
-        return Prediction("counts", rates().mean(0), outputs, lambda: Uncertainty(*moments_over_draws(rates())))
+        rate, spread = moments_over_draws(single(outputs).exp())
+        return Prediction("counts", rate, outputs, aleatoric=rate.clone(), epistemic=spread)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """Put √rate on each output's own axis, (K, *outputs.shape)."""

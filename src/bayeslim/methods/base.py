@@ -93,12 +93,10 @@ class Method:
     Attributes:
         name: in files, reports and on the command line.
         default_sites: what is random, if nobody says.
-        only_calls: whether predictions call networks and do no more, so that inputs in small parts are quickest.
     """
 
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
-    only_calls: ClassVar[bool] = True
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:

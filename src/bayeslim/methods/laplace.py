@@ -84,7 +84,6 @@ class Laplace(FoundPosterior):
     rank: int = 100
 
     name: ClassVar[str] = "laplace"
-    only_calls: ClassVar[bool] = False
     missing: ClassVar[str] = (
         "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
         "network, or bnn.fit(loader, epochs=...) to train it first."

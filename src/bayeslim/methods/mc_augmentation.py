@@ -20,6 +20,7 @@ from torch import Tensor
 from bayeslim.errors import ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.noisy_network import NoisyNetwork
+from bayeslim.noise import current_generator, standard_normal_like
 from bayeslim.types import Inputs, call
 
 if TYPE_CHECKING:
@@ -76,11 +77,12 @@ class MCAugmentation(NoisyNetwork):
                 moved = torch.stack([_moved(image, *self._drawn_move()) for image in inputs])
             else:
                 moved = _moved(inputs, *move)
-        return moved + self.noise * torch.randn_like(moved) if self.noise else moved
+        return moved + self.noise * standard_normal_like(moved) if self.noise else moved
 
     def _drawn_move(self) -> tuple[int, int, bool]:
-        right, down = torch.randint(-self.shift, self.shift + 1, (2,)).tolist()
-        return right, down, self.flip and bool(torch.rand(()) < 0.5)
+        generator = current_generator()
+        right, down = torch.randint(-self.shift, self.shift + 1, (2,), generator=generator).tolist()
+        return right, down, self.flip and bool(torch.rand((), generator=generator) < 0.5)
 
 
 def _moved(images: Tensor, right: int, down: int, flipped: bool) -> Tensor:

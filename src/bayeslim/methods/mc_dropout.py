@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,11 +43,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bayeslim.compact.example import with_batch_size
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.registry import register
-from bayeslim.methods.shared.noisy_network import NoisyNetwork, random_seed
+from bayeslim.methods.shared.noisy_network import NoisyNetwork
+from bayeslim.noise import current_generator, random_seed
 from bayeslim.results import Prediction
 from bayeslim.stochastic import own_layers
 from bayeslim.train.seeding import seed_of_chain
-from bayeslim.types import Batches, Inputs, arguments, batch_size, call
+from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -191,6 +191,22 @@ class Shared(Masks):
         return one.expand(apart).reshape(shape)
 
 
+class Separate(Masks):
+    """A mode that draws masks for every example from a generator.
+
+    Args:
+        generator: the source of random numbers.
+    """
+
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self.generator = generator
+
+    def mask(self, like: Tensor, p: float) -> Tensor:
+        """Draw every entry independently."""
+        return torch.empty_like(like).bernoulli_(p, generator=self.generator)
+
+
 def shapes_of(shape: tuple[int, ...], examples: int, other: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Split the dimension of the examples off a shape; return that, and the same with one example.
 
@@ -264,10 +280,11 @@ def dropping_out(model: nn.Module) -> Iterator[Always]:
 
 @contextmanager
 def masks_of(seed: int | None, model: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Share masks drawn from a seed between all examples; without a seed, leave them as they are."""
+    """Share masks drawn from a seed between all examples; without a seed, draw them for every example."""
     if seed is None:
-        yield
+        generator = current_generator(device_of(model))
+        with nullcontext() if generator is None else Separate(generator):
+            yield
         return
-    # fused attention would draw its own masks
-    with sdpa_kernel(SDPBackend.MATH), Shared(seed, probed(model, inputs)):
+    with Shared(seed, probed(model, inputs)):
         yield

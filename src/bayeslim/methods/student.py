@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch.distributions import Dirichlet
 
 from bayeslim.distill import divergences
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
@@ -23,7 +22,8 @@ from bayeslim.io.registry import register
 from bayeslim.likelihoods import Categorical
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.point_network import PointNetwork
-from bayeslim.predict.links import _dirichlet_prediction
+from bayeslim.noise import current_generator
+from bayeslim.predict.links import dirichlet_prediction
 from bayeslim.results import Prediction
 from bayeslim.types import Batch, Batches, call, split_batch
 
@@ -90,6 +90,7 @@ class Student(PointNetwork):
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         tiny = torch.finfo(outputs.dtype).tiny
         alpha = outputs.movedim(where, -1).exp().clamp_min(tiny)
-        probs = Dirichlet(alpha).sample(torch.Size((samples,))).clamp_min(tiny)
+        gammas = torch._standard_gamma(alpha.expand(samples, *alpha.shape), generator=current_generator(alpha.device))
+        probs = (gammas / gammas.sum(-1, keepdim=True)).nan_to_num(tiny).clamp_min(tiny)
         sampled = bnn.likelihood.predict(probs.log().movedim(-1, where + 1 if where >= 0 else where))
-        return sampled if how == "sample" else _dirichlet_prediction(sampled, alpha)
+        return sampled if how == "sample" else dirichlet_prediction(sampled, alpha)

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
-from bayeslim.blas import products_of
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
@@ -34,7 +33,7 @@ from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.shared import gating
 from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_terms
-from bayeslim.noise import standard_normal_like, standard_normals_like
+from bayeslim.noise import current_generator, standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
 from bayeslim.priors import Prior
 from bayeslim.sites import owner
@@ -163,7 +162,7 @@ class Variational(Method):
         random = set()
         for name in bnn.sites.names if isinstance(self.family, DiagonalGaussian) else ():
             module, leaf = owner(bnn.model, name)
-            if leaf == "weight" and name not in tied and type(module) in stochastic.LINEAR_LAYERS:
+            if leaf == "weight" and name not in tied and stochastic.is_linear(module):
                 random.add(name.rpartition(".")[0])
         gates = self._gating(bnn)
         gated = gates.layers(stochastic.LINEAR_LAYERS) if gates is not None else set()
@@ -202,7 +201,7 @@ class Variational(Method):
         nlls = []
         noise: Params = {}
         given = {name: (means[name], spreads[name]) for name in spreads}
-        with stochastic.noise(bnn.model, on=True, given=given), products_of(bnn.model):
+        with stochastic.noise(bnn.model, on=True, given=given):
             for k in range(self.samples):
                 mirror = self.antithetic and k % 2 == 1
                 noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(spreads, drawn_once)
@@ -299,7 +298,9 @@ class Variational(Method):
         family, gates = self.family, self._gating(bnn)
         if not isinstance(family, (DiagonalGaussian, Point)):
             q = family.density(bnn.model, bnn.sites.names, bnn.masks)
-            component = torch.multinomial(q.log_weights.detach().exp(), 1)[0]
+            component = torch.multinomial(
+                q.log_weights.detach().exp(), 1, generator=current_generator(q.log_weights.device)
+            )[0]
             return call(bnn.model, inputs, as_parameters(bnn, q.draw(q.noise(), component).weights))
         self._retype(bnn, inputs)
         params = {}

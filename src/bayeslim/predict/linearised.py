@@ -19,7 +19,6 @@ from functools import singledispatch
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from bayeslim.curvature.diag import chunks_of
@@ -32,6 +31,7 @@ from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
 from bayeslim.posteriors.functional import diagonal_functional_covariance
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 from bayeslim.posteriors.layer_matrix import LayerMatrix
+from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, Params, batch_size, call
 
 CPU_BYTES = 2**25
@@ -96,7 +96,7 @@ def linearised_draws(
         noise = posterior.noise(count, generator=generator)
         for k in range(count):
             moved = {name: noise[name][k].to(value) for name, value in mean.items()}
-            with undisturbed(model), sdpa_kernel(SDPBackend.MATH):  # fused attention has no such derivatives
+            with undisturbed(model), own_layers():  # fused attention has no such derivatives
                 pairs = [_output_and_slope(model, inputs, mean, moved) for inputs in batches()]
             centre, slope = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             draws += [centre + slope, centre - slope]

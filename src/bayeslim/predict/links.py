@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from bayeslim.noise import standard_normal
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.results import Prediction
 
 LINKS = ("auto", "glm", "probit", "extended-probit", "bridge", "joint")
 """Ways to average over Gaussian outputs; "auto" and "glm" are the likelihood's own default."""
@@ -102,11 +102,11 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
     return Prediction(
         kind=first.kind,
         mean=joined("mean"),
-        outputs=joined("outputs", 1),
-        uncertainty=Uncertainty(
-            joined("aleatoric"), joined("epistemic"), None if first.spread is None else joined("spread")
-        ),
+        samples=joined("samples", 1),
+        aleatoric=joined("aleatoric"),
+        epistemic=joined("epistemic"),
         probs=None if first.probs is None else joined("probs"),
+        spread=None if first.spread is None else joined("spread"),
     )
 
 
@@ -127,7 +127,7 @@ def _(likelihood: Gaussian, mean: Tensor, covariance: Tensor, how: str, sampled:
         noise = (log_variance + spread_of_log / 2).exp()
     else:
         noise = (2 * likelihood.log_noise.to(mean)).exp().expand(mean.shape)
-    return replace(sampled, mean=mean, uncertainty=Uncertainty(noise, spread))
+    return replace(sampled, mean=mean, aleatoric=noise, epistemic=spread)
 
 
 @closed_form.register
@@ -135,7 +135,7 @@ def _(likelihood: Poisson, mean: Tensor, covariance: Tensor, how: str, sampled: 
     _refuse(likelihood, how)
     spread = covariance.diagonal(dim1=1, dim2=2).view(mean.shape)
     rate = (mean + spread / 2).exp()
-    return replace(sampled, mean=rate, uncertainty=Uncertainty(rate, spread.expm1() * rate.square()))
+    return replace(sampled, mean=rate, aleatoric=rate, epistemic=spread.expm1() * rate.square())
 
 
 @closed_form.register
@@ -154,7 +154,7 @@ def _(likelihood: Categorical, mean: Tensor, covariance: Tensor, how: str, sampl
     blocks = covariance[:, places[:, :, None], places[:, None, :]]
     if how == "bridge":
         alpha = dirichlet(logits, blocks).view(len(mean), *shape)
-        return _dirichlet_prediction(sampled, alpha)
+        return dirichlet_prediction(sampled, alpha)
     probs = extended_probit(logits, blocks) if how == "extended-probit" else probit(logits, blocks)
     probs = probs.view(len(mean), *shape)
     return _probabilities(sampled, probs, torch.special.entr(probs).sum(-1))
@@ -200,22 +200,19 @@ def _kappa(variance: Tensor) -> Tensor:
 
 def _probabilities(sampled: Prediction, probs: Tensor, entropy: Tensor) -> Prediction:
     """Closed-form probabilities, with the draws' mutual information as the epistemic part of their entropy."""
-
-    def uncertainty() -> Uncertainty:
-        epistemic = sampled.epistemic.to(entropy).minimum(entropy)
-        return Uncertainty(entropy - epistemic, epistemic, sampled.spread)
-
-    return replace(sampled, mean=probs, uncertainty=uncertainty, probs=probs)
+    epistemic = sampled.epistemic.to(entropy).minimum(entropy)
+    return replace(sampled, mean=probs, aleatoric=entropy - epistemic, epistemic=epistemic, probs=probs)
 
 
-def _dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
+def dirichlet_prediction(sampled: Prediction, alpha: Tensor) -> Prediction:
+    """Summarise a Dirichlet over class probabilities; draws of it are in `sampled`."""
     total = alpha.sum(-1, keepdim=True)
     probs = alpha / total
     entropy = torch.special.entr(probs).sum(-1)
     expected = (probs * (torch.digamma(total + 1) - torch.digamma(alpha + 1))).sum(-1)
     spread = probs * (1 - probs) / (total + 1)
-    uncertainty = Uncertainty(expected, (entropy - expected).clamp_min(0), spread)
-    return replace(sampled, mean=probs, uncertainty=uncertainty, probs=probs)
+    epistemic = (entropy - expected).clamp_min(0)
+    return replace(sampled, mean=probs, aleatoric=expected, epistemic=epistemic, probs=probs, spread=spread)
 
 
 def _refuse(likelihood: Likelihood, how: str, *known: str) -> None:

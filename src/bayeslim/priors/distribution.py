@@ -15,7 +15,7 @@ from torch import distributions as D
 from torch.distributions.constraints import Constraint, is_dependent
 
 from bayeslim.io.registry import all_registered, register
-from bayeslim.noise import drawing_from
+from bayeslim.noise import seeding_torch_from
 from bayeslim.priors.base import check_broadcasts
 from bayeslim.priors.learnable import Learnable
 from bayeslim.priors.torch_distributions import beside, parameters_of
@@ -78,7 +78,7 @@ class Distribution(Learnable):
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw weights of a shape."""
-        with drawing_from(generator):
+        with seeding_torch_from(generator):
             draws: Tensor = self.distribution.expand(torch.Size(shape)).sample()
         return draws
 

@@ -18,7 +18,7 @@ from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
 from bayeslim.io.registry import register
-from bayeslim.noise import drawing_from
+from bayeslim.noise import seeding_torch_from
 from bayeslim.priors.learnable import Learnable
 
 
@@ -52,5 +52,5 @@ class StudentT(Learnable):
         """Draw weights of a shape."""
         draws = torch.empty(shape)
         df, scale = self.setting_like("df", draws), self.setting_like("scale", draws)
-        with drawing_from(generator):
+        with seeding_torch_from(generator):
             return torch.distributions.StudentT(df.expand(shape), scale=scale).sample()

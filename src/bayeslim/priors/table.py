@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from bayeslim.posteriors import Mixture, Posterior
 from bayeslim.priors.base import Prior
 from bayeslim.priors.learnable import CLOSED_FORM, Learnable
+
+if TYPE_CHECKING:
+    from bayeslim.posteriors import Posterior
 
 
 class Hyperparameters(nn.Module):
@@ -165,8 +167,10 @@ def _is_learned(prior: Prior) -> TypeGuard[Learnable]:
 
 def _expected(prior: Learnable, posterior: Posterior, name: str) -> Tensor:
     """The statistic of every weight, in double precision; of a mixture, averaged over its components."""
-    if isinstance(posterior, Mixture):
-        each = torch.stack([_expected(prior, component, name) for component in posterior.components])
-        shares = posterior.weights.to(each).view(-1, *[1] * (each.ndim - 1))
-        return (shares * each).sum(0)
+    mixture: Any = posterior
+    if hasattr(mixture, "components"):
+        each = torch.stack([_expected(prior, component, name) for component in mixture.components])
+        shares = mixture.weights.to(each).view(-1, *[1] * (each.ndim - 1))
+        averaged: Tensor = (shares * each).sum(0)
+        return averaged
     return prior.statistic(posterior.mean[name].double(), posterior.variance[name].double().sqrt())

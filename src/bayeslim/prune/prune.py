@@ -1,7 +1,7 @@
 """`prune`: cut by a plan or to a budget, at once or in steps.
 
 In steps, each cut goes the same factor of the way: with R steps left, (what the goal leaves / what is left)^(1/R) of
-the items stay. Between cuts the posterior is found again where the last cut left the network, since the curvature
+the candidates stay. Between cuts the posterior is found again where the last cut left the network, since the curvature
 changes as weights go (the ranking after ten small cuts is not the one before the first).
 """
 
@@ -13,11 +13,12 @@ from typing import Any
 from bayeslim.bayesian import Bayesian
 from bayeslim.methods.laplace import Laplace
 from bayeslim.posteriors.gaussian import How
+from bayeslim.prune.apply import apply_plan, condition
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import Criterion, WeightScores
-from bayeslim.prune.cut import condition, cut
-from bayeslim.prune.decide import Settings, decide
-from bayeslim.prune.plan import NothingToCut, Plan
+from bayeslim.prune.cuts import NothingToCut
+from bayeslim.prune.plan import Plan, decide
+from bayeslim.prune.settings import Settings
 from bayeslim.train.fit import fit
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs
@@ -58,7 +59,7 @@ def prune(
     settings = Settings(granularity, criterion, example, validate, how)
     _check(bnn, what, settings, refresh, steps, fine_tune)
     if isinstance(what, Plan):
-        return refreshed(cut(bnn, what, how), refresh, fine_tune, how)
+        return refreshed(apply_plan(bnn, what, how), refresh, fine_tune, how)
     pruned = bnn
     for step in progress(range(steps), "pruning", enabled=steps > 1):
         measured = what.goal in ("max_error_increase", "evidence")
@@ -69,7 +70,7 @@ def prune(
             if pruned is bnn and step + 1 == steps:
                 raise
             continue  # a small share of the way may round to no cut at all
-        pruned = refreshed(cut(pruned, chosen, how), refresh, fine_tune, how)
+        pruned = refreshed(apply_plan(pruned, chosen, how), refresh, fine_tune, how)
     return pruned
 
 

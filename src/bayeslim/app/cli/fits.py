@@ -12,7 +12,7 @@ from bayeslim.app.cli.calls import BadSetting, first_line
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.likelihoods import Categorical
-from bayeslim.stochastic import evaluating
+from bayeslim.replica import replicate
 from bayeslim.train.loaders import TensorPairs
 from bayeslim.types import Inputs, call, device_of, split_batch, to_device
 
@@ -30,8 +30,8 @@ def run_on(bnn: Bayesian, inputs: Inputs, network: str, data: str) -> Tensor:
         BadSetting: if it does not run on it.
     """
     try:
-        with torch.no_grad(), evaluating(bnn):
-            return call(bnn.model, to_device(inputs, device_of(bnn.model)))
+        with torch.no_grad():
+            return call(replicate(bnn.model), to_device(inputs, device_of(bnn.model)))
     except BayeslimError:
         raise
     except Exception as error:  # whatever a network says to inputs that it does not take

@@ -19,7 +19,7 @@ from bayeslim.app.report.scores import Batches, collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.predict.links import concatenate
 from bayeslim.predict.predict import predict
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.results import Prediction
 from bayeslim.train.dataset import Scale
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, batch_size, device_of
@@ -111,8 +111,12 @@ def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
     if prediction.kind != "values":
         return prediction
     std = scale.std.to(prediction.mean)
-    uncertainty = Uncertainty(prediction.aleatoric * std**2, prediction.epistemic * std**2)
-    return dataclasses.replace(prediction, mean=scale.restore(prediction.mean), uncertainty=uncertainty)
+    return dataclasses.replace(
+        prediction,
+        mean=scale.restore(prediction.mean),
+        aleatoric=prediction.aleatoric * std**2,
+        epistemic=prediction.epistemic * std**2,
+    )
 
 
 def _has_scale(name: str) -> bool:

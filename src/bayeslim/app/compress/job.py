@@ -27,7 +27,7 @@ from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.variational import Variational
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
-from bayeslim.prune.items import pattern
+from bayeslim.prune.candidates import pattern
 from bayeslim.recipes import Recipe
 from bayeslim.train.fit import fit as training
 from bayeslim.train.loaders import Loader, size_of_data

@@ -17,12 +17,13 @@ from bayeslim.app.report.svg import Drawing, Point
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors import Gaussian
+from bayeslim.prune.apply import apply_plan
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import CRITERIA, default_criterion
-from bayeslim.prune.cut import cut
-from bayeslim.prune.decide import Settings, plan_of, ranked
+from bayeslim.prune.plan import plan_of, ranked
 from bayeslim.prune.ranking import Ranking
 from bayeslim.prune.search import fewest
+from bayeslim.prune.settings import Settings
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, Params
 
@@ -79,7 +80,7 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
     rankings, left_out = _rankings(bnn, granularity, example)
     if not rankings:
         raise BayeslimError(f"No criterion ranks the weights of this network: {left_out}.")
-    weights = next(iter(rankings.values())).items.weights
+    weights = next(iter(rankings.values())).candidates.weights
     reached = sparsity(pruned.masks, weights, network)
     start = sparsity(bnn.masks, weights, network), dense.error
 
@@ -88,7 +89,7 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
         for count in _counts(ranking, reached, network):
             if count > ranking.gone:
                 plan = plan_of(ranking, count, "", granularity, "")
-                plain = cut(bnn, plan).mean_network() if moved else network
+                plain = apply_plan(bnn, plan).mean_network() if moved else network
                 params = None if moved else masked(network, plan.masks)
                 error = score_network(plain, bnn.likelihood, batches, params).error
                 points.append((sparsity(plan.masks, weights, network), error))
@@ -140,12 +141,12 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
 
 def _counts(ranking: Ranking, reached: float, network: nn.Module) -> list[int]:
     """How many items go at each point of a curve, one of them with the sparsity that was reached."""
-    weights = ranking.items.weights
+    weights = ranking.candidates.weights
 
     def left(count: int) -> float:
-        return 1 - sparsity(ranking.items.masks(ranking.cut(count)), weights, network)
+        return 1 - sparsity(ranking.candidates.masks(ranking.cut(count)), weights, network)
 
-    even = [round(fraction * len(ranking.items)) for fraction in GRID]
+    even = [round(fraction * len(ranking.candidates)) for fraction in GRID]
     same = fewest(left, 1 - reached + 1e-9, ranking.gone, ranking.limit)
     return sorted(min(count, ranking.limit) for count in (*even, same))
 

@@ -26,7 +26,7 @@ from bayeslim.app.report.scores import Batches, collected, predict_all, score_pr
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
 from bayeslim.export.files import write_file
-from bayeslim.prune.plan import NothingToCut
+from bayeslim.prune.cuts import NothingToCut
 from bayeslim.types import Inputs
 
 DENSE, SLIM = "dense", "bayeslim"

@@ -21,8 +21,8 @@ from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.likelihoods import Likelihood
 from bayeslim.metrics import Calibration, Classification
 from bayeslim.predict.predict import predict
+from bayeslim.replica import replicate
 from bayeslim.results import Prediction
-from bayeslim.stochastic import evaluating
 from bayeslim.types import Inputs, call, device_of, split_batch, to_device
 
 Batches = Sequence[tuple[Inputs, Tensor]]
@@ -93,7 +93,8 @@ def score_network(
             outputs = call(network, to_device(inputs, device_of(network)), params)
             yield likelihood.predict(outputs.unsqueeze(0).to(device_of(likelihood))), targets
 
-    with torch.no_grad(), evaluating(network):
+    network = replicate(network)
+    with torch.no_grad():
         return _score(predictions(), likelihood)
 
 

@@ -40,8 +40,3 @@ class NoisyNetwork(PointNetwork):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in parts]).unsqueeze(0))
         passes = [self.noisy_pass(bnn, parts, how == "local") for _ in range(samples)]
         return bnn.likelihood.predict(torch.stack(passes))
-
-
-def random_seed() -> int:
-    """Draw a seed from torch's generator."""
-    return int(torch.randint(2**62, ()))

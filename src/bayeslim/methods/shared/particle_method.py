@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bayeslim.errors import NotFitted
 from bayeslim.methods.base import Method
 from bayeslim.methods.shared.batch_norms import norms_of
+from bayeslim.noise import current_generator
 from bayeslim.posteriors.particles import Particles, stacked, tensors_of
 from bayeslim.results import Prediction
 from bayeslim.types import Batches, Inputs, Params, call
@@ -68,7 +69,7 @@ class ParticleMethod(Method):
         posterior = bnn.state.get("posterior")
         if posterior is None:
             return call(bnn.model, inputs)
-        k = int(torch.randint(posterior.count, ()))
+        k = int(torch.randint(posterior.count, (), generator=current_generator()))
         return call(bnn.model, inputs, posterior.network(k, bnn.model))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:

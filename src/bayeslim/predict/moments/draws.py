@@ -21,7 +21,7 @@ from bayeslim.noise import standard_normal
 from bayeslim.predict.links import concatenate
 from bayeslim.predict.moments.shared_noise import EXACT, cholesky
 from bayeslim.predict.moments.tensor import Moments
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.results import Prediction
 
 CHUNK = 1 << 19
 """Numbers handled at a time: what fits into a processor's cache."""
@@ -102,8 +102,8 @@ def summarise(
             done = outputs.last(draws[rows].unflatten(1, shape).movedim(-1, 0))
             draws[rows] = done.movedim(0, -1).flatten(1, -2)
         part = of_draws(likelihood, draws[rows].unflatten(1, shape))
-        parts.append(replace(part, outputs=part.outputs[:0]))  # they are in place already
-    return replace(concatenate(parts), outputs=draws.unflatten(1, shape).movedim(-1, 0))
+        parts.append(replace(part, samples=part.samples[:0]))  # they are in place already
+    return replace(concatenate(parts), samples=draws.unflatten(1, shape).movedim(-1, 0))
 
 
 def normal_points(dimensions: int, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -140,5 +140,5 @@ def _(likelihood: Categorical, draws: Tensor) -> Prediction:
     aleatoric = bits * math.log(2)
     spread = probs.sub_(mean.unsqueeze(-1)).square_().mean(-1)
     entropy = torch.special.entr(mean).sum(-1)
-    uncertainty = Uncertainty(aleatoric, (entropy - aleatoric).clamp_min(0), spread)
-    return Prediction("classes", mean, draws.movedim(-1, 0), uncertainty, probs=mean)
+    epistemic = (entropy - aleatoric).clamp_min(0)
+    return Prediction("classes", mean, draws.movedim(-1, 0), aleatoric, epistemic, probs=mean, spread=spread)

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from bayeslim.predict.moments.shared_noise import through_linear
 from bayeslim.predict.moments.tensor import RULES, Moments, NoRule, rule
-from bayeslim.stochastic import are_sums
 
 # Layers: bilinear in inputs and weights
 
@@ -54,8 +53,8 @@ def _layer(func: Any, x: Any, weight: Any, bias: Any = None, *rest: Any, **kwarg
     elif b_var is not None:
         parts.append(b_var.view(-1, *[1] * (mu.ndim - 2)).expand(mean.shape))
     variance = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    if func.__name__.startswith("conv") and not are_sums(variance):
-        variance = variance.clamp_min(0)
+    if func.__name__.startswith("conv"):
+        variance = variance.clamp_min(0)  # convolutions by transforms may round to below zero
     return Moments.of(mean, variance, sources, common)
 
 

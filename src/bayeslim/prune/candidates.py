@@ -1,6 +1,6 @@
-"""What can go: weights, units or N:M layers, each an item with a score.
+"""The candidates of a cut: weights, units or N:M layers, each with a score.
 
-A cut is a set of items; `Items.masks` says what it does to the parameters.
+A cut is a set of candidates; `Candidates.masks` turns it into masks of the parameters.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from bayeslim.types import Params
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
-    """What can go.
+class Candidates:
+    """Everything that could be cut.
 
     Attributes:
-        scores: of each item, higher = keep; float64.
-        ties: what decides between equal scores, likewise.
-        sizes: how many weights with a posterior go with each.
-        layers: which layer each belongs to, as places in `layer_names`.
+        scores: of each candidate, higher = keep; float64.
+        ties: second scores, to rank candidates of equal score.
+        sizes: the number of weights with a posterior that go with each.
+        layers: the layer of each, as an index of `layer_names`.
         layer_names: the layers.
-        gone: which are cut already.
-        masks: the masks (True = kept) after cutting the items at some places, with what was cut before.
+        gone: the mask of those that are cut already.
+        masks: computes the masks (True = kept) after cutting the candidates with some indices, earlier cuts included.
         weights: the parameters whose zeros make up the sparsity.
         left: why parameters, or parts of them, cannot go.
-        unread: the weights among them that go only because nothing reads their unit any more, True by name.
-        may_empty: whether all items of a layer may go.
-        graph: the network's units, if items are units.
+        unread: computes the weights among them that go only because no layer reads their unit, True by name.
+        may_empty: whether all candidates of a layer may be cut.
+        graph: the network's units, if candidates are units.
     """
 
     scores: Tensor
@@ -58,15 +58,15 @@ class Items:
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
-    """A network about to be cut.
+class Pruning:
+    """A network that is about to be pruned.
 
     Attributes:
         bnn: the network.
         posterior: its posterior.
-        criterion: what to rank by.
+        criterion: scores the candidates.
         protect: selections of parameters that are left alone.
-        start: what is cut already: True = kept, by name.
+        start: earlier cuts: True = kept, by name.
     """
 
     bnn: Bayesian
@@ -76,17 +76,17 @@ class Scene:
     start: Mapping[str, Tensor]
 
     def kept(self, name: str) -> Tensor:
-        """The starting mask of a parameter, on the CPU."""
+        """Return the mask of a parameter before the cut, on the CPU."""
         shape = self.bnn.model.get_parameter(name).shape
         return self.start[name].cpu() if name in self.start else torch.ones(shape, dtype=torch.bool)
 
     def parameters(self) -> list[tuple[str, nn.Parameter, nn.Module]]:
-        """The user's own parameters, with the modules that own them; a method's additions are not among them."""
+        """List the user's own parameters with the modules that own them."""
         model = self.bnn.model
         return [(site.name, model.get_parameter(site.name), owner(model, site.name)[0]) for site in self.bnn.sites]
 
     def protected(self) -> set[str]:
-        """The protected parameters."""
+        """Find the protected parameters."""
         parameters = self.parameters()
         chosen: set[str] = set()
         for selection in self.protect:
@@ -102,7 +102,7 @@ class Scene:
         return chosen
 
     def prunable(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """The parameters whose weights can go one by one, and why the others cannot."""
+        """Find the parameters whose weights can be cut singly, and why others cannot."""
         protected, random = self.protected(), set(self.posterior.names)
         names, left = [], {}
         for name, p, module in self.parameters():
@@ -117,12 +117,13 @@ class Scene:
                 left[name] = why
         if not names:
             raise BayeslimError(
-                f"No weight of {self.bnn.sites.model} can go: {'; '.join(f'{n}: {why}' for n, why in left.items())}."
+                f"No weight of {self.bnn.sites.model} can be cut. "
+                f"{'; '.join(f'{n}: {why}' for n, why in left.items())}."
             )
         return tuple(names), left
 
     def weight_scores(self, names: tuple[str, ...]) -> Params:
-        """The scores of single weights, checked, on the CPU."""
+        """Compute and check the scores of single weights, on the CPU."""
         scores = self.criterion.weights(self.posterior, self.bnn.priors)
         found: Params = {}
         for name in names:
@@ -145,7 +146,7 @@ def _why_not(name: str, p: nn.Parameter, module: nn.Module) -> str | None:
 
 
 def checked(scores: Tensor, of: str, criterion: str) -> Tensor:
-    """The scores, once they are known to be numbers."""
+    """Check that scores hold no NaN, and return them."""
     if bool(scores.isnan().any()):
         raise BayeslimError(
             f"The {criterion} scores of {of} hold NaN, so weights cannot be ranked. Check the criterion."
@@ -153,22 +154,22 @@ def checked(scores: Tensor, of: str, criterion: str) -> Tensor:
     return scores
 
 
-def weight_items(scene: Scene) -> Items:
-    """Every prunable weight by itself."""
-    names, left = scene.prunable()
-    scores = scene.weight_scores(names)
+def weight_candidates(pruning: Pruning) -> Candidates:
+    """List every prunable weight as a candidate."""
+    names, left = pruning.prunable()
+    scores = pruning.weight_scores(names)
     shapes = {name: scores[name].shape for name in names}
     sizes = [shape.numel() for shape in shapes.values()]
-    kept = torch.cat([scene.kept(name).flatten() for name in names])
+    kept = torch.cat([pruning.kept(name).flatten() for name in names])
 
     def masks(cut: Tensor) -> Params:
         left_over = kept.clone()
         left_over[cut] = False
         return {name: part.view(shapes[name]) for name, part in zip(names, left_over.split(sizes), strict=True)}
 
-    return Items(
+    return Candidates(
         scores=torch.cat([scores[name].flatten() for name in names]),
-        ties=torch.cat([scene.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
+        ties=torch.cat([pruning.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
         sizes=torch.ones(len(kept), dtype=torch.int64),
         layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)),
         layer_names=names,
@@ -180,7 +181,7 @@ def weight_items(scene: Scene) -> Items:
 
 
 def pattern(granularity: str) -> tuple[int, int] | None:
-    """N and M of "N:M", or None for another granularity.
+    """Read N and M of "N:M"; None for another granularity.
 
     >>> pattern("2:4")
     (2, 4)
@@ -194,13 +195,13 @@ def pattern(granularity: str) -> tuple[int, int] | None:
     return n, m
 
 
-def block_items(scene: Scene, n: int, m: int) -> Items:
-    """Whole layers, cut so that of every m neighbouring inputs of an output n stay, those with the best scores."""
-    names, left = scene.prunable()
+def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
+    """List layers as candidates, each cut to the best n of every m inputs."""
+    names, left = pruning.prunable()
     fitting: list[str] = []
     for name in names:
-        module, _ = owner(scene.bnn.model, name)
-        shape = scene.bnn.model.get_parameter(name).shape
+        module, _ = owner(pruning.bnn.model, name)
+        shape = pruning.bnn.model.get_parameter(name).shape
         inputs = shape[_input_dim(module)]
         if inputs % m:
             left[name] = f"its {inputs} inputs are no multiple of {m}"
@@ -210,29 +211,29 @@ def block_items(scene: Scene, n: int, m: int) -> Items:
         raise BayeslimError(
             f"No weight can take the pattern {n}:{m}: {'; '.join(f'{name}: {why}' for name, why in left.items())}."
         )
-    scores = scene.weight_scores(tuple(fitting))
+    scores = pruning.weight_scores(tuple(fitting))
     keeps, costs = {}, []
     for name in fitting:
-        dim = _input_dim(owner(scene.bnn.model, name)[0])
-        usable = torch.where(scene.kept(name), scores[name], -torch.inf)
-        keeps[name] = _best_of_blocks(usable, scene.posterior.mean[name].double().abs().cpu(), n, m, dim)
-        lost = usable[~keeps[name] & scene.kept(name)]
+        dim = _input_dim(owner(pruning.bnn.model, name)[0])
+        usable = torch.where(pruning.kept(name), scores[name], -torch.inf)
+        keeps[name] = _best_of_blocks(usable, pruning.posterior.mean[name].double().abs().cpu(), n, m, dim)
+        lost = usable[~keeps[name] & pruning.kept(name)]
         costs.append(float(lost.mean()) if len(lost) else -torch.inf)
 
     def masks(cut: Tensor) -> Params:
         chosen = set(cut.tolist())
         return {
-            name: scene.kept(name) & keeps[name] if place in chosen else scene.kept(name)
+            name: pruning.kept(name) & keeps[name] if place in chosen else pruning.kept(name)
             for place, name in enumerate(fitting)
         }
 
-    return Items(
+    return Candidates(
         scores=torch.tensor(costs, dtype=torch.float64),
         ties=torch.zeros(len(fitting), dtype=torch.float64),
         sizes=torch.ones(len(fitting), dtype=torch.int64),
         layers=torch.arange(len(fitting)),
         layer_names=tuple(fitting),
-        gone=torch.tensor([not bool((scene.kept(name) & ~keeps[name]).any()) for name in fitting]),
+        gone=torch.tensor([not bool((pruning.kept(name) & ~keeps[name]).any()) for name in fitting]),
         masks=masks,
         weights=tuple(fitting),
         left=left,
@@ -246,7 +247,7 @@ def _input_dim(module: nn.Module) -> int:
 
 
 def _best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
-    """True for the n best of every m neighbours along a dimension; of equals, the later."""
+    """Mask the n best of every m neighbours along a dimension; of equals, the later."""
     blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
     order = second.argsort(dim=-1, stable=True)
     order = order.gather(-1, blocks.gather(-1, order).argsort(dim=-1, stable=True))

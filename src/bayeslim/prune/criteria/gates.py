@@ -1,8 +1,12 @@
-"""Scores by gates: how much the gates of weights and units want them to stay, in the unit of the gate's paper.
+"""The scores of gates, in the scale of the gate's paper (see the files of `bayeslim.gates`).
 
-A weight goes when any of its gates closes: it has the lowest of their scores. A unit goes when the gate at its output
-closes, or when those of all layers that read it do: it has the lowest score of the first, or the highest of the second,
-whichever is lower. (A preactivation that is constant still makes a unit.) What has no gate is never asked to go.
+    weight  the lowest score of its gates: it goes when any of them closes
+    unit    min(lowest score of the gates at its output, highest score of the gates of the layers that read it): it goes
+            when the gate at its output closes, or when all layers that read it close theirs
+
+A weight or unit without a gate has an infinite score and stays.
+
+Louizos, Ullrich & Welling 2017, arXiv:1705.08665 · Louizos, Welling & Kingma 2018, arXiv:1712.01312
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from torch import Tensor
 from bayeslim.posteriors import Gated, Posterior, Scales
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
+from bayeslim.prune.criteria.base import Criterion, register_criterion
 from bayeslim.types import Params
 
 READING = ("inputs", "hidden", "heads")
@@ -22,7 +27,7 @@ READING = ("inputs", "hidden", "heads")
 
 
 def gates(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """The lowest score of a weight's gates; infinite where it has none."""
+    """Score weights by the lowest score of their gates; infinite where there is none."""
     gated = _gated(posterior)
     found = {name: torch.full_like(mean, torch.inf, dtype=torch.float64) for name, mean in gated.mean.items()}
     for scales in gated.scales:
@@ -34,7 +39,7 @@ def gates(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
 
 
 def unit_gates(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
-    """The score of the gates that stand for a unit: those all of whose weights go with it."""
+    """Score units by the gates all of whose weights go with the unit."""
     gated = _gated(posterior)
     made = torch.full((len(groups),), torch.inf, dtype=torch.float64)
     read = torch.full((len(groups),), -torch.inf, dtype=torch.float64)
@@ -54,13 +59,13 @@ def unit_gates(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequen
 
 
 def _scores(scales: Scales) -> Tensor:
-    """Finite, so that a unit whose gates are cut is told from one that has none."""
+    """Score gates; finite, to tell a unit whose gates are cut from one that has none."""
     lowest = torch.finfo(torch.float64).min
     return scales.gate.score(scales.own).double().clamp(min=lowest).masked_fill(scales.cut, lowest)
 
 
 def _numbers(scales: Scales, gated: Gated) -> Params:
-    """The number of the gate of every weight, flat, by parameter."""
+    """Return the index of the gate of every weight, flat, by parameter."""
     place, found = scales.place, {}
     for part in place.parts:
         shape = gated.mean[part.parameter].shape
@@ -69,7 +74,7 @@ def _numbers(scales: Scales, gated: Gated) -> Params:
 
 
 def _whole(scales: Scales, numbers: Params, group: Group) -> Tensor:
-    """Which gates have all their weights in a group, (count,)."""
+    """Find the gates that have all their weights in a group, (count,)."""
     whole = torch.ones(scales.place.count, dtype=torch.bool)
     for name, number in numbers.items():
         if name not in group:
@@ -86,3 +91,6 @@ def _gated(posterior: Posterior) -> Gated:
             'bl.Variational(gates=...), or another criterion, such as "snr".'
         )
     return posterior
+
+
+GATES = register_criterion(Criterion("gates", gates, unit_gates))

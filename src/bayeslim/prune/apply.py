@@ -1,7 +1,7 @@
 """Carrying a plan out: pruning is conditioning.
 
 The new network's posterior is the old one given that the cut weights are zero. Independent survivors stay where they
-are; correlated ones move to where the posterior wants them, μ_R − Σ_RS Σ_SS⁻¹ μ_S.
+are; correlated ones move to their conditional mean, μ_R − Σ_RS Σ_SS⁻¹ μ_S.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,15 +17,17 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.posteriors import Gaussian
 from bayeslim.posteriors.gaussian import How
-from bayeslim.prune.plan import Plan
 from bayeslim.types import Params
 
+if TYPE_CHECKING:
+    from bayeslim.prune.plan import Plan
 
-def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
-    """A copy of `bnn` with a plan carried out on top of what was cut before; `bnn` is not touched.
+
+def apply_plan(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
+    """Carry a plan out on a copy of `bnn`, on top of earlier cuts.
 
     Args:
-        bnn: the network.
+        bnn: the network; it is not changed.
         plan: what to cut.
         how: how the survivors of correlated posteriors are solved for; see `Gaussian.condition`.
     """
@@ -45,8 +47,8 @@ def cut(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
 
 
 def _with_earlier_cuts(plan: Plan, bnn: Bayesian) -> Plan:
-    """The plan that also tells what was cut from a network before; the very plan, if it tells that already."""
-    earlier = plan if bnn.plan_ is None else bnn.plan_  # cuts without a plan have no words of their own
+    """Add the earlier cuts of a network to a plan; return the plan itself if it has them already."""
+    earlier = plan if bnn.plan_ is None else bnn.plan_  # cuts made without a plan have no words to add
     masks = {name: torch.ones_like(mask) for name, mask in earlier.masks.items()}
     masks |= {name: mask.cpu() for name, mask in bnn.masks.items()}
     unread = {name: gone & ~masks[name] for name, gone in earlier.unread.items()}
@@ -58,16 +60,16 @@ def _with_earlier_cuts(plan: Plan, bnn: Bayesian) -> Plan:
 
 
 def _once(words: str) -> str:
-    """Joined words without those that every step of a cut would add again."""
+    """Remove the repetitions that several steps of one cut leave in joined words."""
     return " + ".join(dict.fromkeys(words.split(" + ")))
 
 
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
-    """Set the mean of weights that nothing reads to zero, in place, so that nothing makes up for them."""
+    """Set the mean of unread weights to zero, in place, so that no other weight compensates for them."""
     posterior = bnn.posterior_ if unread else None
     if not isinstance(posterior, Gaussian):
         return
-    if "posterior" not in bnn.state:  # it is trained, and its mean are the network's own parameters
+    if "posterior" not in bnn.state:  # a trained posterior, whose mean are the network's own parameters
         with torch.no_grad():
             for name in unread.keys() & set(posterior.names):
                 weight = bnn.model.get_parameter(name)
@@ -86,7 +88,7 @@ def condition(bnn: Bayesian, masks: Params, how: How) -> None:
     """Condition a network's posterior on masks, in place; parameters without a posterior are set to zero."""
     posterior = bnn.posterior_
     inside = {name: mask for name, mask in masks.items() if name in posterior.names}
-    # Where weights are independent, solving jointly and by rows are the same nothing.
+    # Independent survivors do not move, whether they are solved for jointly or by rows.
     options: dict[str, Any] = {"how": how} if isinstance(posterior, Gaussian) else {}
     bnn.method.condition(bnn, inside, **options)
     bnn.keep_zeros()

@@ -1,8 +1,8 @@
-"""`fine_tune`: train what a cut has left, at its means.
+"""`fine_tune`: train the means of the weights that a cut has left.
 
-The noise of a variational posterior that helped to find out what may go is in the way of the last tenths of a per cent:
-survivors are few, and the mean network is what will be deployed. So their means are trained as points, without noise
-and without the KL. Weights that were cut stay zero; spreads and gates stay as they are.
+The noise of a variational posterior helps to find the weights to cut, and then costs the last tenths of a per cent: few
+weights are left, and the mean network is deployed. So the means are trained as points, without noise and without the
+KL. Weights that were cut stay zero; spreads and gates stay as they are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bayeslim.train.fit import fit
 
 
 def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
-    """A copy of a pruned network whose means were trained on, with zeros kept at zero.
+    """Train the means of a pruned network further, in a copy, with zeros kept at zero.
 
-    A variational posterior of independent weights keeps its spreads. Others are found again as training goes on:
-    Laplace's curvature where it ends, that of correlated weights together with their means.
+    A variational posterior of independent weights keeps its spreads. Other posteriors are found again: Laplace's
+    curvature after training, that of correlated weights together with their means.
 
     Args:
         pruned: a network from `bayeslim.prune`.
@@ -31,8 +31,8 @@ def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
     """
     if not isinstance(pruned, Bayesian):
         raise TypeError(
-            f"fine_tune takes a Bayesian network, such as bl.prune returns. Got {type(pruned).__name__}. A plain one "
-            "is trained as any other."
+            f"fine_tune takes a Bayesian network, such as bl.prune returns. Got {type(pruned).__name__}. Train a "
+            "plain network with your own loop."
         )
     tuned = copy.deepcopy(pruned)
     method = tuned.method
@@ -45,7 +45,7 @@ def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
 
 @contextmanager
 def means_alone(bnn: Bayesian) -> Iterator[None]:
-    """Training trains the means of independent weights meanwhile, as points, without noise and without the KL."""
+    """Train the means alone inside this context, without noise and without the KL."""
     method = bnn.method
     assert isinstance(method, Variational)
     means = {name for name, _ in bnn.mean_network().named_parameters()}

@@ -21,13 +21,16 @@ from bayeslim.types import Params
 
 @singledispatch
 def reduced(posterior: Posterior, groups: Sequence[Group]) -> tuple[Posterior, Sequence[Group]]:
-    """An equal posterior over fewer weights, with groups renumbered for it; the same where there is none."""
+    """Make an equal posterior over fewer weights, with groups renumbered for it.
+
+    Posteriors without one are returned as they are.
+    """
     return posterior, groups
 
 
 @reduced.register
 def _(posterior: Gated, groups: Sequence[Group]) -> tuple[Posterior, Sequence[Group]]:
-    # How weights vary together that share gates has no closed form: they count as independent.
+    # The joint density of weights that share gates has no closed form: they count as independent.
     return posterior.marginals(), groups
 
 
@@ -68,7 +71,7 @@ def _(posterior: Conditioned, groups: Sequence[Group]) -> tuple[Posterior, Seque
 
 
 def _separable(block: KroneckerBlock, masks: Params) -> bool:
-    """Whether what is kept of a layer is some rows times some columns, its bias among them, under one prior."""
+    """Tell whether a layer keeps whole rows and columns, with its bias, under one prior."""
     kept = block.layer.matrix(masks)
     rows, columns = kept.any(2, keepdim=True), kept.any(1, keepdim=True)
     whole = bool((kept == rows & columns).all()) and bool(rows.any())
@@ -82,7 +85,7 @@ def _kept_lines(block: KroneckerBlock, masks: Params) -> tuple[Tensor, Tensor]:
 
 
 def _places(size: int, numbers: Tensor) -> Tensor:
-    """Where each of `size` weights went; −1 for those that are cut."""
+    """Map each of `size` weights to its new index; −1 for those that are cut."""
     places = torch.full((size,), -1, dtype=torch.int64)
     places[numbers.flatten().cpu()] = torch.arange(numbers.numel())
     return places
