@@ -31,8 +31,8 @@ from bayeslim.predict import linearised, links
 from bayeslim.priors import Normal
 from bayeslim.replica import replicate
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.samplers.run import ordered_by
 from bayeslim.train import fit as train
+from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Batches, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.files import write_file
-from bayeslim.export.files import write_file
 from bayeslim.io.lock import locked
 from bayeslim.noise import kept_random_state
 
