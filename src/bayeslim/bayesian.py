@@ -139,8 +139,9 @@ class Bayesian(nn.Module):
 
     @property
     def priors(self) -> Priors:
-        """The prior of every random parameter."""
-        return self._priors
+        """The prior of every random parameter; `priors.used` are those of the posterior."""
+        factors = self.method.prior_factors(self)
+        return self._priors.rescaled(factors) if factors else self._priors
 
     @priors.setter
     def priors(self, priors: Mapping[str, Prior]) -> None:

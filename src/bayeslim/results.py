@@ -137,7 +137,7 @@ class Prediction:
             shares = self.probs.unbind(-1) if self.kind == "classes" else (1 - self.probs, self.probs)
             columns |= {f"prob_{number}": share for number, share in enumerate(shares)}
             columns |= {name: getattr(self, name) for name in ("entropy", "aleatoric", "epistemic")}
-        shape = self.aleatoric.shape
+        shape = tuple(self.aleatoric.shape)
         if len(shape) == 2 and shape[1] == 1:
             shape = shape[:1]
         names = ["example", *(f"dimension_{number}" for number in range(1, len(shape)))]
@@ -202,7 +202,8 @@ def _poisson_quantile(q: float, rates: Tensor) -> Tensor:
     """Find the smallest k with mean_s P(count ≤ k | rate_s) ≥ q."""
 
     def reached(count: Tensor) -> Tensor:
-        return torch.special.gammaincc((count + 1).expand_as(rates), rates).mean(0) >= q
+        at_most: Tensor = torch.special.gammaincc((count + 1).expand_as(rates), rates).mean(0)
+        return at_most >= q
 
     low, high = torch.full_like(rates[0], -1.0), rates.amax(0).ceil() + 1
     while not bool(reached(high).all()):

@@ -153,7 +153,7 @@ def usable(model: Any) -> Any:
                 f"Bayesian ({path}._orig_mod is the plain module), and compile afterwards."
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             continue  # refused by `sites`
         if tensor.is_meta:
             raise UnsupportedModel(
@@ -161,7 +161,7 @@ def usable(model: Any) -> Any:
                 "initialise the weights first."
             )
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedTensorMixin) or not parameter.is_floating_point():
+        if isinstance(parameter, nn.UninitializedParameter) or not parameter.is_floating_point():
             continue
         if not bool(torch.isfinite(parameter).all()):
             raise UnsupportedModel(
