@@ -23,11 +23,13 @@ LAYERS = (
     "errors",
     "io.registry",
     "types metrics results",
+    "replica",
     "noise sites",
     # a problem: what is believed, and how targets follow from outputs
     "likelihoods priors",
     "io.lock",
     "io.storage",
+    "io.files",
     "gates",
     # distributions over named parameters
     "posteriors",
@@ -48,9 +50,9 @@ LAYERS = (
     "compact",
     "prune",
     "recipes",
+    "coding",
     "quantise",
     "export",
-    "coding",
     "io.saving",
     # programs
     "app",

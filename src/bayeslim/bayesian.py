@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from bayeslim import stochastic
 from bayeslim.errors import BayeslimError, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method, Terms
+from bayeslim.methods.base import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
 from bayeslim.sites import Selection, Sites, sites
+from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
-from bayeslim.train.objective import Objective, warn_if_past_wrapper
 from bayeslim.train.schedules import Position, Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
 
@@ -59,7 +59,7 @@ def bayesianize(
     """
     _check(model, method, likelihood, num_data)
     try:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     except RuntimeError as error:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {error} It has tensors computed by old-style hooks "

@@ -29,9 +29,9 @@ from bayeslim.compact import cost
 from bayeslim.compact.example import batches, run_example, with_batch_size
 from bayeslim.compact.quiet import quiet
 from bayeslim.compact.trace import evaluating_copy
-from bayeslim.export.files import write_file
 from bayeslim.export.memory import peak_bytes
 from bayeslim.export.runtimes import RUNTIMES, Contender, Preparation, available
+from bayeslim.io.files import write_file
 from bayeslim.io.saving import save
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, to_device

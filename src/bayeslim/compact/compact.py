@@ -21,8 +21,8 @@ from bayeslim.compact.restricted import Kept, NotRestrictable, behind, restricte
 from bayeslim.compact.slim_gates import copy_gates, gate_parameters
 from bayeslim.compact.surgery import sliced
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods import Variational
 from bayeslim.methods.shared.particle_method import ParticleMethod
+from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.priors import Learnable, Prior

@@ -23,7 +23,7 @@ from bayeslim.errors import BayeslimError, ImproperPrior
 from bayeslim.evidence import renyi as renyi_bounds
 from bayeslim.families import Point
 from bayeslim.families.base import log_prior
-from bayeslim.methods import Variational
+from bayeslim.methods.variational import Variational
 from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.results import Evidence

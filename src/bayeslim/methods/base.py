@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Evidence, Fit, Prediction
+from bayeslim.train.fit import fit
 from bayeslim.types import Batch, Batches, Inputs, Params, call, fitting, split_batch
 
 if TYPE_CHECKING:
@@ -133,8 +134,6 @@ class Method:
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
         """Minimise the loss by gradient descent."""
-        from bayeslim.train.fit import fit
-
         return fit(bnn, loader, **options)
 
     def posterior(self, bnn: Bayesian) -> Posterior:

@@ -1,7 +1,7 @@
 """A student: one network that learns the predictive distribution of another; `bayeslim.distill` makes it.
 
 With `outputs="dirichlet"` its outputs are log α of a distribution over class probabilities (a prior network), so that
-one pass tells what is noise from what the teacher did not know:
+one pass separates aleatoric from epistemic uncertainty of the teacher:
 
     p ~ Dir(α),   α = exp(f(x))         E[p] = softmax(f(x))
     total = H(E[p])      aleatoric = E[H(p)] = Σ_c E[p_c] (ψ(α₀ + 1) − ψ(α_c + 1))      epistemic = their difference
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from bayeslim.distill import divergences as imitation
+from bayeslim.distill import divergences
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.likelihoods import Categorical
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 @register("method")
 @dataclass(frozen=True)
 class Student(PointNetwork):
-    """One network that follows a teacher. Its targets are what `bayeslim.imitation` tells of the teacher's predictions.
+    """One network that imitates a teacher. `distill/targets` makes its targets from the teacher's predictions.
 
     Attributes:
-        outputs: what they are, "probs" (the likelihood's own parameters) or "dirichlet" (log α).
-        temperature: of the probabilities while learning.
+        outputs: the meaning of the outputs: "probs" (the likelihood's own parameters) or "dirichlet" (log α).
+        temperature: the temperature of the probabilities in training.
     """
 
     outputs: Literal["probs", "dirichlet"] = "probs"
@@ -52,34 +52,34 @@ class Student(PointNetwork):
         if not self.temperature > 0:
             raise ValueError(f"temperature must be positive. Got {self.temperature}.")
         if self.outputs == "dirichlet" and self.temperature != 1:
-            raise ValueError(f"temperature is for probabilities, not for a Dirichlet. Got {self.temperature}.")
+            raise ValueError(f'temperature must be 1 with outputs="dirichlet". Got {self.temperature}.')
 
     def convert(self, bnn: Bayesian) -> None:
-        """Nothing is put in; a Dirichlet over anything but classes is refused."""
+        """Raise if the outputs are a Dirichlet and the likelihood is not categorical."""
         if self.outputs == "dirichlet" and not isinstance(bnn.likelihood, Categorical):
             raise UnsupportedModel(
                 f"A Dirichlet is over classes, and the likelihood is {bnn.likelihood.name}. Use Student() instead."
             )
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """The divergence from what the teacher says; a prior has no say, as the teacher has heard it."""
+        """Compute the divergence from the teacher's predictions; there is no prior, as the teacher has used it."""
         inputs, teacher = split_batch(batch)
         if not teacher.is_floating_point():
             raise ShapeMismatch(
-                "A student learns from a teacher's predictions, and was given labels. Use bl.distill(teacher, loader)."
+                "A student needs a teacher's predictions as targets. Got labels. Use bl.distill(teacher, loader)."
             )
         outputs = call(bnn.model, inputs)
         if self.outputs == "dirichlet":
             assert isinstance(bnn.likelihood, Categorical)
-            distance = imitation.dirichlet_divergence(bnn.likelihood, outputs, teacher)
+            distance = divergences.dirichlet_divergence(bnn.likelihood, outputs, teacher)
         else:
-            distance = imitation.divergence(bnn.likelihood, outputs, teacher, self.temperature)
+            distance = divergences.divergence(bnn.likelihood, outputs, teacher, self.temperature)
         return Terms(distance.mean(), outputs.new_zeros(()), 0.0, 1)
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """Of a Dirichlet in closed form, with draws from it as samples; "sample" takes everything from the draws."""
+        """Predict in closed form for a Dirichlet, with draws as samples; "sample" uses the draws alone."""
         if how not in ("auto", "sample", "mean", "map"):
             return None
         outputs = torch.cat([call(bnn.model, x) for x in batches()])

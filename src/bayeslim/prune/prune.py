@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.methods import Laplace
+from bayeslim.methods.laplace import Laplace
 from bayeslim.posteriors.gaussian import How
 from bayeslim.prune.apply import apply_plan, condition
 from bayeslim.prune.budget import Budget

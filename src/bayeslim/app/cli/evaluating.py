@@ -22,7 +22,7 @@ from bayeslim.app.cli.predicting import in_units_of, predict_batches
 from bayeslim.app.cli.sources import device_by_name, held_out_by_name
 from bayeslim.app.report.scores import Batches, Scores, collected, score_prediction
 from bayeslim.bayesian import Bayesian
-from bayeslim.export.files import write_file
+from bayeslim.io.files import write_file
 from bayeslim.metrics import auroc, brier
 from bayeslim.results import Prediction
 from bayeslim.train.dataset import Scale

@@ -27,7 +27,7 @@ from bayeslim.app.compress.job import readable, size_of, start_over, unfitted_co
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.io.saving import load, save
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from bayeslim.methods import Method
+from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Tune
 from bayeslim.methods.shared.curvature_posterior import examples_in
 from bayeslim.train.fit import LR_SCHEDULES

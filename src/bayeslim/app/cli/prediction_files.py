@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.data.formats import read_npy
-from bayeslim.export.files import write_file
+from bayeslim.io.files import write_file
 from bayeslim.results import Prediction
 from bayeslim.train.dataset import Scale
 

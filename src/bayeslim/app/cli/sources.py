@@ -23,7 +23,10 @@ from bayeslim.io.registry import all_registered
 from bayeslim.io.saving import load
 from bayeslim.io.storage import INDEX, check_fits
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method, Student, Subnetwork, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.student import Student
+from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.methods.variational import Variational
 from bayeslim.priors import Normal, Prior
 from bayeslim.recipes import RECIPES, Recipe
 from bayeslim.train.dataset import Dataset, Scale

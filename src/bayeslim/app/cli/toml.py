@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self, get_args, get_type_hints
 
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.errors import BayeslimError, closest
-from bayeslim.export.files import write_file
+from bayeslim.io.files import write_file
 
 CALLS = ("model", "data", "method", "recipe", "prior", "likelihood")
 """Settings that name something with arguments."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.errors import BayeslimError
-from bayeslim.methods import Method
+from bayeslim.methods.base import Method
 from bayeslim.posteriors import Diagonal
 from bayeslim.priors import Normal
 from bayeslim.prune import Budget, Plan, compact, plan, prune

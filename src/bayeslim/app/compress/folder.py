@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bayeslim.errors import BayeslimError, CorruptFile
-from bayeslim.export.files import write_file
+from bayeslim.io.files import write_file
 from bayeslim.io.lock import locked
 from bayeslim.noise import kept_random_state
 

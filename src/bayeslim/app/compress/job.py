@@ -22,7 +22,9 @@ from bayeslim.compact import units
 from bayeslim.compact.example import run_example
 from bayeslim.errors import BayeslimError, MissingExtra, closest
 from bayeslim.likelihoods import Categorical, Likelihood
-from bayeslim.methods import Laplace, Method, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.variational import Variational
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
 from bayeslim.prune.candidates import pattern

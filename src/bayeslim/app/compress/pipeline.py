@@ -46,7 +46,7 @@ from bayeslim.errors import BayeslimError, NotFitted
 from bayeslim.export import export
 from bayeslim.io.saving import load, save
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method
+from bayeslim.methods.base import Method
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.prune import fine_tune as fine_tuned

@@ -17,7 +17,7 @@ from bayeslim.app.report.overview import DENSE, SLIM, Row
 from bayeslim.app.report.scores import Scores
 from bayeslim.compact import Cost
 from bayeslim.errors import CorruptFile
-from bayeslim.export.files import write_file
+from bayeslim.io.files import write_file
 from bayeslim.io.networks import config_of
 from bayeslim.io.saving import load, save
 from bayeslim.metrics import Calibration

@@ -25,7 +25,7 @@ from bayeslim.app.report.reliability import draw_reliability
 from bayeslim.app.report.scores import Batches, collected, predict_all, score_prediction
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
-from bayeslim.export.files import write_file
+from bayeslim.io.files import write_file
 from bayeslim.prune.cuts import NothingToCut
 from bayeslim.types import Inputs
 from bayeslim.version import __version__

@@ -1,7 +1,7 @@
-"""What is kept of a chain: networks at chosen steps, in memory or streamed to a folder.
+"""The networks that a chain keeps at chosen steps, in memory or streamed to a folder.
 
-In memory they fill one tensor a parameter, made when the first is kept. In a folder every one is a folder of its own,
-complete or not there at all, named after its step; a chain that is resumed writes the same steps again.
+In memory they fill one tensor per parameter, allocated when the first is kept. On disk every network is a folder named
+after its step, written whole or not at all; a resumed chain writes the same steps again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
-class Chain:
+class KeptNetworks:
     """Networks at chosen steps of a run.
 
     Args:
         names: the parameters that are sampled.
-        others: parameters and buffers that also change, and go with each network.
-        steps: the steps of `bnn.step` to keep, ascending.
-        dtype: to keep parameters in; their own if not given.
-        folder: to write every one to as it comes, instead of holding it.
+        others: further parameters and buffers that change, kept with each network.
+        steps: the values of `bnn.step` to keep, ascending.
+        dtype: the dtype to keep parameters in; their own if not given.
+        folder: where to write networks, instead of holding them in memory.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Chain:
         self._buffers: Params = {}
 
     def observe(self, bnn: Bayesian) -> None:
-        """Keep the network if its step is one of the chosen."""
+        """Keep the network if its step is a chosen one."""
         index = self._place.get(bnn.step)
         if index is None:
             return
         values, buffers = self._now(bnn)
         if self.folder is not None:
             tensors = {f"value:{n}": t for n, t in values.items()} | {f"buffer:{n}": t for n, t in buffers.items()}
-            # a tensor file keeps no order, and ranks exchange parameters one after the other
+            # a tensor file keeps no order, and ranks exchange parameters in order
             write_folder(self.folder / f"{bnn.step:09d}", "sample", {"step": bnn.step, "order": list(tensors)}, tensors)
             return
         for kept, now in ((self._values, values), (self._buffers, buffers)):
@@ -69,7 +69,7 @@ class Chain:
         self._kept.add(index)
 
     def particles(self, bnn: Bayesian) -> Particles:
-        """What was kept until now."""
+        """Return the networks kept so far."""
         if self.folder is not None:
             there = [self.folder / f"{step:09d}" for step in self.steps if step <= bnn.step]
             here = _outline(*self._now(bnn))
@@ -79,7 +79,7 @@ class Chain:
             count = len(self._kept)
         if not count:
             raise BayeslimError(
-                f"The run ended at step {bnn.step}, before the first network was kept, at step {self.steps[0]}. "
+                f"No network was kept: the run ended at step {bnn.step}, the first was due at step {self.steps[0]}. "
                 "Run it for longer, or use a shorter burn_in."
             )
         return Particles(
@@ -96,7 +96,7 @@ class Chain:
 
 
 def read(path: str | os.PathLike[str]) -> Particles:
-    """The networks that a run has streamed to its folder so far, of all chains, also of a run that was cut short.
+    """Read the networks that a run has written to its folder so far, of all chains.
 
     Args:
         path: the `checkpoint` of the run.
@@ -106,7 +106,7 @@ def read(path: str | os.PathLike[str]) -> Particles:
         raise FileNotFoundError(f"{path} holds no networks of a chain: no run with checkpoint={str(path)!r} kept any.")
     first = _outline(*_read(folders[0]))
     lengths = Counter(folder.parent for folder in folders)
-    chains = len(lengths) if len(set(lengths.values())) == 1 else 1  # unequal, after a run that was cut short
+    chains = len(lengths) if len(set(lengths.values())) == 1 else 1  # unequal after an interrupted run
     values, buffers = _gathered(folders, first, "the other networks of the chain", torch.device("cpu"))
     return Particles(values, buffers=buffers, chains=chains)
 
@@ -114,7 +114,7 @@ def read(path: str | os.PathLike[str]) -> Particles:
 def _gathered(
     folders: list[Path], outline: dict[str, Tensor], owner: str, device: torch.device
 ) -> tuple[Params, Params]:
-    """The networks in some folders, stacked as they are read: there is never more than one beside them."""
+    """Stack the networks of some folders, reading one at a time."""
     kept: tuple[Params, Params] = ({}, {})
     for index, folder in enumerate(folders):
         network = _read(folder)
@@ -142,5 +142,5 @@ def _read(folder: Path) -> tuple[Params, Params]:
 
 
 def _outline(values: Params, buffers: Params) -> dict[str, Tensor]:
-    """Shapes and dtypes alone."""
+    """Return meta tensors with the shapes and dtypes."""
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in (values | buffers).items()}

@@ -1,8 +1,8 @@
-"""What methods have in common that sample by stochastic gradients: chains, and which networks of them are kept.
+"""The base of methods that sample by stochastic gradients: chains, and the networks they keep.
 
-A chain is a training run whose optimizer is a sampler (`bayeslim.samplers`). The networks at some of its steps are the
-posterior's particles. Several chains run one after the other, and under `torchrun` every rank runs its own, on all the
-data, and all ranks end with the networks of all: nothing but these is exchanged.
+A chain is a training run whose optimizer is a sampler (`sampler.py`). The networks at some of its steps are the
+particles of the posterior. Several chains run one after the other. Under `torchrun` every rank runs its own chains on
+all the data, and at the end the ranks exchange the kept networks and nothing else.
 """
 
 from __future__ import annotations
@@ -24,28 +24,22 @@ from torch import nn
 from bayeslim.errors import BayeslimWarning, NoSiteMatched
 from bayeslim.likelihoods import Gaussian
 from bayeslim.methods.base import Terms
+from bayeslim.methods.shared.chain_run import between_ranks, joined, prepare, run_alone
+from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.moving import Moving, moving_weights
+from bayeslim.methods.shared.normal_prior import log_prior, weight_decay
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
+from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
+from bayeslim.methods.shared.sampler import Sampler
+from bayeslim.methods.shared.sampling_schedule import Kind, SamplingSchedule
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
-from bayeslim.samplers.base import Sampler
-from bayeslim.samplers.chain import Chain
-from bayeslim.samplers.prior import log_prior, weight_decay
-from bayeslim.samplers.run import (
-    between_ranks,
-    joined,
-    ordered_by,
-    prepare,
-    rank_and_world,
-    run_alone,
-    seed_of_chain,
-)
-from bayeslim.samplers.schedule import Kind, Schedule
 from bayeslim.stochastic import evaluating
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import ordered_by, seed_of_chain
 from bayeslim.types import Batch, call, split_batch
 
 if TYPE_CHECKING:
@@ -57,17 +51,17 @@ class ChainMethod(ParticleMethod):
     """The base of methods that sample by stochastic gradients.
 
     Attributes:
-        samples: how many networks each chain keeps.
-        burn_in: the part of a chain, or of every cycle, that nothing is kept of.
+        samples: number of networks each chain keeps.
+        burn_in: the fraction of a chain, or of every cycle, from which no network is kept.
         thinning: steps between two kept networks, counted back from the end of the chain or cycle; if not given they
-            are spread evenly over what follows the burn-in.
-        temperature: T of the target p(w|D)^(1/T): below 1 is a cold posterior.
-        chains: how many chains, on every rank. The first starts from the network as it is, the others from new random
-            weights; of a subset, all start from the network.
-        schedule: how the learning rate changes: "constant", "polynomial" or "cyclical" (see `samplers.schedule`).
-        cycles: how many cycles a cyclical chain has.
-        subset: which of the sites are sampled, as in `Laplace`: "all", "last-layer", names, or a `Subnetwork`; then
-            everything else stays as it is, and the network is in evaluation mode.
+            are spread evenly over the steps after the burn-in.
+        temperature: T of the target p(w|D)^(1/T); below 1 it is a cold posterior.
+        chains: number of chains on every rank. The first starts from the network, the others from new random weights;
+            with a subset, all start from the network.
+        schedule: how the learning rate changes: "constant", "polynomial" or "cyclical" (see `sampling_schedule.py`).
+        cycles: number of cycles of a cyclical chain.
+        subset: which of the sites are sampled, as in `Laplace`: "all", "last-layer", names, or a `Subnetwork`; all
+            other parameters stay fixed then, and the network is in evaluation mode.
     """
 
     samples: int = 30
@@ -93,9 +87,9 @@ class ChainMethod(ParticleMethod):
             raise ValueError(f"{self.cycles} cycles need a sample each. Got samples={self.samples}.")
 
     @property
-    def time(self) -> Schedule:
-        """The schedule of a chain."""
-        return Schedule(self.schedule, self.burn_in, self.cycles)
+    def time(self) -> SamplingSchedule:
+        """Step sizes and kept steps of a chain."""
+        return SamplingSchedule(self.schedule, self.burn_in, self.cycles)
 
     @property
     def measures(self) -> bool:
@@ -103,10 +97,10 @@ class ChainMethod(ParticleMethod):
         return False
 
     usual_lr: ClassVar[float]
-    """The learning rate for a network with classes, or values with noise of standard deviation one."""
+    """The learning rate for a network with classes, or with values whose noise has standard deviation one."""
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """That of gradient descent; σ² times that for values with a noise σ below one, as the loss is 1/σ² as steep."""
+        """Return the usual rate; σ² times that for noise σ below one, where the loss is 1/σ² as steep."""
         likelihood = bnn.likelihood
         if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
             return self.usual_lr * min(1.0, float(likelihood.noise.detach()) ** 2)
@@ -114,29 +108,29 @@ class ChainMethod(ParticleMethod):
 
     @abstractmethod
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
-        """The optimizer that makes the steps.
+        """Make the optimizer.
 
         Args:
             params: groups of parameters.
             lr: the learning rate.
-            burn_in_steps: how long scales may be measured; None where that is not known.
-            **settings: those of every sampler.
+            burn_in_steps: number of steps in which scales may be measured; None if unknown.
+            **settings: the settings of every sampler.
         """
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """The sampler, for a loop of one's own; trainable parameters that are not random are optimised along."""
+        """Make the sampler for your own loop; trainable parameters that are not random are optimised."""
         if self.subset != "all":
             raise NoSiteMatched(
-                f"subset={self.subset!r} is settled from the data: use bnn.fit(loader), or sites=... for a loop of "
-                "your own."
+                f"subset={self.subset!r} is chosen from the data. Use bnn.fit(loader), or bayesianize(..., sites=...) "
+                "for your own loop."
             )
         return self._sampler(bnn, lr, Moving.all_of(bnn), None)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """The negative log posterior; of a subset, of the network as it is in use.
+        """Compute the negative log posterior; with a subset, in evaluation mode.
 
-        Where the prior is the sampler's weight decay, or has no weight, gradients are those of the data term. Without a
-        weight it is also not worked out before `bnn.terms.kl` is read, for the weights as they are then.
+        Where the prior is the sampler's weight decay, or its weight is zero, gradients are those of the data term. With
+        a zero weight the prior is only computed when `bnn.terms.kl` is read, for the weights at that time.
         """
         inputs, targets = split_batch(batch)
         with nullcontext() if self.subset == "all" else evaluating(bnn.model):
@@ -150,10 +144,10 @@ class ChainMethod(ParticleMethod):
         return Terms(nll, kl, weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
-        """Keep the network, if it is time, and set the temperature of the next step."""
+        """Keep the network if its step is a chosen one, and set the temperature of the next step."""
         course = bnn.state.get("course")
         if course is not None:
-            course.chain.observe(bnn)
+            course.kept.observe(bnn)
             course.warm(bnn.step)
 
     def fit(
@@ -173,20 +167,20 @@ class ChainMethod(ParticleMethod):
     ) -> Fit:
         """Run the chains, and keep their networks as the posterior.
 
-        A noise that is learned along is the average of where the chains have left it.
+        Learned noise of the likelihood is averaged over the chains.
 
         Args:
             bnn: the network; the first chain starts from its weights.
             loader: batches of inputs and targets.
             epochs: the length of every chain.
             lr: the learning rate, in the scale of the loss (see the sampler's equation); `default_lr` if not given.
-            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
-            dtype: to keep the networks in, such as torch.bfloat16; the network's own if not given.
-            checkpoint: a folder that every network is written to as it is kept, and the state of the run after every
-                epoch. A run that was cut short goes on from there, exactly; `samplers.read` reads what is there.
+            start: a function that makes a new network, for modules that cannot draw new random weights themselves.
+            dtype: the dtype to keep the networks in, such as torch.bfloat16; their own if not given.
+            checkpoint: a folder for every kept network and for the state of the run after every epoch. An interrupted
+                run resumes from it exactly; `samplers.read` reads the networks so far.
             accumulate: batches whose gradients are averaged for one step.
-            device: where to run, "auto" for a GPU if there is one; None for where the network is.
-            seed: makes the run repeat; drawn if not given.
+            device: where to run: "auto" for a GPU if there is one, None for the device of the network.
+            seed: makes the run repeatable; drawn if not given.
             **training: `validate`, `callbacks`, `clip`, `autocast` and `progress`, as in `bayeslim.train.fit`.
         """
         if epochs < 1:
@@ -202,13 +196,13 @@ class ChainMethod(ParticleMethod):
         if self.chains * world > 1 and self.subset == "all" and start is None:
             check_resettable(bnn.model)
         total = epochs * prepare(bnn, loader, accumulate, device)
-        kept = self.time.kept(total, self.samples, self.thinning)
+        steps = self.time.kept(total, self.samples, self.thinning)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = moving_weights(bnn, self, loader, seed)
-        if len(kept) < self.samples:
+        if len(steps) < self.samples:
             warnings.warn(
-                f"Of {total} steps {len(kept)} networks are kept, not {self.samples}: after the burn-in there are no "
-                "more. Train for more epochs, or ask for fewer samples.",
+                f"Of {total} steps {len(steps)} networks are kept, not {self.samples}: there are no more steps after "
+                "the burn-in. Train for more epochs, or ask for fewer samples.",
                 BayeslimWarning,
                 stacklevel=3,
             )
@@ -223,22 +217,22 @@ class ChainMethod(ParticleMethod):
                     bnn.model.load_state_dict(begin)
                     bnn.likelihood.load_state_dict(noise)
                     if index and self.subset == "all":
-                        start_afresh_(bnn.model, start)
+                        reinitialise_(bnn.model, start)
                         bnn.keep_zeros()
                     samples = None if folder is None else folder / "samples"
-                    chain = Chain(moving.names, moving.others(bnn), kept, dtype, samples)
+                    kept_networks = KeptNetworks(moving.names, moving.others(bnn), steps, dtype, samples)
                     sampler = self._sampler(bnn, lr, moving, self.time.burn_in_steps(total))
                     decay = weight_decay(bnn) if training.get("clip") is None else None
                     if decay is not None:
                         sampler.param_groups[0]["weight_decay"] = decay
-                    course = _Course(chain, sampler, self, total, decay is not None)
+                    course = _Course(kept_networks, sampler, self, total, decay is not None)
                     course.warm(0)
                     bnn.state["course"] = course
                     done = run_alone(
                         bnn, loader, course.sampler, self.time.factor, epochs=epochs, checkpoint=folder,
                         accumulate=accumulate, **training,
                     )  # fmt: skip
-                    found.append(chain.particles(bnn))
+                    found.append(kept_networks.particles(bnn))
                     noises.append(noise_of(bnn.likelihood))
                 several = {"chain": index + 1} if self.chains * world > 1 else {}
                 result.history += [several | epoch for epoch in done.history]
@@ -251,7 +245,7 @@ class ChainMethod(ParticleMethod):
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
-        """Put the network to the mean of one chain, or to the last network of several chains or cycles."""
+        """Set the network to the mean of one chain, or to the last network of several chains or cycles."""
         several = self.chains * rank_and_world()[1] * self.time.windows > 1
         self.stand(bnn, posterior, at_mean=not several)
 
@@ -268,14 +262,14 @@ class _Course:
     """One chain while it runs.
 
     Attributes:
-        chain: the networks that are kept.
-        sampler: what makes the steps.
-        method: what chain it is.
-        total: its length.
-        decays: whether the prior is the sampler's weight decay. Then it has no part in gradients, and in their norm.
+        kept: the networks kept so far.
+        sampler: the optimizer.
+        method: the method.
+        total: the number of steps of the chain.
+        decays: whether the prior is the sampler's weight decay; then gradients and their norm exclude it.
     """
 
-    chain: Chain
+    kept: KeptNetworks
     sampler: Sampler
     method: ChainMethod
     total: int

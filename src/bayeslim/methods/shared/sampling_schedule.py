@@ -1,13 +1,13 @@
-"""Step sizes over a run, and which of its steps are kept.
+"""The step sizes of a chain, and which of its steps are kept.
 
     constant      lr
     polynomial    lr (1 + κ t/T)^(−γ), down to a tenth at the end (Welling & Teh 2011, γ = 0.55)
-    cyclical      lr ½ (1 + cos π r), r the part of a cycle that is done (Zhang et al. 2020, arXiv:1902.03932)
+    cyclical      lr ½ (1 + cos π r), r the fraction of a cycle that is done (Zhang et al. 2020, arXiv:1902.03932)
 
-Steps are kept after the burn-in, at equal distances of the chain's own time Σ lr: where step sizes fall, steps would
-have to be weighed by them, and steps that lie equally far apart in time have equal weights. In cyclical runs every
-cycle first explores, without noise, and then samples; the burn-in is the part of a cycle that explores. (Where scales
-of weights are measured, which is done in the first cycle, that one explores with noise.)
+Steps are kept after the burn-in, at equal distances of the chain's own time Σ lr. Where step sizes fall, single steps
+would need weights in proportion to them; steps that lie equally far apart in time have equal weights. In cyclical runs
+every cycle first explores, without noise, and then samples; the burn-in is the fraction of a cycle that explores.
+(Scales of weights are measured in the first cycle, which then explores with noise.)
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from typing import Literal, get_args
 
 Kind = Literal["constant", "polynomial", "cyclical"]
 
-DECAY = 0.55
-FINAL = 0.1
-"""What a polynomial step size ends at, in parts of the first."""
-_STRETCH = FINAL ** (-1 / DECAY) - 1
+DECAY_EXPONENT = 0.55
+"""γ."""
+FINAL_FRACTION = 0.1
+"""The last step size of a polynomial schedule, as a fraction of the first."""
+_STRETCH = FINAL_FRACTION ** (-1 / DECAY_EXPONENT) - 1
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A run in time.
+class SamplingSchedule:
+    """The schedule of a chain.
 
     Attributes:
         kind: how step sizes change.
-        burn_in: the part of the run, or of every cycle, that nothing is kept of.
-        cycles: how many cycles a cyclical run has.
+        burn_in: the fraction of the run, or of every cycle, from which no network is kept.
+        cycles: number of cycles of a cyclical run.
     """
 
     kind: Kind = "constant"
@@ -41,59 +42,59 @@ class Schedule:
     cycles: int = 4
 
     def check(self) -> None:
-        """Refuse settings that mean nothing."""
+        """Raise if a setting is out of range."""
         if self.kind not in get_args(Kind):
             raise ValueError(f"schedule must be one of {', '.join(get_args(Kind))}. Got {self.kind!r}.")
         if not 0 <= self.burn_in < 1:
-            raise ValueError(f"burn_in is a part of the run, in [0, 1). Got {self.burn_in}.")
+            raise ValueError(f"burn_in is a fraction of the run, in [0, 1). Got {self.burn_in}.")
         if not isinstance(self.cycles, int) or self.cycles < 1:
             raise ValueError(f"cycles must be a whole number, at least 1. Got {self.cycles!r}.")
 
     @property
     def windows(self) -> int:
-        """How many stretches of the run are sampled."""
+        """Number of sampling windows of the run."""
         return self.cycles if self.kind == "cyclical" else 1
 
     def factor(self, done: float) -> float:
-        """The step size when a part of the run is done, in parts of the first.
+        """Return the step size at a fraction of the run, as a fraction of the first step size.
 
-        >>> [round(Schedule("cyclical", cycles=2).factor(done), 2) for done in (0, 0.25, 0.49, 0.5, 0.75)]
+        >>> [round(SamplingSchedule("cyclical", cycles=2).factor(done), 2) for done in (0, 0.25, 0.49, 0.5, 0.75)]
         [1.0, 0.5, 0.0, 1.0, 0.5]
-        >>> round(Schedule("polynomial").factor(1.0), 3)
+        >>> round(SamplingSchedule("polynomial").factor(1.0), 3)
         0.1
         """
         if self.kind == "polynomial":
-            return float((1 + done * _STRETCH) ** -DECAY)
+            return float((1 + done * _STRETCH) ** -DECAY_EXPONENT)
         if self.kind == "cyclical":
             return 0.5 * (1 + math.cos(math.pi * self._phase(done)))
         return 1.0
 
     def explores(self, done: float) -> bool:
-        """Whether a cycle is still looking for a mode, without noise."""
+        """Return whether a cycle explores without noise at a fraction of the run."""
         return self.kind == "cyclical" and self._phase(done) < self.burn_in
 
     def _phase(self, done: float) -> float:
-        # rounded, since a hair before the end of a cycle is the start of the next
+        # rounded, so that the last step before the end of a cycle counts as the start of the next
         return round(done * self.cycles, 9) % 1
 
     def burn_in_steps(self, total: int) -> int:
-        """How many steps come before the first that may be kept."""
+        """Count the steps before the first that may be kept."""
         return self._windows(total)[0][0]
 
     def kept(self, total: int, samples: int, thinning: int | None = None) -> tuple[int, ...]:
-        """The steps to keep, counted from 1; fewer than `samples` where there are fewer.
+        """List the steps to keep, counted from 1; fewer than `samples` if there are fewer.
 
         Args:
             total: steps of the run.
-            samples: how many to keep.
-            thinning: steps between two of them, back from the end; if not given they are spread over what follows the
-                burn-in.
+            samples: number of steps to keep.
+            thinning: steps between two of them, counted back from the end; if not given they are spread over the steps
+                after the burn-in.
 
-        >>> Schedule(burn_in=0.5).kept(100, 5)
+        >>> SamplingSchedule(burn_in=0.5).kept(100, 5)
         (60, 70, 80, 90, 100)
-        >>> Schedule("cyclical", burn_in=0.5, cycles=2).kept(100, 4)
+        >>> SamplingSchedule("cyclical", burn_in=0.5, cycles=2).kept(100, 4)
         (38, 50, 88, 100)
-        >>> Schedule("cyclical", burn_in=0.5, cycles=2).kept(100, 4, thinning=2)
+        >>> SamplingSchedule("cyclical", burn_in=0.5, cycles=2).kept(100, 4, thinning=2)
         (48, 50, 98, 100)
         """
         if total < self.windows:
@@ -108,7 +109,7 @@ class Schedule:
         return tuple(found)
 
     def _windows(self, total: int) -> list[tuple[int, int]]:
-        """Each from after one step to another, at least one step long."""
+        """List the sampling windows as (first, last], each at least one step long."""
         ends = [round(total * (index + 1) / self.windows) for index in range(self.windows)]
         starts = [0, *ends[:-1]]
         return [
@@ -117,7 +118,7 @@ class Schedule:
         ]
 
     def _spread(self, first: int, last: int, quota: int, total: int) -> list[int]:
-        # of cyclical runs every step counts alike, as in the paper: the time stands still at a cycle's end
+        # in cyclical runs every step has the same weight, as in the paper: lr is zero at the end of a cycle
         even = self.kind == "cyclical"
         times = [1.0 if even else self.factor((step - 1) / total) for step in range(first + 1, last + 1)]
         passed = list(accumulate(times))

@@ -1,4 +1,4 @@
-"""The loss as a module, to wrap for distributed training or to compile; a warning for one taken past the wrapper."""
+"""Distributed training: the rank of this process, and the loss as a module to wrap in DDP."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
+def rank_and_world() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes; (0, 1) without a process group."""
+    d = torch.distributed
+    return (d.get_rank(), d.get_world_size()) if d.is_available() and d.is_initialized() else (0, 1)
+
+
 class Objective(nn.Module):
     """The loss as a module: `forward(batch)` is `bnn.loss(batch)`."""
 
@@ -24,16 +30,13 @@ class Objective(nn.Module):
         self.bnn = bnn
 
     def forward(self, batch: Batch, kl_weight: float | None = None) -> Tensor:
-        """The training loss of a batch."""
+        """Compute the training loss of a batch."""
         return self.bnn.loss(batch, kl_weight=kl_weight)
 
 
 def warn_if_past_wrapper(bnn: Bayesian) -> None:
-    """Gradients of a loss taken past a DDP wrapper are silently not averaged between processes."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    """Warn of a loss taken outside a DDP wrapper, whose gradients are not averaged between processes."""
+    if rank_and_world()[1] == 1 or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     inside = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
     sharded = any(hasattr(p, "device_mesh") for p in bnn.parameters())

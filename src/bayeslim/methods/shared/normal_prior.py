@@ -1,8 +1,7 @@
-"""Normal priors in as few passes over the weights as there are.
+"""Normal priors in few passes over the weights.
 
-A step of a small network on a CPU is made of such passes, and the elementwise formula of a prior takes ten of them,
-forwards and back. A sum of squares is one, and its gradient, −w/s², another. As weight decay of a sampler, which adds
-the weights to its noise, the whole prior is one pass.
+On a CPU, such passes dominate the step of a small network. The elementwise formula of a prior takes about ten of them,
+forward and backward. A sum of squares takes one, its gradient −w/s² another, and weight decay in a sampler only one.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def weight_decay(bnn: Bayesian) -> float | None:
-    """The λ = 1 / (s² N) of a sampler whose loss has no prior in it; None unless that is N(0, s²) for all weights.
+    """Return λ = 1 / (s² N) for a sampler whose loss omits the prior; None unless it is N(0, s²) for all weights.
 
-    For a loop of one's own:
+    For your own loop:
 
         sampler = bnn.optimizer(lr)
         sampler.param_groups[0]["weight_decay"] = bl.samplers.weight_decay(bnn)
@@ -36,7 +35,7 @@ def weight_decay(bnn: Bayesian) -> float | None:
 
 
 def log_prior(bnn: Bayesian) -> Tensor:
-    """`bnn.log_prior()`, quickly where all priors are Normal around zero with one scale each."""
+    """Compute `bnn.log_prior()`, faster where all priors are Normal around zero with one scale each."""
     found = None if torch.compiler.is_compiling() else _plain(bnn)
     if found is None:
         return bnn.log_prior()
@@ -45,7 +44,7 @@ def log_prior(bnn: Bayesian) -> Tensor:
 
 
 def _plain(bnn: Bayesian) -> tuple[list[float], list[Tensor]] | None:
-    """The scales of priors that are Normal around zero with one scale each, and the weights; None if some are not."""
+    """Return scales and weights if all priors are Normal around zero with one scale each, else None."""
     priors = {} if len(bnn.priors.learned) else bnn.priors.given
     stds = [_plain_scale(prior) for prior in priors.values()]
     weights: list[Tensor] = [bnn.model.get_parameter(name) for name in priors]

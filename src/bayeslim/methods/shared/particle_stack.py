@@ -1,7 +1,7 @@
-"""A flock: S networks of one architecture on the same inputs, as one module with stacked parameters.
+"""S networks of one architecture on the same inputs, as one module with stacked parameters.
 
-Unlike members of an ensemble (`Abreast`), which see batches of their own, all networks of a flock see the same batch.
-They run under one `vmap` where that is known to be faster, else one after the other, which works for any module.
+Members of an ensemble (`Abreast`) each see their own batches; here all networks see the same batch. They run vmapped
+where that is faster, else one after the other, which works for any module.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bayeslim.posteriors.particles import stacked
 from bayeslim.types import Inputs, Params, call
 
 STACK = "stack."
-"""What comes before the number of a parameter in a flock."""
+"""The prefix of the name of a stacked parameter, before its number."""
 
 
-class Flock(nn.Module):
-    """S networks as one: inputs (B, ...) to outputs (S, B, ...).
+class ParticleStack(nn.Module):
+    """S networks as one module, from inputs (B, ...) to outputs (S, B, ...).
 
     Args:
-        model: their architecture; it is copied.
-        networks: of each what is trained, and buffers, by name.
+        model: the architecture; it is copied.
+        networks: trained parameters and buffers of each network, by name.
     """
 
     def __init__(self, model: nn.Module, networks: list[Params]):
@@ -43,7 +43,7 @@ class Flock(nn.Module):
             self.register_buffer(f"buffer_{index}", everything[name])
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The outputs of every network on the same inputs."""
+        """Compute the outputs of every network on the same inputs."""
         inputs: Inputs = kwargs or args
         if self.together:
             outputs: Tensor = vmap(self._one, in_dims=(0, None), randomness="different")(self._tensors(), inputs)
@@ -60,9 +60,9 @@ class Flock(nn.Module):
         return dict(zip(self.names, self.stack, strict=True)) | buffers
 
     def path_of(self, name: str) -> str:
-        """Under which name the stack of a parameter is found here."""
+        """Return the name under which the stack of a parameter is registered."""
         return f"{STACK}{self.names.index(name)}"
 
     def tensors(self) -> Params:
-        """What is trained, and the buffers, of all networks under their own names, (S, *shape)."""
+        """Return trained parameters and buffers of all networks under their own names, (S, *shape)."""
         return {name: tensor.detach() for name, tensor in self._tensors().items()}
