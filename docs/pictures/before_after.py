@@ -2,9 +2,9 @@
 
     python docs/pictures/before_after.py
 
-It trains LeNet-300-100 on the digits that ship with the package, cuts 90 % of its weights in whole units by its posterior
-and by magnitude, retrains nothing, and draws the weight matrices to scale. It writes before_after_light.svg and
-before_after_dark.svg beside itself.
+It trains LeNet-300-100 on the digits that ship with the package, cuts 90 % of its weights in whole units by its
+posterior and by magnitude, retrains nothing, and draws the weight matrices to scale. It writes before_after_light.svg
+and before_after_dark.svg beside itself.
 """
 
 from __future__ import annotations
