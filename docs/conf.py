@@ -35,6 +35,7 @@ autoclass_content = "class"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # attributes of dataclasses are listed once
 
 html_theme = "pydata_sphinx_theme"
 html_title = "bayeslim"

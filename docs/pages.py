@@ -12,8 +12,22 @@ from typing import Any
 import bayeslim as bl
 
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:", "Example:", "Examples:")
-NAMESPACES = ("priors", "likelihoods", "families", "gates", "posteriors", "recipes", "metrics", "diagnostics", "samplers",
-              "continual", "schedules", "data", "zoo", "errors")  # fmt: skip
+NAMESPACES = (
+    "priors",
+    "likelihoods",
+    "families",
+    "gates",
+    "posteriors",
+    "recipes",
+    "metrics",
+    "diagnostics",
+    "samplers",
+    "continual",
+    "schedules",
+    "data",
+    "zoo",
+    "errors",
+)
 """Public namespaces in the order of the reference."""
 
 
@@ -123,6 +137,9 @@ def as_rst_lines(lines: list[str]) -> list[str]:
 
 def _escaped(line: str) -> str:
     parts = re.split(r"(`[^`]*`)", line)
+    for place in range(1, len(parts), 2):
+        if parts[place + 1][:1].isalnum():  # a plural `s` right after code
+            parts[place] += "\\ "
     return "".join(
         part if part.startswith("`") else re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", re.sub(r"([|*])", r"\\\1", part))
         for part in parts

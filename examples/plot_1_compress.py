@@ -2,8 +2,8 @@
 Compress a trained network
 ==========================
 
-Prune a network by its posterior, compact it to a smaller plain network, and compare it with pruning by magnitude. Nothing
-is retrained after the cut.
+Prune a network by its posterior, compact it to a smaller plain network, and compare it with pruning by magnitude.
+Nothing is retrained after the cut.
 """
 
 import torch
@@ -59,6 +59,8 @@ figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for name, errors in curves.items():
     axes.plot([100 * s for s in sparsities], [100 * e for e in errors], marker="o", label=name)
 axes.set(xlabel="weights cut, %", ylabel="test error, %", yscale="log")
+axes.set_yticks([3, 5, 10, 20, 50], labels=["3", "5", "10", "20", "50"])
+axes.minorticks_off()
 axes.legend()
 plt.show()
 
@@ -68,4 +70,6 @@ plt.show()
 pruned = bl.prune(bnn, bl.Budget(sparsity=0.8), granularity="unit", example=x, progress=False)
 slim = bl.compact(pruned, example=x)
 print(slim)
-print(f"slim: {sum(p.numel() for p in slim.parameters()):,} of {sum(p.numel() for p in model.parameters()):,} parameters")
+print(
+    f"slim: {sum(p.numel() for p in slim.parameters()):,} of {sum(p.numel() for p in model.parameters()):,} parameters"
+)
