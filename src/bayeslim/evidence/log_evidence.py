@@ -137,7 +137,7 @@ def _renyi(
     generator: torch.Generator | None,
     alpha: float,
 ) -> Evidence:
-    """The estimate at α from the densities of draws."""
+    """Estimate the bound of order α from the densities of draws."""
     values, count = [], 0
     for params in _draws(posterior, samples, generator):
         log_lik, count = _log_likelihood(bnn, loader, params)
@@ -152,7 +152,7 @@ def _draws(posterior: Posterior, samples: int, generator: torch.Generator | None
 
 
 def _log_likelihood(bnn: Bayesian, loader: Iterable[Any], params: Params) -> tuple[float, int]:
-    """Log p(D|w), and the size of the data."""
+    """Compute log p(D|w), and count the data."""
     device = device_of(bnn.model)
     total, count = 0.0, 0
     for batch in loader:
@@ -174,7 +174,7 @@ def _estimate(log_weights: Tensor, alpha: float, count: int) -> Evidence:
 
 
 def _kl(posterior: Posterior, bnn: Bayesian) -> float:
-    """KL(q ‖ p) over the weights that are left, of every weight's own q."""
+    """Compute KL(q ‖ p) over the weights that are left, from the marginals of q."""
     kl = 0.0
     for name, prior in bnn.priors.items():
         kept = bnn.masks.get(name, torch.ones_like(posterior.mean[name], dtype=torch.bool))
