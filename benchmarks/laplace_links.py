@@ -4,7 +4,7 @@
 
 Networks are trained as usual and a Kronecker posterior is put around each, under the prior N(0, 1) and under the prior
 tuned by evidence. The logits of test examples are then Gaussian, and every link is compared with the exact average of
-the softmax over that Gaussian (20,000 draws): the total variation between the probabilities, the error of the expected
+the softmax over that Gaussian (10,000 draws): the total variation between the probabilities, the error of the expected
 entropy of one network (`aleatoric`), and the negative log-likelihood of the test targets. The time is that of the link
 alone; `linearise` is the time of the Gaussian logits themselves, in the same unit. Everything is averaged over seeds.
 """
@@ -25,7 +25,7 @@ from bayeslim.curvature.sweep import evaluation_replica
 from bayeslim.likelihoods import Categorical
 from bayeslim.predict import linearised, links
 
-DRAWS = 20_000
+DRAWS = 10_000
 LINKS: dict[str, tuple[str, int]] = {
     "auto": ("auto", 1),
     "joint, 32 draws": ("joint", 32),
@@ -49,7 +49,7 @@ def convolutional(size: int, classes: int) -> nn.Module:
 
 def images(name: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     data = bl.data.load(name)
-    return data.train_x[:train], data.train_y[:train], data.test_x[:250], data.test_y[:250]
+    return data.train_x[:train], data.train_y[:train], data.test_x[:200], data.test_y[:200]
 
 
 def wine(_: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -60,7 +60,7 @@ def wine(_: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     centre, scale = x.mean(0), x.std(0)
     return (
         ((x - centre) / scale)[:train].float(), classes(data.train_y)[:train],
-        ((rest - centre) / scale)[:250].float(), classes(data.test_y)[:250],
+        ((rest - centre) / scale)[:200].float(), classes(data.test_y)[:200],
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def measured(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=10)
     arguments = parser.parse_args()
     table = {}
     for case, (load, name, count, make) in CASES.items():
