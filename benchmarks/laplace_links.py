@@ -1,6 +1,7 @@
 """Which link turns a Laplace posterior's Gaussian logits into class probabilities best.
 
     python benchmarks/laplace_links.py
+    python benchmarks/laplace_links.py --case "wine, perceptron"      one; those of the same commit are kept
 
 Networks are trained as usual and a Kronecker posterior is put around each, under the prior N(0, 1) and under the prior
 tuned by evidence. The logits of test examples are then Gaussian, and every link is compared with the exact average of
@@ -12,12 +13,13 @@ alone; `linearise` is the time of the Gaussian logits themselves, in the same un
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
-from environment import save
+from environment import RESULTS, environment, save
 from torch import Tensor, nn
 
 import bayeslim as bl
@@ -133,13 +135,27 @@ def measured(
     return rows
 
 
+def kept(settings: dict[str, int]) -> dict[str, dict]:
+    """The rows of this commit with the same settings that were measured before."""
+    path = RESULTS / "laplace_links.json"
+    before = json.loads(path.read_text()) if path.exists() else None
+    now = environment()
+    if before is None or now["changed"] or before["environment"]["commit"] != now["commit"]:
+        return {}
+    return before["table"] if before["settings"] == settings else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--case", choices=CASES)
     arguments = parser.parse_args()
-    table = {}
+    settings = {"seeds": arguments.seeds, "epochs": arguments.epochs, "draws": DRAWS}
+    table = kept(settings)
     for case, (load, name, count, make) in CASES.items():
+        if arguments.case not in (None, case):
+            continue
         x, y, test_x, test_y = load(name, count)
         runs: dict[str, list] = {"N(0, 1)": [], "evidence": []}
         for seed in range(arguments.seeds):
@@ -156,7 +172,7 @@ def main() -> None:
             print(f"{case}, prior {prior}")
             for link, row in rows.items():
                 print(f"  {link:18s}" + "".join(f"  {key} {value:.4g}" for key, value in row.items()), flush=True)
-    save("laplace_links", {"settings": vars(arguments) | {"draws": DRAWS}, "table": table})
+    save("laplace_links", {"settings": settings, "table": table})
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ class Laplace(FoundPosterior):
             recursion for feed-forward networks (Kronecker only); "hutchinson", the Hessian's diagonal (diagonal only).
         sharing: how positions that share weights (convolutions, sequences) are counted, "expand" or "reduce".
         corrected: whether the eigenvalues of Kronecker factors are measured in a second pass (EKFAC).
-        unsupported: what Kronecker factors cannot express (norms, recurrent layers, tied weights) gets a "diagonal", or
-            stays a "point".
+        unsupported: parameters without Kronecker factors (norms, attention's projections, tied weights) get a
+            "diagonal", or stay a "point".
         damping: "exact" adds the prior precision to Kronecker factors exactly; "sqrt" is the usual approximation.
         rank: how many eigenvectors "lowrank" keeps.
 
