@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayeslim as bl
 from bayeslim import likelihoods
 from bayeslim.distill import divergences as imitation
+from bayeslim.distill.student import Student
 from bayeslim.distill.targets import inputs_of
 from bayeslim.errors import BayeslimError, BayeslimWarning, NotFitted, ShapeMismatch, UnsupportedModel
 from bayeslim.methods.shared.particle_method import ParticleMethod
@@ -255,7 +256,7 @@ def test_one_draw_makes_no_dirichlet_and_values_have_none():
     with pytest.raises(UnsupportedModel, match="over classes, and the teacher's likelihood is gaussian"):
         bl.distill(linear_regression()[0], LOADER, how="dirichlet")
     with pytest.raises(UnsupportedModel, match="over classes, and the likelihood is bernoulli"):
-        bl.bayesianize(free(), bl.methods.Student("dirichlet"), likelihood=likelihoods.Bernoulli())
+        bl.bayesianize(free(), Student("dirichlet"), likelihood=likelihoods.Bernoulli())
 
 
 G = torch.Generator().manual_seed(2)
@@ -458,4 +459,4 @@ def test_what_cannot_be_done_is_said():
     with pytest.raises(NotFitted):
         bl.distill(bl.bayesianize(mlp(), bl.Laplace(), likelihood=likelihoods.Categorical()), data())
     with pytest.raises(ShapeMismatch, match="Got labels"):
-        bl.bayesianize(mlp(), bl.methods.Student(), likelihood=likelihoods.Categorical(), num_data=60).loss((X, Y))
+        bl.bayesianize(mlp(), Student(), likelihood=likelihoods.Categorical(), num_data=60).loss((X, Y))

@@ -28,12 +28,12 @@ import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.distill.student import Student
 from bayeslim.distill.targets import Online, inputs_of, kept
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Laplace
-from bayeslim.methods.student import Student
 from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
