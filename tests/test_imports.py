@@ -28,6 +28,7 @@ LAYERS = (
     "likelihoods priors",
     "io.lock",
     "io.storage",
+    "io.files",
     "gates",
     # distributions over named parameters
     "posteriors",
@@ -48,9 +49,9 @@ LAYERS = (
     "compact",
     "prune",
     "recipes",
+    "coding",
     "quantise",
     "export",
-    "coding",
     "io.saving",
     # programs
     "app",

@@ -24,7 +24,7 @@ from bayeslim.app.benchmark import Benchmark, benchmark
 from bayeslim.app.compress import Compressed, compress
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
-from bayeslim.coding import Encoded, decode, encode
+from bayeslim.coding.encode import Encoded, decode, encode
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
@@ -50,15 +50,17 @@ from bayeslim.methods.svgd import SVGD
 from bayeslim.methods.swa import SWA
 from bayeslim.methods.swag import SWAG
 from bayeslim.methods.variational import Variational
+from bayeslim.predict.compiled import Compiled, compiled
 from bayeslim.predict.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
-from bayeslim.quantise import Quantised, deserved_bits, quantise
+from bayeslim.quantise.deserved import deserved_bits
+from bayeslim.quantise.quantise import quantise
+from bayeslim.quantise.result import Quantised
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
 from bayeslim.stochastic import linear_in_parameters
 from bayeslim.train import schedules
-
-__version__ = "0.1.0"
+from bayeslim.version import __version__ as __version__
 
 __all__ = [
     "HMC",
@@ -73,6 +75,7 @@ __all__ = [
     "Bayesian",
     "Benchmark",
     "Budget",
+    "Compiled",
     "Compressed",
     "DeepEnsemble",
     "Encoded",
@@ -96,6 +99,7 @@ __all__ = [
     "bayesianize_",
     "benchmark",
     "compact",
+    "compiled",
     "compress",
     "continual",
     "data",

@@ -59,7 +59,7 @@ def bayesianize(
     """
     _check(model, method, likelihood, num_data)
     try:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     except RuntimeError as error:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {error} It has tensors computed by old-style hooks "

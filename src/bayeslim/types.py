@@ -153,35 +153,30 @@ def batch_size(inputs: Inputs) -> int:
     raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}. {hint}")
 
 
-def misfit(error: Exception) -> ShapeMismatch | None:
-    """Say in a network's own terms that inputs do not fit a layer, if that is what an error of torch says."""
-    found = re.search(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", str(error))
-    if found:
-        return ShapeMismatch(f"A linear layer takes {found[2]} features, and was given {found[1]}.")
-    found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
-    return ShapeMismatch(f"A convolution takes {found[1]} channels, and was given {found[2]}.") if found else None
-
-
 def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:
-    """Add to an error the shapes of a network's inputs and of its first parameter.
-
-    Raises:
-        ShapeMismatch: if torch says that the inputs do not fit a layer.
-    """
+    """Add to an error of torch the shapes of a network's inputs and of its first parameter."""
     if isinstance(error, BayeslimError) or not isinstance(inputs, (Tensor, tuple, Mapping)):
         return
     args, kwargs = arguments(inputs)
     shapes = [f"{tuple(v.shape)}, {v.dtype}" for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
     name, weight = next(((name, p) for name, p in model.named_parameters()), ("", None))
-    if not shapes or weight is None:
-        return
-    note = (
-        f"The network was given inputs of {' and '.join(shapes)}; its first parameter, {name}, is of "
-        f"{tuple(weight.shape)}, {weight.dtype}. Give inputs such as its first layer takes, examples first."
+    if shapes and weight is not None:
+        error.add_note(
+            f"The network was given inputs of {' and '.join(shapes)}; its first parameter, {name}, is of "
+            f"{tuple(weight.shape)}, {weight.dtype}. Give inputs such as its first layer takes, examples first."
+        )
+
+
+def misfit(error: Exception) -> ShapeMismatch | None:
+    """Translate an error of torch which says that inputs do not fit a layer; None for any other."""
+    notes = " ".join(getattr(error, "__notes__", ()))
+    found = re.search(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", str(error))
+    if found:
+        return ShapeMismatch(f"A linear layer takes {found[2]} features, and was given {found[1]}. {notes}")
+    found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+    return (
+        ShapeMismatch(f"A convolution takes {found[1]} channels, and was given {found[2]}. {notes}") if found else None
     )
-    if (mismatch := misfit(error)) is not None:
-        raise ShapeMismatch(f"{mismatch} {note}") from error
-    error.add_note(note)
 
 
 def chosen_device(device: torch.device | str) -> torch.device:

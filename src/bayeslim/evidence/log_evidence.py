@@ -27,7 +27,8 @@ from bayeslim.methods.variational import Variational
 from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.results import Evidence
-from bayeslim.train.progress import progress
+from bayeslim.train.progress import progress as progress_bar
+from bayeslim.train.progress import showing
 from bayeslim.types import Params, call, device_of, inputs_of, split_batch, to_device
 
 
@@ -38,6 +39,7 @@ def log_evidence(
     *,
     renyi: float | None = None,
     generator: torch.Generator | None = None,
+    progress: bool = True,
 ) -> Evidence:
     """Estimate or bound log p(D) of the data in `loader`.
 
@@ -48,6 +50,7 @@ def log_evidence(
         renyi: estimate it at this order α from draws of the posterior, instead of as the method does: 0 is the
             importance-weighted bound, 1 the ELBO. A bound for α ≥ 0; below, the estimate is on no known side.
         generator: where the random numbers come from.
+        progress: whether to show progress bars; `BAYESLIM_PROGRESS=0` in the environment turns all of them off.
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
@@ -68,7 +71,7 @@ def log_evidence(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
             "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
         )
-    with torch.no_grad(), drawing_from(on_device(generator, device_of(bnn.model))):
+    with showing(progress), torch.no_grad(), drawing_from(on_device(generator, device_of(bnn.model))):
         first = next((inputs_of(batch) for batch in loader), None)
         bnn = bnn.replica(to_device(first, device_of(bnn.model)))
         if renyi is not None:
@@ -156,7 +159,7 @@ def _renyi(
 
 
 def _draws(posterior: Posterior, samples: int, generator: torch.Generator | None) -> Iterator[Params]:
-    for _ in progress(range(samples), "evidence"):
+    for _ in progress_bar(range(samples), "evidence"):
         yield posterior.sample(generator=generator)
 
 

@@ -24,7 +24,7 @@ from bayeslim.predict.batches import batches_of
 from bayeslim.replica import Slots
 from bayeslim.results import Prediction
 from bayeslim.train.loaders import check_inputs
-from bayeslim.types import Batches, Inputs, Params, call, device_of, note_inputs
+from bayeslim.types import Batches, Inputs, Params, call, device_of, misfit, note_inputs
 
 DEFAULT_SAMPLES = 32
 """Networks to average where the posterior is not made of particles."""
@@ -75,6 +75,8 @@ def predict(
             return _prediction(bnn, x, samples, how, batch_size, generator)
         except (RuntimeError, ValueError) as error:
             note_inputs(error, bnn.model, x)
+            if (mismatch := misfit(error)) is not None:
+                raise mismatch from error
             raise
 
 

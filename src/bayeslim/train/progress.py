@@ -4,7 +4,8 @@
     for batch in bar:
         bar.show(nll=0.31, kl=12.5)
 
-It writes to stderr. With `enabled=False`, or `BAYESLIM_PROGRESS=0` in the environment, it writes nothing.
+It writes to stderr, and nothing at all with `enabled=False`, inside of `showing(False)`, or with `BAYESLIM_PROGRESS=0`
+in the environment.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -21,6 +24,7 @@ T = TypeVar("T")
 REDRAW_SECONDS = 0.1
 LOG_SECONDS = 5.0
 BAR_CHARACTERS = 20
+_shown: ContextVar[bool] = ContextVar("shown", default=True)
 
 
 class Progress(Generic[T]):
@@ -101,7 +105,18 @@ def progress(
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
-    return Progress(items, description, total, unit, enabled and os.environ.get("BAYESLIM_PROGRESS") != "0")
+    enabled = enabled and _shown.get() and os.environ.get("BAYESLIM_PROGRESS") != "0"
+    return Progress(items, description, total, unit, enabled)
+
+
+@contextmanager
+def showing(enabled: bool) -> Iterator[None]:
+    """Show the progress bars that begin inside, or none of them; other threads keep theirs."""
+    token = _shown.set(enabled and _shown.get())
+    try:
+        yield
+    finally:
+        _shown.reset(token)
 
 
 def _short(number: float) -> str:
