@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 
@@ -151,6 +152,18 @@ def batch_size(inputs: Inputs) -> int:
         "a list is taken for the arguments of one call."
     )  # fmt: skip
     raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}. {hint}")
+
+
+def with_batch_size(inputs: Inputs, size: int) -> Inputs:
+    """Cut or repeat examples to another batch size."""
+    rows = batch_size(inputs)
+
+    def resize(x: Any) -> Any:
+        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
+            return x
+        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
+
+    return tree_map(resize, inputs)
 
 
 def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:

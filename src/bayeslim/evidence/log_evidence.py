@@ -21,9 +21,7 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ImproperPrior
 from bayeslim.evidence import renyi as renyi_bounds
-from bayeslim.families import Point
 from bayeslim.families.base import log_prior
-from bayeslim.methods.variational import Variational
 from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.results import Evidence
@@ -62,16 +60,14 @@ def log_evidence(
     if renyi is not None:
         renyi_bounds.check(renyi)
     if isinstance(loader, Sized) and not len(loader):
-        raise BayeslimError("The loader has no batches: there is no data whose evidence could be found.")
-    improper = sorted({type(p).__name__ for p in bnn.priors.values() if not p.is_proper})
-    if isinstance(bnn.method, Variational):
-        improper += _improper_gates(bnn.method)
-    if improper:
+        raise BayeslimError("The loader has no batches. Pass the data whose evidence to find.")
+    if improper := bnn.method.improper(bnn):
         raise ImproperPrior(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
             "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
         )
-    with showing(progress), torch.no_grad(), drawing_from(on_device(generator, device_of(bnn.model))):
+    generator = on_device(generator, device_of(bnn.model))
+    with showing(progress), torch.no_grad(), drawing_from(generator):
         first = next((inputs_of(batch) for batch in loader), None)
         bnn = bnn.replica(to_device(first, device_of(bnn.model)))
         if renyi is not None:
@@ -80,19 +76,11 @@ def log_evidence(
         return known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
 
 
-def _improper_gates(method: Variational) -> list[str]:
-    if isinstance(method.family, Point):
-        raise BayeslimError(
-            "Weights that are points are no distribution, so there is no evidence. Use families.DiagonalGaussian()."
-        )
-    return [] if method.gates is None or method.gates.is_proper else [type(method.gates).__name__]
-
-
 @singledispatch
 def evidence(
     posterior: Posterior, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
-    """The evidence under a type of posterior; register new ones here."""
+    """Estimate the evidence under a type of posterior; register new ones here."""
     raise BayeslimError(f"No evidence is known for a {type(posterior).__name__} posterior of {bnn.method.name}.")
 
 
@@ -112,11 +100,11 @@ def _(
 def _(
     posterior: Gated, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
-    assert isinstance(bnn.method, Variational)
+    method: Any = bnn.method  # only Variational has gates
     values, count = [], 0
     for params in _draws(posterior.opened(), samples, generator):
         log_lik, count = _log_likelihood(bnn, loader, params)
-        values.append(log_lik - float(bnn.method.kl(bnn)))
+        values.append(log_lik - float(method.kl(bnn)))
     return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import FolderInUse
 
 if sys.platform == "win32":
     import msvcrt
@@ -25,13 +25,11 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems that have no locks; there a folder is written without one."""
 
 
-class FolderInUse(BayeslimError):
-    """Another process, or another thread, is writing to the folder."""
-
-
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[bool]:
     """Hold the lock of a folder, which is made if it is not there.
+
+    The value is whether there is a lock: some file systems have none.
 
     Args:
         folder: the folder.
@@ -42,9 +40,9 @@ def locked(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_FILE
-    descriptor = _acquired(path)
+    descriptor, is_locked = _acquired(path)
     try:
-        yield
+        yield is_locked
     finally:
         if sys.platform != "win32":
             # removed while the lock is held: whoever opened this file before finds that it is no longer the folder's
@@ -55,12 +53,13 @@ def locked(folder: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _acquired(path: Path) -> int:
-    """Open the lock file and lock it; return its descriptor."""
+def _acquired(path: Path) -> tuple[int, bool]:
+    """Open the lock file and lock it; return its descriptor, and whether the file system has locks."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not _lock(descriptor):
+            is_locked = _lock(descriptor)
+            if is_locked is False:
                 raise FolderInUse(
                     f"{path.parent} is being written to by {_holder(descriptor)}. Wait until it is done, or choose "
                     "another folder."
@@ -68,15 +67,15 @@ def _acquired(path: Path) -> int:
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, str(os.getpid()).encode())
-                return descriptor
+                return descriptor, is_locked is True
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its holder removed it between our opening and our locking: the next one is the folder's
 
 
-def _lock(descriptor: int) -> bool:
-    """Lock an open file without waiting; return whether that was possible."""
+def _lock(descriptor: int) -> bool | None:
+    """Lock an open file without waiting; False if another holds it, None if the file system has no locks."""
     try:
         if sys.platform == "win32":
             os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # beyond the process id, which others may read
@@ -89,6 +88,7 @@ def _lock(descriptor: int) -> bool:
             return False
         if error.errno not in _NO_LOCKS:
             raise
+        return None
     return True
 
 

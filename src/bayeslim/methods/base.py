@@ -166,6 +166,10 @@ class Method:
         """A prediction for all inputs, which come in parts, or None to leave it to the posterior's type."""
         return None
 
+    def improper(self, bnn: Bayesian) -> list[str]:
+        """Name the priors that do not integrate to one; with any, there is no evidence."""
+        return sorted({type(prior).__name__ for prior in bnn.priors.values() if not prior.is_proper})
+
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence | None:
         """An evidence, or None to leave it to the posterior's type."""
         return None

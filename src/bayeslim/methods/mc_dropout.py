@@ -48,7 +48,7 @@ from bayeslim.noise import current_generator, random_seed
 from bayeslim.results import Prediction
 from bayeslim.stochastic import own_layers
 from bayeslim.train.seeding import seed_of_chain
-from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of
+from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of, with_batch_size
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
+from bayeslim.errors import BayeslimError
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
@@ -268,6 +269,15 @@ class Variational(Method):
 
     def _ungated(self, bnn: Bayesian) -> Posterior:
         return self.family.posterior(bnn.model, bnn.sites.names)
+
+    def improper(self, bnn: Bayesian) -> list[str]:
+        """Name the priors that do not integrate to one, of weights and gates."""
+        if isinstance(self.family, Point):
+            raise BayeslimError(
+                "Weights that are points are no distribution, so there is no evidence. Use families.DiagonalGaussian()."
+            )
+        gates = [] if self.gates is None or self.gates.is_proper else [type(self.gates).__name__]
+        return super().improper(bnn) + gates
 
     def posterior(self, bnn: Bayesian) -> Posterior:
         """Copy the current family as data, which further training does not change."""

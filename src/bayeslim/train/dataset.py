@@ -1,4 +1,4 @@
-"""The result of `load`: a data set in memory, and the scales that standardised it."""
+"""A data set in memory, and the scales that standardised it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Scale:
     def of(cls, values: Tensor) -> Scale:
         """Compute the scale of the columns of `values`, (N, D)."""
         std = values.std(0, correction=0)
-        # rounding gives a constant column a tiny spread, which must not be scaled up to 1
+        # rounding leaves a constant column with a tiny standard deviation, which must not be scaled up to 1
         constant = std <= 1e-10 * values.abs().amax(0)
         return cls(values.mean(0), torch.where(constant, torch.ones_like(std), std))
 
     def standardise(self, values: Tensor) -> Tensor:
-        """Convert from the data's units to mean 0 and standard deviation 1."""
+        """Convert values from the data's units to mean 0 and standard deviation 1."""
         return (values - self.mean.to(values)) / self.std.to(values)
 
     def restore(self, values: Tensor) -> Tensor:
-        """Convert standardised values to the data's units (variances: multiply by `std ** 2`)."""
+        """Convert standardised values back to the data's units; multiply *variances* by `std ** 2` instead."""
         return values * self.std.to(values) + self.mean.to(values)
 
 
@@ -50,9 +50,9 @@ class Dataset:
         train_y: class indices (N,), or standardised targets (N, 1).
         test_x: inputs of the test part.
         test_y: targets of the test part.
-        num_classes: the number of classes; None for regression.
-        input_scale: the scale of the features, from the training part; None for images.
-        target_scale: the scale of the targets, from the training part; None for classes.
+        num_classes: number of classes; None for regression.
+        input_scale: the scale of the features in the training part; None for images.
+        target_scale: the scale of the targets in the training part; None for classes.
         valid_x: inputs held out of the training part by `with_validation`.
         valid_y: targets held out of the training part by `with_validation`.
     """
@@ -72,8 +72,8 @@ class Dataset:
         """Hold a random part of the training set out for validation.
 
         Args:
-            size: the number of examples, or a fraction of them if it is a float.
-            seed: of the choice.
+            size: number of examples, or their fraction if it is a float.
+            seed: the seed of the choice.
 
         Returns:
             A new data set whose `train` is without the examples that are in its `valid`.
