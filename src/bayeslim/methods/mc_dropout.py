@@ -38,7 +38,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslim.errors import UnsupportedModel
@@ -255,22 +254,12 @@ def probed(model: nn.Module, inputs: Inputs) -> Probe:
     if not any(isinstance(value, nn.utils.rnn.PackedSequence) for value in (*args, *kwargs.values())):
         try:
             with torch.no_grad(), probe:
-                call(model, _with_one_more(inputs))
+                call(model, with_batch_size(inputs, probe.examples))
         except Exception:  # any error of a network that does not accept this number of examples
             probe.shapes.clear()
     if known is not None:
         known[id(inputs)] = probe
     return probe
-
-
-def _with_one_more(inputs: Inputs) -> Inputs:
-    """Repeat the first example after the last, in all tensors with a row per example."""
-    rows = batch_size(inputs)
-
-    def extend(x: Any) -> Any:
-        return torch.cat([x, x[:1]]) if isinstance(x, Tensor) and x.ndim and len(x) == rows else x
-
-    return pytree.tree_map(extend, inputs)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Well
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -92,6 +93,8 @@ class Variational(Method):
             raise TypeError(
                 f"family must be one of bayeslim.families, such as DiagonalGaussian(). Got {self.family!r}."
             )
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and not negative. Got {self.temperature}.")
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1. Got {self.samples}.")
         renyi.check(self.renyi)
