@@ -180,6 +180,11 @@ class IVON(Variational):
         if not self.curvature > 0:
             raise ValueError(f"curvature must be positive. Got {self.curvature}.")
 
+    @property
+    def trains_plain_stds(self) -> bool:
+        """False: the natural gradient scales the steps of σ itself."""
+        return False
+
     def default_lr(self, bnn: Bayesian) -> float:
         """Return the usual rate of gradient descent with momentum."""
         return 0.1

@@ -102,9 +102,9 @@ class Averaging:
         if planned < self.min_networks:
             raise BayeslimError(
                 f"{type(self).__name__} averages networks along training and needs at least {self.min_networks}. In "
-                f"{epochs} epochs of {total // epochs} steps it would take {planned}: one every {every} steps after step "
-                f"{self.first_step(total)}. Train for more epochs, start earlier (start=0.5), or take one more often "
-                "(every=10, in steps)."
+                f"{epochs} epochs of {total // epochs} steps it would take {planned}: one every {every} steps after "
+                f"step {self.first_step(total)}. Train for more epochs, start earlier (start=0.5), or take one more "
+                "often (every=10, in steps)."
             )
 
     def observe(self, bnn: Bayesian) -> None:
