@@ -64,7 +64,7 @@ def kfra(
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
         names: the parameters wanted; by default every trainable one.
-        dtype: to accumulate in; by default the model's, at least float32.
+        dtype: to accumulate in, float64 by default.
         progress: whether to show a progress bar.
     """
     steps = list(_steps(model, type(model).__name__))
@@ -76,7 +76,7 @@ def kfra(
             "kfra needs each linear layer's weight to be used once. Use kfac, which counts every use."
         )
     chosen = chosen_parameters(model, names)
-    dtype = accumulation_dtype(model, dtype)
+    dtype = accumulation_dtype(model, dtype or torch.float64)
     sums = _Sums(steps, {id(p): name for name, p in chosen.items()}, dtype)
     with undisturbed(model), torch.no_grad():
         for inputs, targets in batches(model, loader, "curvature", progress):
