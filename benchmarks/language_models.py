@@ -6,8 +6,8 @@
 A byte-level GPT (`byte_gpt.py`) is trained once and kept in a file. The linear layers of its blocks are then cut by
 rules that all see the same calibration sequences: magnitude, Wanda, SparseGPT and the exact row-wise solve as their
 papers describe them (`one_shot_baselines.py`), and bayeslim's Kronecker posterior in one step and in four. Perplexity
-is measured on files that neither training nor calibration saw. Every finished cell is written to the results file at once
-and not computed again, so that an interrupted run goes on; `--minutes` ends a run in time.
+is measured on files that neither training nor calibration saw. Every finished cell is written to the results file at
+once and not computed again, so that an interrupted run goes on; `--minutes` ends a run in time.
 """
 
 from __future__ import annotations

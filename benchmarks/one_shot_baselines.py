@@ -7,7 +7,7 @@ A layer y = W x with inputs X (n, inputs) has the layer-wise loss ‖X (W − V)
     wanda       |w_ij| ‖X_j‖₂, the smallest of every row go                      Sun et al. 2023, arXiv:2306.11695
     sparsegpt   columns in blocks of 128; w² / [H⁻¹]_jj² chooses within a block, the remaining columns compensate for
                 each column's error through the Cholesky factor of H⁻¹; H is damped by 1 % of its mean diagonal
-                                                                                 Frantar & Alistarh 2023, arXiv:2301.00774
+                                                                               Frantar & Alistarh 2023, arXiv:2301.00774
     row         w² / [H⁻¹]_jj chooses in a layer; the rest of each row is solved for exactly, v_R = H_RR⁻¹ (H w)_R
 """
 

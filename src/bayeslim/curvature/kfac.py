@@ -68,7 +68,7 @@ def kfac(
             wanted too.
         columns: what is sent backwards, see `bayeslim.curvature.columns`.
         sharing: how positions that share weights are counted.
-        dtype: to accumulate in, float64 by default: in float32 the small eigenvalues of the factors are rounding errors.
+        dtype: to accumulate in, float64 by default: in float32 small eigenvalues of the factors are rounding errors.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
 

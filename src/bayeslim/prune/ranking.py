@@ -12,6 +12,9 @@ from torch import Tensor
 
 from bayeslim.prune.candidates import Candidates
 
+MIN_CAPACITY = 0.25
+"""A global cut leaves every layer at least this much of the fraction that it leaves of the whole network."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
@@ -38,7 +41,9 @@ class Ranking:
         return self.order[:count]
 
 
-def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False) -> Ranking:
+def rank(
+    candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False, min_capacity: float = 0.0
+) -> Ranking:
     """Rank candidates by score, equal ones by their ties, then by their place in the network.
 
     Args:
@@ -46,6 +51,8 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
         scope: "global" compares scores of all layers; "layer" takes the same fraction of every layer.
         keep_best: never cut a layer's best candidate; otherwise the ranking ends before the first layer would be empty.
         by_size: whether to rank by the score per weight of a candidate.
+        min_capacity: scores of single weights say little of a layer that loses most of them, so that a global cut that
+            leaves a fraction f of what is left of the network leaves at least `min_capacity` · f of every layer.
     """
     scores = candidates.scores / candidates.sizes if by_size else candidates.scores
     scores = torch.where(candidates.gone, -torch.inf, scores)
@@ -55,6 +62,8 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
         order = order[_share(candidates.layers[order], len(candidates.layer_names)).argsort(stable=True)]
     order = order[(~candidates.gone[order]).to(torch.uint8).argsort(stable=True)]
     gone = int(candidates.gone.sum())
+    if scope == "global" and min_capacity and not candidates.may_empty:
+        order = torch.cat([order[:gone], _with_capacity(candidates, order[gone:], min_capacity)])
     if candidates.may_empty:
         return Ranking(candidates, order, gone, len(order), "", ())
     last = torch.zeros(len(candidates.layer_names), dtype=torch.int64)
@@ -66,6 +75,17 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
         return Ranking(candidates, order, int(candidates.gone[order].sum()), len(order), "", candidates.layer_names)
     first = int(last.argmin())
     return Ranking(candidates, order, gone, int(last[first]), candidates.layer_names[first], ())
+
+
+def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -> Tensor:
+    """Delay candidates that would leave too little of their layer.
+
+    A candidate at the fraction s of its layer goes once the network as a whole has lost 1 − (1 − s) / min_capacity.
+    """
+    place = torch.arange(1, len(order) + 1, dtype=torch.float64) / max(1, len(order))
+    share = _share(candidates.layers[order], len(candidates.layer_names))
+    earliest = 1 - (1 - share) / min_capacity
+    return order[torch.maximum(place, earliest).argsort(stable=True)]
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
