@@ -30,14 +30,14 @@ def test_what_changes_with_the_input_is_marked(name):
     with torch.no_grad():
         for parameter in masked.parameters():
             parameter *= torch.rand(parameter.shape, generator=generator) < 0.04
-    identity = found.structure.identity
-    trace = identity.trace
+    channels = found.structure.channels
+    trace = channels.trace
     walks = []
     for shift in (0.0, 1.3):
         inputs = tuple((x * 2 + shift if x.is_floating_point() else (x + int(shift)) % 5) for x in trace.inputs)
-        identity.trace = dataclasses.replace(trace, inputs=inputs)
-        walks.append(Values(identity, tensors_of(masked)))
-    identity.trace = trace
+        channels.trace = dataclasses.replace(trace, inputs=inputs)
+        walks.append(Values(channels, tensors_of(masked)))
+    channels.trace = trace
     constant = 0
     for node, first in walks[0].values.items():
         if node.op == "call_function" and isinstance(first, torch.Tensor):

@@ -211,7 +211,7 @@ def test_what_belongs_to_a_whole_layer_is_refused():
     elsewhere = {"conv.weight": {1: torch.tensor([0])}}  # other layers do not mind
     assert restricted(ekfac, elsewhere, left_of_mean(ekfac, elsewhere)).factors[0] is corrected
     crooked = {"fc.weight": {0: torch.tensor([0, 1])}, "fc.bias": {0: torch.tensor([0, 2])}}
-    with pytest.raises(NotRestrictable, match=r'left of "fc.weight" is not some rows times some columns'):
+    with pytest.raises(NotRestrictable, match=r'kept part of "fc.weight" is not some rows times some columns'):
         restricted(plain, crooked, left_of_mean(plain, crooked))
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from small_networks import FixedBatch, mlp
 
-from bayeslim.compact.example import batches, rows_of, with_batch_size
+from bayeslim.compact.example import batches, rows_of
 from bayeslim.errors import ShapeMismatch
 from bayeslim.export.check import ExportFailed, difference, prove
+from bayeslim.types import with_batch_size
 
 INF, NAN = float("inf"), float("nan")
 
@@ -62,9 +63,9 @@ def test_proofs():
     network = mlp().eval()
     inputs = batches(network, torch.randn(2, 6))
     assert prove(network, network, inputs, "own", 0.0) == 0
-    with pytest.raises(ExportFailed, match="other answers than the network on a batch of 2"):
+    with pytest.raises(ExportFailed, match="other outputs than the network on a batch of 2"):
         prove(network, lambda x: network(x) + 0.01, inputs, "own", 1e-5)
     with pytest.raises(ExportFailed, match=r"fails on a batch of 3.*not from len"):
         prove(network, lambda x: network(x) if len(x) == 2 else network(x[:, :1]), inputs, "own", 1e-5)
-    with pytest.raises(ExportFailed, match="other answers"):
+    with pytest.raises(ExportFailed, match="other outputs"):
         prove(network, lambda x: network(x)[:1], inputs, "own", 1e-5)

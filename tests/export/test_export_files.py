@@ -222,6 +222,6 @@ def test_a_file_that_gives_other_answers_is_not_written(tmp_path, monkeypatch):
         return proto
 
     monkeypatch.setattr(exporter, "traced", careless)
-    with pytest.raises(ExportFailed, match="gives other answers"):
+    with pytest.raises(ExportFailed, match="gives other outputs"):
         bl.export(mlp(), tmp_path / "net.onnx", example=ROWS)
     assert not list(tmp_path.iterdir())

@@ -145,7 +145,7 @@ def test_a_constant_that_differs_between_members_is_not_folded():
     mask = torch.ones(6, 5, dtype=torch.bool)
     mask[2] = False  # this unit is a constant now, tanh of its bias
     pruned = bl.prune(bnn, bl.Plan({"0.weight": mask}))
-    with pytest.raises(NotRestrictable, match=r'"2\.bias", and it is another in every particle'):
+    with pytest.raises(NotRestrictable, match=r'"2\.bias", and every particle has its own'):
         bl.compact(pruned, X[:4], bayesian=True)
 
 

@@ -1,7 +1,7 @@
-"""Compaction: a masked network as a plain network that is really smaller.
+"""Compaction: it turns a masked network into a plain, smaller network.
 
-`units` finds what can be removed, `compaction` removes what is idle, `cost` counts what is left, and `sparse` stores
-it without zeros.
+`units` finds the removable units, `compaction` removes the idle ones, `cost` counts parameters and FLOPs, and `sparse`
+stores tensors without their zeros. `bl.compact` itself is in `bayeslim.compact.compact`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Units that are alike: those of a layer, which may change places without changing what a network says."""
+"""Interchangeable units: permuting them does not change a network's outputs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Axis = tuple[str, int]
 
 @dataclass(frozen=True)
 class Alike:
-    """Units that may change places.
+    """Units that can be permuted.
 
     Attributes:
-        places: for each dimension that they run along, of parameters and of buffers such as the statistics of batch
-            norms, where each unit is, (units, places of one).
-        made: those of these dimensions along which units are produced; along the others they are read.
+        places: the indices of each unit, (units, indices of one), for each dimension that the units run along, of
+            parameters and of buffers such as the statistics of a batch norm.
+        made: the dimensions along which the units are produced; along the others they are read.
     """
 
     places: dict[Axis, Tensor]
@@ -32,7 +32,7 @@ class Alike:
         return len(next(iter(self.places.values())))
 
     def permute_(self, tensors: Params, order: Sequence[int]) -> None:
-        """Put unit `order[k]` into the place of unit k, in all tensors, in place."""
+        """Put unit `order[k]` where unit k is, in all tensors, in place."""
         for (name, dim), places in self.places.items():
             along = tensors[name].detach().movedim(dim, 0)
             places = places.to(along.device)
@@ -40,15 +40,15 @@ class Alike:
 
 
 def alike(graph: UnitGraph) -> list[Alike]:
-    """The units of a network, those that have as many places in the same tensors together; none that are alone."""
-    identity = graph.structure.identity
+    """Group the units that can be permuted; leave out groups of one."""
+    channels = graph.structure.channels
     roots = set(graph.structure.roots.tolist())
     places: dict[int, dict[Axis, list[int]]] = {root: {} for root in sorted(roots)}
     made = set()
-    for name, dim, labels, roles in sliced_axes(identity):
+    for name, dim, labels, roles in sliced_axes(channels):
         if "produces" in roles:
             made.add((name, dim))
-        for place, root in enumerate(identity.labels.find(labels).tolist()):
+        for place, root in enumerate(channels.labels.find(labels).tolist()):
             if root in roots:
                 places[root].setdefault((name, dim), []).append(place)
     groups: dict[tuple[tuple[Axis, int], ...], list[dict[Axis, list[int]]]] = {}

@@ -4,8 +4,8 @@ In softmax(q kᵀ / √d) v a head is a batch dimension of both products, so the
 head go together. Without heads, the dimensions of q and k that are multiplied with each other go together, and those
 of v on their own.
 
-In an LSTM or GRU a unit is a row of every gate, of every layer and of both directions: the kernels take one size for
-all of them.
+In an LSTM or GRU a unit is a row of every gate, in every layer and in both directions, because the kernels take one
+size for all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bayeslim.compact.channels import Contraction, Identities, Product, rule
+from bayeslim.compact.channels import Channels, Contraction, Product, rule
 from bayeslim.compact.contraction import contract, place
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import MOVEMENT, Call
@@ -23,20 +23,20 @@ from bayeslim.compact.trace import op_name
 
 
 @rule("matmul", "mm", "bmm")
-def _matmul(walk: Identities, call: Call) -> Any:
+def _matmul(walk: Channels, call: Call) -> Any:
     left, right = call.node.args[0], call.node.args[1]
     return _product(walk, call, left, right)
 
 
 @rule("addmm", "baddbmm")
-def _matmul_with_bias(walk: Identities, call: Call) -> Any:
+def _matmul_with_bias(walk: Channels, call: Call) -> Any:
     bias, left, right = call.node.args[:3]
     labels = _product(walk, call, left, right)
     walk.of[call.node] = labels
     return walk.combine([call.node, bias], call.result.shape)  # type: ignore[list-item]
 
 
-def _product(walk: Identities, call: Call, left: Any, right: Any) -> Any:
+def _product(walk: Channels, call: Call, left: Any, right: Any) -> Any:
     if _is_matrix(walk, right):
         return contract(walk, call, left, -1, right, -1, -2, None, folds=False)
     if _is_matrix(walk, left):
@@ -58,8 +58,8 @@ def _product(walk: Identities, call: Call, left: Any, right: Any) -> Any:
     return (a.narrow(-1, 0, 1) if varying(a) else b.narrow(-2, 0, 1)).expand(call.result.shape)
 
 
-def _is_matrix(walk: Identities, node: Any) -> bool:
-    """Whether a node is a parameter used as a matrix, possibly with batch dimensions of size 1."""
+def _is_matrix(walk: Channels, node: Any) -> bool:
+    """Return whether a node is a parameter used as a matrix."""
     found = walk.weight(node)
     return (
         found is not None and len(found[1]) >= 2 and all(dim < 0 for dim in found[1][:-2]) and min(found[1][-2:]) >= 0
@@ -67,9 +67,9 @@ def _is_matrix(walk: Identities, node: Any) -> bool:
 
 
 def _over_channels(
-    walk: Identities, call: Call, nodes: tuple[fx.Node, fx.Node], dims: tuple[int, int], a: Tensor, b: Tensor
+    walk: Channels, call: Call, nodes: tuple[fx.Node, fx.Node], dims: tuple[int, int], a: Tensor, b: Tensor
 ) -> Tensor:
-    """Σ_k a_k b_k over channels of two activations: equal places go together, the result has no channels."""
+    """Tie the channels of two activations that Σ_k a_k b_k sums over."""
     walk.labels.tie(a, b)
     labels = walk.labels.find(a)
     line = labels.reshape(-1, labels.shape[-1])[0]
@@ -77,8 +77,8 @@ def _over_channels(
     return walk.labels.fixed("it is a sum over channels", call.result.shape)
 
 
-def _share_batch(walk: Identities, operands: list[Tensor]) -> Tensor:
-    """Tie operands along batch dimensions; one that is broadcast there takes no part."""
+def _share_batch(walk: Channels, operands: list[Tensor]) -> Tensor:
+    """Tie operands along batch dimensions, except those that are broadcast there."""
     dims = {dim for labels in operands for dim in varying(labels)}
     tied = [labels for labels in operands if all(labels.shape[dim] > 1 for dim in dims)]
     for labels in operands:
@@ -91,7 +91,7 @@ def _share_batch(walk: Identities, operands: list[Tensor]) -> Tensor:
 
 
 @rule("scaled_dot_product_attention")
-def _attention(walk: Identities, call: Call) -> Any:
+def _attention(walk: Channels, call: Call) -> Any:
     q, k, v = (walk.read(call.nodes[key]) for key in ("query", "key", "value"))
     rank = q.ndim
     mask = call.nodes["attn_mask"]
@@ -114,8 +114,8 @@ def _attention(walk: Identities, call: Call) -> Any:
 
 
 @rule("expand")
-def _expanded(walk: Identities, call: Call) -> Any:
-    """A mask that is the same for all heads is copied for each, and the copies go with their heads."""
+def _expanded(walk: Channels, call: Call) -> Any:
+    """Give each head its own copy of a mask that all heads share."""
     source, shape = call.nodes["self"], call.result.shape
     if source not in walk.of or not _is_mask(call.node):
         return walk.moved(call)
@@ -128,7 +128,7 @@ def _expanded(walk: Identities, call: Call) -> Any:
 
 
 def _is_mask(node: fx.Node) -> bool:
-    """Whether attention takes it as a mask, moved or added to another."""
+    """Return whether attention reads a node as its mask."""
     for user in node.users:
         name = op_name(user)
         if name == "scaled_dot_product_attention" and node in (*user.args[3:4], user.kwargs.get("attn_mask")):
@@ -139,7 +139,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
-def _recurrent(walk: Identities, call: Call) -> Any:
+def _recurrent(walk: Channels, call: Call) -> Any:
     if call.node.target._overloadname != "input":  # type: ignore[union-attr]
         return walk.unknown(call, "a packed sequence is not understood")
     layers, both, biased = call.values["num_layers"], call.values["bidirectional"], call.values["has_biases"]
@@ -152,19 +152,19 @@ def _recurrent(walk: Identities, call: Call) -> Any:
     hidden = call.values["params"][1].shape[1]
     units = walk.labels.mint(hidden)
     walk.kinds.append(("recurrent unit", units))
-    columns = walk.channels(call.nodes["input"], -1)
+    columns = walk.labels_along(call.nodes["input"], -1)
     for start in range(0, len(names), each):
         first = start < each * directions
         _gates(walk, call, names[start : start + each], units, columns if first else units.repeat(directions), first)
     states = call.nodes["hx"]
     for state in states if isinstance(states, (tuple, list)) else [states]:
-        walk.labels.tie(walk.channels(state, -1), units)
+        walk.labels.tie(walk.labels_along(state, -1), units)
     out, *last = call.result
     return [place(units.repeat(directions), -1, out.shape)] + [place(units, -1, part.shape) for part in last]
 
 
-def _gates(walk: Identities, call: Call, names: list[str], units: Tensor, columns: Tensor, first: bool) -> None:
-    """One layer in one direction: weights from below and from the past, biases; a row for every gate of a unit."""
+def _gates(walk: Channels, call: Call, names: list[str], units: Tensor, columns: Tensor, first: bool) -> None:
+    """Tie the weights and biases of one layer in one direction."""
     gates = walk.axis(names[0], 0, "produces").numel() // len(units)
     rows = units.repeat(gates)
     for name in names:

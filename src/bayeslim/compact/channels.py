@@ -1,14 +1,14 @@
-"""Who is who: labels for every channel of every tensor in a network's graph.
+"""Labels for every channel of every tensor in a network's graph.
 
 The graph is walked once with real tensors and, beside them, tensors of labels of the same shape. Operations that only
 move elements are *run on the labels themselves*, so that no rule can get a view, a permutation or a concatenation
 wrong. Contractions tie the labels of their input to the columns of their weight and give their output the labels of
 its rows; a label belongs to a (parameter, dimension, index), so shared modules and tied weights need no special care.
 Pointwise operations unite the labels of their operands. An operation that is not understood freezes what goes in and
-what comes out, and says so.
+what comes out, and gives the reason.
 
-Every tensor may in the end vary along one dimension only: then removing any set of classes leaves every tensor
-rectangular. Where labels vary along several (heads × dimensions), the outermost wins: whole heads, whole groups.
+In the end every tensor varies along one dimension only, so that removing any set of classes leaves every tensor
+rectangular. Where labels vary along several (heads × dimensions), the outermost is taken: whole heads, whole groups.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from bayeslim.compact.ops import (
 )
 from bayeslim.compact.trace import Trace, Walker
 
-Rule = Callable[["Identities", Call], Any]
+Rule = Callable[["Channels", Call], Any]
 RULES: dict[str, Rule] = {}
 """Rules for contractions and norms by operation name; each returns the labels of the result."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations."""
+    """Register a rule for the operations of these names."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -52,7 +52,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A weight that reads channels and produces channels, as a matrix (P, Q) of possible connections.
+    """A weight that reads and produces channels, as a matrix of connections (P, Q).
 
     Attributes:
         node: where it happens.
@@ -83,7 +83,7 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Product:
-    """A contraction of two activations over their channels: a channel counts only where both are non-zero."""
+    """A contraction of two activations over their channels."""
 
     node: fx.Node
     sources: tuple[fx.Node, fx.Node]
@@ -93,26 +93,26 @@ class Product:
 
 @dataclass
 class Axis:
-    """The labels along one dimension of a parameter or buffer, and what it does to them."""
+    """The labels along one dimension of a parameter or buffer, and their roles."""
 
     labels: Tensor
     roles: set[str] = field(default_factory=set)
 
 
-class Identities(Walker):
-    """The walk that finds out who is who.
+class Channels(Walker):
+    """The walk that labels every channel.
 
     Attributes:
         labels: the union-find forest.
         of: the labels of each node's result; a list for nodes with several results.
         axes: labels by (tensor name, dimension) of weights, biases and norms.
         elements: labels of tensors with several dimensions that are used element by element (position embeddings).
-        contractions: what reads what.
+        contractions: which weights read and produce which channels.
         products: contractions between activations.
         groups: how many channels one group holds, for nodes whose number of groups follows from their channels.
-        kinds: what labels stand for: neurons, channels, heads, recurrent units.
+        kinds: the kind of unit that labels stand for: neurons, channels, heads, recurrent units.
         scalars: the values of the integers in the graph.
-        copied: nodes that repeat what stays along a dimension of their own, as a mask for every head.
+        copied: nodes that copy a tensor along a new dimension, such as a mask for every head.
         names: each parameter node's tensor, by the first of its names.
     """
 
@@ -190,7 +190,7 @@ class Identities(Walker):
         return self.unknown(call, f"{call.name} is not understood")
 
     def moved(self, call: Call) -> Any:
-        """The labels of a movement: it is run on those of what it moves."""
+        """Run a movement on the labels of its operands."""
         known = [node for node in call.operands if self.known(node)]
         if len(known) == 1 and known[0] in self._coordinates and isinstance(call.result, Tensor):
             name, grid = self._coordinates[known[0]]
@@ -202,7 +202,7 @@ class Identities(Walker):
         return move(call.node, lambda node: labels if node is source else self.scalar(node))
 
     def scalar(self, node: fx.Node) -> Any:
-        """The value of a node that is no activation: an integer, or a tensor of indices."""
+        """Return the value of an integer or of a tensor of indices."""
         return self.scalars[node] if node in self.scalars else self.env[node]
 
     def _settled(self, node: fx.Node, labels: Any) -> Any:
@@ -216,11 +216,11 @@ class Identities(Walker):
     # reading and combining labels
 
     def known(self, node: fx.Node) -> bool:
-        """Whether a node has labels (integers of the graph have none)."""
+        """Return whether a node has labels; integers of the graph have none."""
         return node in self.of or node in self._coordinates
 
     def read(self, node: fx.Node) -> Tensor:
-        """The labels of a node's result; a parameter's are made on first use."""
+        """Return the labels of a node's result; make those of a parameter."""
         if self.of.get(node) is not None:
             return self.labels.find(self.of[node])
         name, grid = self._coordinates[node]
@@ -245,14 +245,18 @@ class Identities(Walker):
         return cast(Tensor, getattr(self.trace.module.get_submodule(owner), attribute))
 
     def axis(self, name: str, dim: int, role: str) -> Tensor:
-        """The labels along a dimension of a parameter, which "produces" or "reads" channels along it."""
+        """Return the labels along a dimension that "produces" or "reads" channels."""
         if (name, dim) not in self.axes:
             self.axes[name, dim] = Axis(self.labels.mint(self._tensor(name).shape[dim]))
         self.axes[name, dim].roles.add(role)
         return self.axes[name, dim].labels
 
     def weight(self, node: Any) -> tuple[str, list[int]] | None:
-        """The parameter behind a weight, and its dimension for each of the weight's; None if the weight is computed."""
+        """Find the parameter behind a weight and the order of its dimensions.
+
+        Returns:
+            The parameter's name and its dimension for each of the weight's; None if the weight is computed.
+        """
         if node not in self._coordinates:
             return None
         name, grid = self._coordinates[node]
@@ -273,17 +277,17 @@ class Identities(Walker):
                 dims[place] = spare.pop()
         return name, dims
 
-    def channels(self, node: fx.Node, dim: int) -> Tensor:
-        """The labels along one dimension of a node's result, made the same along all others."""
+    def labels_along(self, node: fx.Node, dim: int) -> Tensor:
+        """Unite a node's labels along all dimensions but one; return those along it."""
         labels = self.read(node)
         dim %= labels.ndim
         found = self.labels.unite_along(labels, [d for d in range(labels.ndim) if d != dim])
         return _line(found, dim)
 
     def combine(self, nodes: list[fx.Node], shape: torch.Size) -> Tensor:
-        """Unite the labels of operands that are broadcast against each other; returns the labels of the result.
+        """Unite the labels of broadcast operands; return the labels of the result.
 
-        An operand that is broadcast along the dimension in which the others vary has no part in their fate.
+        An operand that is broadcast along the dimension in which the others vary is not tied to them.
         """
         operands = [_aligned(self.read(node), len(shape)) for node in nodes]
         active = [node not in self._coordinates for node in nodes]
@@ -308,7 +312,7 @@ class Identities(Walker):
             self.labels.tie(lead, labels)
         return self.labels.find(lead.expand(shape))
 
-    # giving up, and finishing
+    # freezing, and finishing
 
     def unknown(self, call: Call, reason: str) -> Any:
         """Freeze everything that goes in and comes out."""
@@ -351,7 +355,7 @@ class Identities(Walker):
         self._freeze_unseen()
 
     def _freeze_unseen(self) -> None:
-        """Keep parameters whose channels show up in no activation: no operation that was understood uses them."""
+        """Freeze parameters whose channels appear in no activation."""
         seen = torch.zeros(self.labels.count, dtype=torch.bool)
         for node, labels in self.of.items():
             if node not in self._coordinates:
@@ -363,7 +367,7 @@ class Identities(Walker):
 
 
 def _line(labels: Tensor, dim: int) -> Tensor:
-    """The entries along `dim` at the origin of the other dimensions."""
+    """Take the entries along `dim` at index 0 of the other dimensions."""
     for other in range(labels.ndim):
         if other != dim:
             labels = labels.narrow(other, 0, 1)

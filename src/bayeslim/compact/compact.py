@@ -1,6 +1,6 @@
-"""`compact`: from a pruned network to one that is really smaller, plain or still Bayesian.
+"""`compact`: it makes a pruned network smaller, plain or Bayesian.
 
-The Bayesian one is the plain one with the posterior of the weights that are left (`bayeslim.compact.restricted`).
+The Bayesian one is the plain one with the posterior of the kept weights (`bayeslim.compact.restricted`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import Compaction, compaction
-from bayeslim.compact.example import with_batch_size
+from bayeslim.compact.example import EXAMPLE
 from bayeslim.compact.restricted import Kept, NotRestrictable, behind, restricted, sliced_setting
 from bayeslim.compact.slim_gates import copy_gates, gate_parameters
 from bayeslim.compact.surgery import sliced
 from bayeslim.errors import UnsupportedModel
-from bayeslim.export.stored import EXAMPLE
-from bayeslim.methods import Variational
 from bayeslim.methods.shared.particle_method import ParticleMethod
+from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.priors import Learnable, Prior
-from bayeslim.types import Inputs, Params, to_device
+from bayeslim.types import Inputs, Params, to_device, with_batch_size
 
 
 @overload
@@ -60,27 +59,27 @@ def compact(
     tolerance: float = 1e-6,
     drop_inputs: bool = False,
 ) -> nn.Module:
-    """A network without the units that were cut, checked to answer as the masked one does.
+    """Remove the units that were cut, and check that the outputs stay the same.
 
-    With `bayesian=True` it keeps the posterior of what is left, given everything that went: the old precision at the
-    weights that stay. After a cut by units, which sets all that goes to zero, predictions and their variances are those
-    of the pruned network. A cut by weights may leave a unit idle whose other weights are not zero: they go at their
-    means, and what was uncertain about them goes with them. A constant that such a unit fed forward is added to the
-    mean of the next bias, which keeps its own uncertainty. The result trains with the zeros that are left kept at zero,
-    and can be saved, pruned and compacted again.
+    With `bayesian=True` the result keeps the posterior of the kept weights given the removed ones: the old precision at
+    the weights that stay. After a cut by units, which sets all removed weights to zero, predictions and their variances
+    are those of the pruned network. A cut by weights may leave a unit idle whose other weights are not zero: these are
+    removed at their means, and their uncertainty is lost. A constant that such a unit fed forward is added to the mean
+    of the next bias, which keeps its own uncertainty. The result trains with the remaining zeros kept at zero, and can
+    be saved, pruned and compacted again.
 
     Args:
         network: a pruned Bayesian network, of which the mean network is taken; or a plain one with zeros.
         example: inputs on which to trace and to check: a tensor, a tuple of arguments or a dict.
-        bayesian: return a `Bayesian` with the posterior of what is left, instead of a plain network.
+        bayesian: return a `Bayesian` with the posterior of the kept weights, instead of a plain network.
         tolerance: the largest difference allowed, relative to the largest output.
         drop_inputs: read only the input features that the first layers use, and of flattened feature maps only the
             positions that are read.
 
     Raises:
-        CompactionFailed: if the smaller network gives other answers.
+        CompactionFailed: if the smaller network gives other outputs.
         UnsupportedModel: if it cannot be traced, or stay Bayesian because it had to be rewritten as a graph.
-        NotRestrictable: if the posterior has no form of its kind over fewer weights.
+        NotRestrictable: if no posterior of its kind exists over fewer weights.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(
@@ -93,18 +92,18 @@ def compact(
         )
     masks, plain = (network.masks, network.mean_network()) if isinstance(network, Bayesian) else (None, network)
     result = compaction(plain, masks, example, tolerance=tolerance, drop_inputs=drop_inputs)
-    # What it was traced on stays with it, so that `save` can store it without its class; a plain attribute.
+    # `save` traces the network on this example again, to store it without its class.
     object.__setattr__(result.network, EXAMPLE, with_batch_size(to_device(example, "cpu"), 2))
     return _slim_bayesian(network, plain, result) if bayesian and isinstance(network, Bayesian) else result.network
 
 
 def _slim_bayesian(bnn: Bayesian, plain: nn.Module, result: Compaction) -> Bayesian:
-    """The compacted network with what is left of a Bayesian one: priors, posterior, zeros.
+    """Give the compacted network the priors, posterior and zeros of a Bayesian one.
 
     Args:
         bnn: the pruned network.
         plain: its mean network.
-        result: what became of that.
+        result: the compaction of the mean network.
     """
     if result.kind == "graph":
         raise UnsupportedModel(
@@ -117,9 +116,9 @@ def _slim_bayesian(bnn: Bayesian, plain: nn.Module, result: Compaction) -> Bayes
     masks = {name: sliced(mask, kept.get(name, {})) for name, mask in bnn.masks.items()}
     moved = {n: weights[n] - sliced(p.detach(), kept.get(n, {})) for n, p in plain.named_parameters()}
     _check_folded(moved, masks)
-    # A name is itself here, not the regular expression that it also is.
+    # Sites are regular expressions, and a name has to match only itself.
     priors = {re.compile(re.escape(name)): prior for name, prior in _priors(bnn, kept).items()}
-    with kept_random_state():  # what a family starts at is drawn, and replaced here
+    with kept_random_state():  # the initial values of a family are random, and replaced below
         found = Bayesian(slim, bnn.method, copy.deepcopy(bnn.likelihood), priors, list(priors), bnn.num_data)
     _copy_additions(bnn, found, set(weights) | gate_parameters(bnn), kept)
     if isinstance(bnn.method, Variational) and bnn.method.gates is not None:
@@ -141,19 +140,19 @@ def _left_of(posterior: Posterior, bnn: Bayesian, kept: Kept, weights: Params, m
         folded = next((n for n in (*posterior.values, *posterior.buffers) if n in moved and bool(moved[n].any())), None)
         if folded is not None:
             raise NotRestrictable(
-                f'The constant output of an idle unit has to be added to "{folded}", and it is another in every '
-                "particle. Cut by units, or compact the plain network: compact(network, example)."
+                f'The constant output of an idle unit has to be added to "{folded}", and every '
+                "particle has its own. Cut by units, or compact the plain network: compact(network, example)."
             )
     if posterior is bnn.posterior_:
         return restricted(posterior, kept, {name: weights[name] for name in posterior.names})
-    # One that is remembered beside it (for learning on) was not conditioned on the zeros yet.
+    # A posterior that is kept for continual learning is not conditioned on the zeros yet.
     given = posterior.condition({name: mask for name, mask in bnn.masks.items() if name in posterior.names})
     mean = {name: sliced(value, kept.get(name, {})) + moved[name].to(value) for name, value in given.mean.items()}
     return restricted(given, kept, mean)
 
 
 def _priors(bnn: Bayesian, kept: Kept) -> dict[str, Prior]:
-    """The priors of what is left, as they are now; one object still for all parameters that share what is learned."""
+    """Slice the current priors; parameters still share their learned priors."""
     found: dict[str, Prior] = {}
     for names in bnn.priors.shared():
         own = {name: _prior(bnn, name, kept) for name in names}
@@ -175,7 +174,7 @@ def _agree(one: Learnable, other: Learnable) -> bool:
 
 
 def _prior(bnn: Bayesian, name: str, kept: Kept) -> Prior:
-    """The prior of what is left of a parameter, as it is now."""
+    """Slice the current prior of a parameter."""
     given, now = bnn.priors.given[name], bnn.priors[name]
     weight, dims = bnn.model.get_parameter(name).detach(), kept.get(name, {})
     try:
@@ -198,7 +197,7 @@ def _prior(bnn: Bayesian, name: str, kept: Kept) -> Prior:
 
 
 def _left_of_settings(prior: Prior, weight: Tensor, dims: Mapping[int, Tensor]) -> Params:
-    """The tensors among a prior's settings: those of single weights cut with them, its own, as of a mixture, whole."""
+    """Slice those tensors of a prior's settings that belong to single weights."""
     picked = _settings(prior.at(torch.ones_like(weight, dtype=torch.bool)))
     return {
         name: value if picked[name] is value else sliced_setting(value, weight.ndim, dims)
@@ -207,7 +206,7 @@ def _left_of_settings(prior: Prior, weight: Tensor, dims: Mapping[int, Tensor]) 
 
 
 def _settings(prior: Prior) -> Params:
-    """The tensors among a prior's settings, by name."""
+    """Return the tensors among a prior's settings, by name."""
     settings = prior.config()
     if isinstance(prior, Learnable):
         settings = {name: prior.setting(name) for name in prior.hyperparameters()}
@@ -215,7 +214,7 @@ def _settings(prior: Prior) -> Params:
 
 
 def _copy_additions(bnn: Bayesian, found: Bayesian, own: set[str], kept: Kept) -> None:
-    """Fill what the method put beside the parameters (log σ, directions, components) with the old network's."""
+    """Copy the tensors that the method added, such as log σ."""
     sites = {name: tuple(bnn.model.get_parameter(name).shape) for name in bnn.sites.names}
     for name, new in found.model.named_parameters():
         if name in own:
@@ -226,11 +225,12 @@ def _copy_additions(bnn: Bayesian, found: Bayesian, own: set[str], kept: Kept) -
         lead = old.ndim - len(sites.get(site, ()))
         if site and all(size in (1, whole) for size, whole in zip(old.shape[lead:], sites[site], strict=True)):
             places = {dim: p for dim, p in kept.get(site, {}).items() if old.shape[lead + dim] > 1}
-            old = behind(old, lead, places)  # what weights share, such as an α for each unit, is 1 along the others
+            # A tensor that weights share, such as an α for each unit, has size 1 along the other dimensions.
+            old = behind(old, lead, places)
         if old.shape != new.shape:
             raise NotRestrictable(
-                f'"{name}", which {bnn.method.name} added to the network, has not the shape of a parameter and cannot '
-                "be cut with one. Compact the plain network instead: compact(network, example)."
+                f'"{name}", which {bnn.method.name} added to the network, does not have the shape of a parameter and '
+                "cannot be cut with one. Compact the plain network instead: compact(network, example)."
             )
         with torch.no_grad():
             new.copy_(old)
@@ -248,7 +248,7 @@ def _check_folded(moved: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> N
 
 
 def _check_posterior(found: Bayesian, weights: Params) -> None:
-    """The posterior that the method now gives is the one of this network."""
+    """Check that the posterior of the method belongs to this network."""
     try:
         if isinstance(found.method, ParticleMethod):
             found.method.place(found, found.method.posterior(found))
@@ -264,5 +264,6 @@ def _check_posterior(found: Bayesian, weights: Params) -> None:
 
 
 _METHOD = (
-    "What {} knows of the network cannot be cut with it{} Compact the plain network instead: compact(network, example)."
+    "The posterior state of {} cannot be cut with the network{} Compact the plain network instead: "
+    "compact(network, example)."
 )

@@ -1,4 +1,4 @@
-"""Rules for layers with weights: which channels a weight reads, and which it produces.
+"""Rules for layers with weights: the channels a weight reads and produces.
 
     linear        y_o = Σ_k W_ok x_k + b_o                    columns read, rows and bias produce
     convolution   the same for every offset of the kernel; with groups, each group on its own
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bayeslim.compact.channels import Contraction, Identities, rule
+from bayeslim.compact.channels import Channels, Contraction, rule
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import Call
 
@@ -25,12 +25,12 @@ SHARED = "every channel of another dimension shares it"
 
 
 @rule("linear")
-def _linear(walk: Identities, call: Call) -> Any:
+def _linear(walk: Channels, call: Call) -> Any:
     return contract(walk, call, call.nodes["input"], -1, call.nodes["weight"], 0, 1, call.nodes["bias"], folds=True)
 
 
 def contract(
-    walk: Identities,
+    walk: Channels,
     call: Call,
     source: fx.Node,
     dim: int,
@@ -40,7 +40,9 @@ def contract(
     bias: Any,
     folds: bool,
 ) -> Any:
-    """A product with a weight matrix over dimension `dim` of the source; the result has its channels in the same place.
+    """Label a product with a weight matrix over a dimension of the source.
+
+    The channels of the result run along the same dimension.
 
     Args:
         walk: the walk.
@@ -60,13 +62,13 @@ def contract(
         return walk.unknown(call, COMPUTED)
     name, dims = found
     produces, reads = dims[produces], dims[reads]
-    if varying(labels) and dim not in varying(labels):  # the same weight for every head: they may go, it stays
+    if varying(labels) and dim not in varying(labels):  # the heads share this weight: heads can go, the weight stays
         for axis, role in ((produces, "produces"), (reads, "reads")):
             walk.labels.freeze(walk.axis(name, axis, role), SHARED)
         if bias is not None:
             walk.labels.freeze(walk.read(bias), SHARED)
         return labels.narrow(dim, 0, 1).expand(call.result.shape)
-    columns = walk.channels(source, dim)
+    columns = walk.labels_along(source, dim)
     rows = walk.axis(name, produces, "produces")
     walk.kinds.append(("channel" if call.name.startswith("conv") else "neuron", rows))
     walk.labels.tie(walk.axis(name, reads, "reads"), columns)
@@ -84,8 +86,8 @@ def contract(
     return place(rows, dim, call.result.shape)
 
 
-def tie_vector(walk: Identities, node: Any, labels: Tensor) -> str | None:
-    """Tie a bias or a norm's parameter to channels; its name if it is a whole parameter."""
+def tie_vector(walk: Channels, node: Any, labels: Tensor) -> str | None:
+    """Tie a vector to channels; return its name if it is a whole parameter."""
     if node is None:
         return None
     found = walk.weight(node)
@@ -97,12 +99,12 @@ def tie_vector(walk: Identities, node: Any, labels: Tensor) -> str | None:
 
 
 def place(labels: Tensor, dim: int, shape: torch.Size) -> Tensor:
-    """Labels along one dimension, spread over a shape."""
+    """Expand labels along one dimension to a shape."""
     return labels.view([-1 if d == dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
 
 
 @rule("conv1d", "conv2d", "conv3d")
-def _convolution(walk: Identities, call: Call) -> Any:
+def _convolution(walk: Channels, call: Call) -> Any:
     source, weight, groups = call.nodes["input"], call.nodes["weight"], call.values["groups"]
     spatial = call.values["weight"].ndim - 2
     dim = call.values["input"].ndim - spatial - 1
@@ -115,7 +117,7 @@ def _convolution(walk: Identities, call: Call) -> Any:
     if found is None or found[1] != list(range(spatial + 2)):
         return walk.unknown(call, COMPUTED)
     name = found[0]
-    columns, rows = walk.channels(source, dim), walk.axis(name, 0, "produces")
+    columns, rows = walk.labels_along(source, dim), walk.axis(name, 0, "produces")
     inside = walk.axis(name, 1, "reads")
     matrix, whole = into_groups(walk, columns, groups)
     if whole:
@@ -141,7 +143,7 @@ def _convolution(walk: Identities, call: Call) -> Any:
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def _transposed(walk: Identities, call: Call) -> Any:
+def _transposed(walk: Channels, call: Call) -> Any:
     source, weight, groups = call.nodes["input"], call.nodes["weight"], call.values["groups"]
     spatial = call.values["weight"].ndim - 2
     dim = call.values["input"].ndim - spatial - 1
@@ -152,7 +154,7 @@ def _transposed(walk: Identities, call: Call) -> Any:
     if found is None or found[1] != list(range(spatial + 2)):
         return walk.unknown(call, COMPUTED)
     name = found[0]
-    columns, inside = walk.channels(source, dim), walk.axis(name, 1, "produces")
+    columns, inside = walk.labels_along(source, dim), walk.axis(name, 1, "produces")
     walk.labels.tie(walk.axis(name, 0, "reads"), columns)
     matrix, whole = into_groups(walk, columns, groups)
     each = len(inside)
@@ -176,8 +178,11 @@ def _transposed(walk: Identities, call: Call) -> Any:
     return place(rows, dim, call.result.shape)
 
 
-def into_groups(walk: Identities, columns: Tensor, groups: int) -> tuple[Tensor, bool]:
-    """Channels as a matrix (groups, channels in each), united to whole groups, or to the same places in all groups."""
+def into_groups(walk: Channels, columns: Tensor, groups: int) -> tuple[Tensor, bool]:
+    """Return channels as (groups, channels in each), and whether whole groups go.
+
+    Otherwise the same indices in all groups go together.
+    """
     matrix = walk.labels.find(columns.view(groups, -1))
     if 0 in varying(matrix):
         return walk.labels.unite_along(matrix, [1]), True
@@ -185,10 +190,10 @@ def into_groups(walk: Identities, columns: Tensor, groups: int) -> tuple[Tensor,
 
 
 @rule("channel_shuffle", "native_channel_shuffle")
-def _shuffle(walk: Identities, call: Call) -> Any:
+def _shuffle(walk: Channels, call: Call) -> Any:
     source = call.operands[0]
     groups = call.values["groups"]
-    columns = walk.channels(source, 1)
+    columns = walk.labels_along(source, 1)
     matrix, whole = into_groups(walk, columns, groups)
     if whole:
         walk.groups[call.node] = len(columns) // groups
@@ -196,7 +201,7 @@ def _shuffle(walk: Identities, call: Call) -> Any:
 
 
 @rule("embedding")
-def _embedding(walk: Identities, call: Call) -> Any:
+def _embedding(walk: Channels, call: Call) -> Any:
     found = walk.weight(call.nodes["weight"])
     if found is None or found[1] != [0, 1]:
         return walk.unknown(call, COMPUTED)
@@ -206,9 +211,9 @@ def _embedding(walk: Identities, call: Call) -> Any:
 
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "instance_norm")
-def _per_channel_norm(walk: Identities, call: Call) -> Any:
+def _per_channel_norm(walk: Channels, call: Call) -> Any:
     source = call.nodes["input"]
-    labels = walk.channels(source, 1)
+    labels = walk.labels_along(source, 1)
     for key in ("weight", "bias", "running_mean", "running_var"):
         tie_vector(walk, call.nodes[key], labels)
     if isinstance(call.result, Tensor):
@@ -220,17 +225,17 @@ def _per_channel_norm(walk: Identities, call: Call) -> Any:
 
 
 @rule("prelu", "_prelu_kernel")
-def _prelu(walk: Identities, call: Call) -> Any:
+def _prelu(walk: Channels, call: Call) -> Any:
     source, slope = call.operands
     if walk.env[slope].numel() == 1:
         return walk.read(source)
-    labels = walk.channels(source, 1)
+    labels = walk.labels_along(source, 1)
     tie_vector(walk, slope, labels)
     return place(labels, 1, call.result.shape)
 
 
 @rule("layer_norm", "rms_norm", "native_layer_norm", "_fused_rms_norm")
-def _layer_norm(walk: Identities, call: Call) -> Any:
+def _layer_norm(walk: Channels, call: Call) -> Any:
     source = call.nodes["input"]
     labels = walk.read(source)
     dims = list(range(labels.ndim - len(call.values["normalized_shape"]), labels.ndim))
@@ -245,9 +250,9 @@ def _layer_norm(walk: Identities, call: Call) -> Any:
 
 
 @rule("group_norm", "native_group_norm")
-def _group_norm(walk: Identities, call: Call) -> Any:
+def _group_norm(walk: Channels, call: Call) -> Any:
     source = call.nodes["input"]
-    labels = walk.channels(source, 1)
+    labels = walk.labels_along(source, 1)
     groups = call.values["num_groups"] if "num_groups" in call.values else call.values["group"]
     if groups != len(labels) or not isinstance(call.result, Tensor):
         walk.labels.freeze(labels, "it feeds a GroupNorm, whose mean runs over a group of channels")
@@ -263,7 +268,7 @@ def _group_norm(walk: Identities, call: Call) -> Any:
 
 
 @rule("glu")
-def _gated(walk: Identities, call: Call) -> Any:
+def _gated(walk: Channels, call: Call) -> Any:
     labels = walk.read(call.nodes["self"])
     first, second = labels.chunk(2, call.values["dim"])
     walk.labels.tie(first, second)

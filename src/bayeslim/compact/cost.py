@@ -1,4 +1,4 @@
-"""What a network costs: parameters, non-zeros, arithmetic and storage."""
+"""The cost of a network: parameters, non-zeros, FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Cost:
     """The cost of a network.
 
     Attributes:
-        parameters: how many there are, tied ones once.
-        nonzeros: how many of them are not zero.
+        parameters: their number, tied ones counted once.
+        nonzeros: the number of parameters that are not zero.
         flops: additions and multiplications of matrix products and convolutions in one call on the example.
         bytes: parameters and buffers on disk, zeros stored sparsely.
     """
@@ -41,7 +41,7 @@ class Cost:
 
 
 def cost(model: nn.Module, example: Inputs) -> Cost:
-    """Count what a network costs on an example.
+    """Count the parameters, FLOPs and bytes of a network on an example.
 
     Args:
         model: the network. It is not changed.
@@ -57,8 +57,8 @@ def cost(model: nn.Module, example: Inputs) -> Cost:
     parameters = list(network.parameters())
     counter = FlopCounterMode(display=False)
     with own_layers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the switch itself warns about hardware it does not find
-        # fused kernels, of attention and of LSTMs, would go uncounted
+        warnings.simplefilter("ignore", UserWarning)  # the flags below warn about hardware that is missing
+        # the counter does not see inside fused kernels of attention and LSTMs
         with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
             run_example(network, to_device(example, "cpu"))
     return Cost(
@@ -70,6 +70,6 @@ def cost(model: nn.Module, example: Inputs) -> Cost:
 
 
 def _stored(network: nn.Module) -> dict[str, Tensor]:
-    """The state dict with tied tensors once."""
+    """Return the state dict with each tied tensor once."""
     unique = {id(tensor): name for name, tensor in reversed(network.state_dict(keep_vars=True).items())}
     return {name: tensor for name, tensor in network.state_dict(keep_vars=True).items() if unique[id(tensor)] == name}

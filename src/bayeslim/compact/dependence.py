@@ -1,9 +1,9 @@
-"""What depends on the network's input, and what is constant.
+"""Dependence: which elements of tensors depend on the network's input.
 
 One walk with the real weights marks, beside every tensor, the elements that depend on the input. Movements are run on
 the marks themselves; a sum of products depends on the input if some product does, that is, if one factor does and the
-other is not zero. What does not depend on the input is a constant, and its value is simply the one found in the walk,
-whatever activations and norms it went through. An operation that is not understood makes everything depend.
+other is not zero. An element that does not depend on the input is a constant. Its value is the one found in the walk,
+after all activations and norms on the way. Every result of an unknown operation counts as dependent.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Dependence(Walker):
             self.marked(call)
 
     def marked(self, call: Call) -> None:
-        """Called once the result of an operation is marked, while the values it read are still at hand."""
+        """Act on a marked operation while the values that it read are still in memory."""
 
     def live(self, node: Any) -> Tensor:
-        """Where a tensor depends on the input or is a constant other than zero."""
+        """Mark where a tensor depends on the input or is a constant other than zero."""
         return torch.logical_or(self.varies[node], self.env[node] != 0)
 
     def live_units(self, call: Call) -> Tensor:
-        """Recurrent units with a non-zero weight, bias or initial state anywhere; the others stay at zero."""
+        """Mark recurrent units with a non-zero weight, bias or initial state."""
         units = call.values["params"][1].shape[1]
         live = torch.zeros(units, dtype=torch.bool)
         for value in call.values["params"]:
@@ -109,7 +109,7 @@ class Dependence(Walker):
         return result.expand(shape)
 
     def _bilinear(self, left: Any, right: Any, product: Any) -> Tensor:
-        """A sum of products depends on the input unless every product is zero or of two constants."""
+        """Mark the sums of products in which some product depends on the input."""
         all_a, all_b = self.live(left), self.live(right)
         still_a, still_b = all_a & ~self.varies[left], all_b & ~self.varies[right]
         return torch.gt(product(all_a.float(), all_b.float()) - product(still_a.float(), still_b.float()), 0.5)

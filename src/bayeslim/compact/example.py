@@ -1,4 +1,4 @@
-"""Example inputs: a network run on them, and their batch made larger or smaller."""
+"""Example inputs: they run a network, and can be resized to other batch sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.types import Inputs, arguments
+from bayeslim.types import Inputs, arguments, with_batch_size
 
-DOUBLED = 2**6
-"""Up to which size inputs are made twice as large to see whether a network takes them."""
+EXAMPLE = "slim_example"
+"""The attribute in which a compacted network keeps inputs to trace it on."""
+
+MAX_DOUBLED_SIZE = 64
+"""The largest size of an input that is doubled to see whether a network takes it."""
 
 
 def run_example(model: nn.Module, example: Inputs) -> Any:
-    """The network's output on the example, without gradients.
+    """Run a network on the example without gradients.
 
     Raises:
         ShapeMismatch: if the network does not run on the example.
@@ -35,7 +38,7 @@ def run_example(model: nn.Module, example: Inputs) -> Any:
 
 
 def takes(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether a network runs on inputs; not every one takes noise (for indices), or another batch size."""
+    """Return whether a network runs on inputs, such as another batch size."""
     try:
         run_example(model, inputs)
     except ShapeMismatch:
@@ -44,36 +47,24 @@ def takes(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def rows_of(example: Inputs) -> int:
-    """How many examples the inputs hold: the first dimension of their first tensor."""
+    """Return the batch size: the first dimension of the first tensor."""
     rows = next((tensor.shape[0] for tensor in tensors_in(example) if tensor.ndim), None)
     if rows is None:
         raise ShapeMismatch("The example holds no tensor with a batch dimension.")
     if rows == 0:
-        raise ShapeMismatch("The example holds a batch of no rows. Pass at least one.")
+        raise ShapeMismatch("The example holds an empty batch. Pass at least one row.")
     return rows
 
 
-def with_batch_size(example: Inputs, size: int) -> Inputs:
-    """The example with another number of rows, cut or repeated, wherever it has rows."""
-    rows = rows_of(example)
-
-    def resize(x: Any) -> Any:
-        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
-            return x
-        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
-
-    return pytree.tree_map(resize, example)
-
-
 def resized(example: Inputs) -> list[Inputs]:
-    """The example with every size that it has but for rows, one at a time, halved and doubled, wherever that stands.
+    """Halve and double each size of the example but the batch size, one at a time.
 
-    A size may be how long sequences are, or how large images; or how many features there are, which few networks take
-    others of. Only small sizes are doubled: of large ones that takes long.
+    A size may be the length of sequences, the height of images, or a number of features, which few networks let vary.
+    Only small sizes are doubled, because large ones take long.
     """
     sizes = {size for x in tensors_in(example) for size in x.shape[1:]}
     changes = [(size, half) for size in sizes if (half := -(-size // 2)) < size]
-    changes += [(size, 2 * size) for size in sizes if 0 < size <= DOUBLED]
+    changes += [(size, 2 * size) for size in sizes if 0 < size <= MAX_DOUBLED_SIZE]
     return [pytree.tree_map(partial(_with_size, *change), example) for change in sorted(changes)]
 
 
@@ -87,16 +78,16 @@ def _with_size(size: int, other: int, x: Any) -> Any:
 
 
 def batches(network: nn.Module, example: Inputs) -> list[Inputs]:
-    """The example as a batch of two, and of three, if the network takes them; else as it is."""
+    """Return the example as batches of two and of three, if the network takes them."""
     try:
         sizes = [with_batch_size(example, size) for size in (2, 3)]
         for inputs in sizes:
             run_example(network, inputs)
-    except (ShapeMismatch, AssertionError, TypeError):  # of a fixed size, or packed in a way that cannot be cut
+    except (ShapeMismatch, AssertionError, TypeError):  # a fixed batch size, or a packed sequence
         return [example]
     return sizes
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of inputs or outputs, in order."""
+    """List all tensors of inputs or outputs, in order."""
     return [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]

@@ -1,7 +1,7 @@
-"""Features that nobody reads: dropped behind a gather in front of the layers that would read them.
+"""Unread features: a gather drops the inputs whose weights are all zero.
 
-These are features of the network's own inputs, and positions of a feature map that was flattened: its channels stay,
-since they are read elsewhere, but not all of their positions are read everywhere.
+These are features of the network's own inputs, and positions of a flattened feature map, whose channels stay because
+they are read elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _FLATTENING = (
 
 
 def drop_unread_features(graph: fx.GraphModule) -> int:
-    """Let layers that read inputs of the network, or flattened maps, gather only the features with a non-zero weight.
+    """Gather only the features with a non-zero weight in front of the first layers.
+
+    It applies to layers that read inputs of the network or flattened feature maps.
 
     Args:
         graph: a traced network; changed in place.
@@ -66,7 +68,7 @@ def drop_unread_features(graph: fx.GraphModule) -> int:
 
 
 def _is_flattened(node: fx.Node) -> bool:
-    """Whether a tensor is a feature map of which positions were made features."""
+    """Return whether a tensor is a flattened feature map."""
     if node.target not in _FLATTENING:
         return False
     before = node.all_input_nodes[0].meta.get("val")
@@ -74,7 +76,7 @@ def _is_flattened(node: fx.Node) -> bool:
 
 
 def _reads_input(node: fx.Node) -> bool:
-    """Whether a tensor is an input of the network, or an input after operations without parameters."""
+    """Return whether a tensor is computed from inputs without parameters."""
     if node.op == "placeholder":
         return True
     return node.op == "call_function" and all(_reads_input(source) for source in node.all_input_nodes)

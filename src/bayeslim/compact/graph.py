@@ -1,9 +1,9 @@
-"""The removable units of a network: neurons, channels, attention heads, recurrent units.
+"""The removable units of a network: neurons, channels, heads, recurrent units.
 
 A unit is a set of channels that must go together: with it go the parameter slices that *produce* it (rows of weights,
 biases, the parameters of norms) and those that *read* it (columns of the weights that follow). Any set of units can
-be cut, as long as one is left wherever there was one: every tensor of the network stays rectangular. What cannot be
-removed is listed with the reason.
+be cut as long as one is left in every layer: every tensor of the network stays rectangular. Channels that cannot be
+removed are listed with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.compact import attention, contraction  # noqa: F401  (registers the rules)
-from bayeslim.compact.channels import Identities
+from bayeslim.compact.channels import Channels
 from bayeslim.compact.labels import slim
 from bayeslim.compact.shapes import Shrinking
 from bayeslim.compact.trace import trace
@@ -26,7 +26,7 @@ _KINDS = ("neuron", "channel", "recurrent unit", "head")
 
 @dataclass(frozen=True)
 class Slice:
-    """Some places along one dimension of a parameter."""
+    """Some indices along one dimension of a parameter."""
 
     parameter: str
     dim: int
@@ -35,7 +35,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Unit:
-    """Channels that go together.
+    """Channels that are removed together.
 
     Attributes:
         layer: the module that first produces it.
@@ -52,7 +52,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Places along one dimension of a parameter that cannot be removed, and why."""
+    """Channels of a parameter that cannot be removed, and the reason."""
 
     parameter: str
     dim: int
@@ -62,11 +62,11 @@ class Frozen:
 
 @dataclass(frozen=True, repr=False)
 class UnitGraph:
-    """The units of a network, and what has to stay.
+    """The units of a network, and the channels that have to stay.
 
     Attributes:
         units: all removable units, in the order of the network.
-        frozen: what is not removable, with the reason.
+        frozen: the channels that cannot be removed, with the reason.
         shapes: the shape of every parameter.
     """
 
@@ -76,10 +76,10 @@ class UnitGraph:
     structure: Structure = field(compare=False)
 
     def masks(self, cut: Iterable[int]) -> dict[str, Tensor]:
-        """Masks (True = kept) by parameter name that cut units: what produces them and what reads them.
+        """Make masks (True = kept) by parameter name that cut units.
 
         Args:
-            cut: places in `units`.
+            cut: indices into `units`.
         """
         masks = {name: torch.ones(shape, dtype=torch.bool) for name, shape in self.shapes.items()}
         for place in cut:
@@ -88,7 +88,7 @@ class UnitGraph:
         return masks
 
     def by_layer(self) -> dict[str, list[int]]:
-        """Places in `units` by the layer that produces them."""
+        """Group the indices into `units` by the layer that produces them."""
         layers: dict[str, list[int]] = {}
         for place, unit in enumerate(self.units):
             layers.setdefault(unit.layer, []).append(place)
@@ -105,15 +105,15 @@ class UnitGraph:
 
 @dataclass(frozen=True)
 class Structure:
-    """Who is who in a network, and the representative label of each unit."""
+    """The labelled channels of a network, and the representative label of each unit."""
 
-    identity: Identities
+    channels: Channels
     roots: Tensor
 
     @property
     def size(self) -> int:
-        """How many labels there are."""
-        return self.identity.labels.count
+        """The number of labels."""
+        return self.channels.labels.count
 
 
 def units(model: nn.Module, example: Inputs) -> UnitGraph:
@@ -134,18 +134,18 @@ def units(model: nn.Module, example: Inputs) -> UnitGraph:
     >>> found.units[1].outgoing
     (Slice(parameter='2.weight', dim=1, indices=(1,)),)
     """
-    identity = Identities(trace(model, example))
-    _try_removal(identity)
+    channels = Channels(trace(model, example))
+    _try_removal(channels)
     parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    frozen = identity.labels.frozen()
+    frozen = channels.labels.frozen()
     incoming: dict[int, list[Slice]] = {}
     outgoing: dict[int, list[Slice]] = {}
     stay: list[Frozen] = []
-    for name, dim, labels, roles in sliced_axes(identity):
+    for name, dim, labels, roles in sliced_axes(channels):
         if name not in parameters:
             continue
         reasons: dict[str, int] = {}
-        for root, indices in _by_root(identity.labels.find(labels)).items():
+        for root, indices in _by_root(channels.labels.find(labels)).items():
             if root in frozen:
                 reasons[frozen[root]] = reasons.get(frozen[root], 0) + len(indices)
             else:
@@ -155,7 +155,7 @@ def units(model: nn.Module, example: Inputs) -> UnitGraph:
                         slices.setdefault(root, []).append(part)
         if "produces" in roles and len(parameters[name]) > 1:
             stay += [Frozen(name, dim, count, reason) for reason, count in reasons.items()]
-    kinds = _kinds(identity)
+    kinds = _kinds(channels)
     order = {name: place for place, name in enumerate(parameters)}
     roots = sorted(
         incoming, key=lambda root: (min(order[s.parameter] for s in incoming[root]), incoming[root][0].indices[0])
@@ -169,26 +169,26 @@ def units(model: nn.Module, example: Inputs) -> UnitGraph:
         )
         for root in roots
     )
-    return UnitGraph(found, tuple(stay), parameters, Structure(identity, torch.tensor(roots, dtype=torch.int64)))
+    return UnitGraph(found, tuple(stay), parameters, Structure(channels, torch.tensor(roots, dtype=torch.int64)))
 
 
-def sliced_axes(identity: Identities) -> list[tuple[str, int, Tensor, set[str]]]:
-    """Every dimension of a parameter or buffer that channels run along: name, dimension, labels, roles."""
-    found = [(name, dim, axis.labels, axis.roles) for (name, dim), axis in identity.axes.items()]
-    for name, labels in identity.elements.items():
-        for dim, size in enumerate(slim(identity.labels.find(labels)).shape):
+def sliced_axes(channels: Channels) -> list[tuple[str, int, Tensor, set[str]]]:
+    """List the axes that channels run along: name, dimension, labels, roles."""
+    found = [(name, dim, axis.labels, axis.roles) for (name, dim), axis in channels.axes.items()]
+    for name, labels in channels.elements.items():
+        for dim, size in enumerate(slim(channels.labels.find(labels)).shape):
             if size > 1:
-                line = identity.labels.find(labels).movedim(dim, 0).reshape(labels.shape[dim], -1)[:, 0]
+                line = channels.labels.find(labels).movedim(dim, 0).reshape(labels.shape[dim], -1)[:, 0]
                 found.append((name, dim, line, {"produces"}))
     return found
 
 
-def restore_empty(identity: Identities, gone: Tensor) -> Tensor:
-    """Bring classes back until no tensor is empty; returns the mask of those brought back."""
-    lines = [identity.labels.find(labels) for _, _, labels, _ in sliced_axes(identity)]
-    for labels in identity.of.values():
+def restore_empty(channels: Channels, gone: Tensor) -> Tensor:
+    """Bring classes back until no tensor is empty; return their mask."""
+    lines = [channels.labels.find(labels) for _, _, labels, _ in sliced_axes(channels)]
+    for labels in channels.of.values():
         parts = labels if isinstance(labels, list) else [labels]
-        lines += [slim(identity.labels.find(part)).reshape(-1) for part in parts if part is not None and part.numel()]
+        lines += [slim(channels.labels.find(part)).reshape(-1) for part in parts if part is not None and part.numel()]
     back = torch.zeros_like(gone)
     changed = True
     while changed:
@@ -199,22 +199,22 @@ def restore_empty(identity: Identities, gone: Tensor) -> Tensor:
     return back
 
 
-def _try_removal(identity: Identities) -> None:
-    """Freeze what stands in the way of removing a random half of all classes, until nothing does."""
+def _try_removal(channels: Channels) -> None:
+    """Freeze classes that an operation cannot lose, by removing random halves."""
     generator = torch.Generator().manual_seed(0)
     passes = 0
     while passes < 2:
-        gone = torch.rand(identity.labels.count, generator=generator) < 0.5
-        gone[torch.tensor(list(identity.labels.frozen()), dtype=torch.int64)] = False
-        gone &= ~restore_empty(identity, gone)
-        blocked = Shrinking(identity, gone).illegal()
+        gone = torch.rand(channels.labels.count, generator=generator) < 0.5
+        gone[torch.tensor(list(channels.labels.frozen()), dtype=torch.int64)] = False
+        gone &= ~restore_empty(channels, gone)
+        blocked = Shrinking(channels, gone).illegal()
         passes = 0 if blocked else passes + 1
         for node in blocked:
             for tensor in (node, *node.all_input_nodes):
-                labels = identity.of.get(tensor)
+                labels = channels.of.get(tensor)
                 for part in labels if isinstance(labels, list) else [labels]:
                     if part is not None:
-                        identity.labels.freeze(identity.labels.find(part), f"{node.name} cannot work on fewer channels")
+                        channels.labels.freeze(channels.labels.find(part), f"{node.name} cannot work on fewer channels")
 
 
 def _by_root(roots: Tensor) -> dict[int, tuple[int, ...]]:
@@ -224,10 +224,10 @@ def _by_root(roots: Tensor) -> dict[int, tuple[int, ...]]:
     return {root: tuple(indices) for root, indices in places.items()}
 
 
-def _kinds(identity: Identities) -> dict[int, str]:
+def _kinds(channels: Channels) -> dict[int, str]:
     result: dict[int, str] = {}
     for rank in _KINDS:
-        for kind, labels in identity.kinds:
+        for kind, labels in channels.kinds:
             if kind == rank:
-                result.update(dict.fromkeys(torch.unique(slim(identity.labels.find(labels))).tolist(), kind))
+                result.update(dict.fromkeys(torch.unique(slim(channels.labels.find(labels))).tolist(), kind))
     return result

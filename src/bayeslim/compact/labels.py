@@ -1,11 +1,11 @@
-"""Identities of channels, and which of them must live and die together.
+"""Labels of channels, and the classes of channels that must be removed together.
 
 A channel (a neuron, a feature map, one dimension of an attention head) gets an integer, its *label*. Tensors of
 labels have the shape of the activations they describe; since a label is shared by a whole slab (every example, every
 pixel of a feature map), they are stored with stride 0 along every dimension in which they do not vary, so that a
 label costs memory per channel, not per element.
 
-Ties are kept in a union-find forest. A label can be *frozen*: its whole class then stays, with the reason given.
+Classes are kept in a union-find forest. A label can be *frozen*: its whole class then stays, with the reason given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def settle(labels: Tensor) -> Tensor:
-    """The same tensor with stride 0 along each dimension in which it does not vary."""
+    """Give a tensor stride 0 along each dimension in which it does not vary."""
     base = slim(labels)
     for dim in range(base.ndim):
         if base.shape[dim] > 1 and bool((base == base.narrow(dim, 0, 1)).all()):
@@ -25,7 +25,7 @@ def settle(labels: Tensor) -> Tensor:
 
 
 def slim(labels: Tensor) -> Tensor:
-    """A view of `labels` with size 1 along every dimension of stride 0."""
+    """View `labels` with size 1 along every dimension of stride 0."""
     for dim in range(labels.ndim):
         if labels.shape[dim] > 1 and labels.stride(dim) == 0:
             labels = labels.narrow(dim, 0, 1)
@@ -33,15 +33,15 @@ def slim(labels: Tensor) -> Tensor:
 
 
 def varying(labels: Tensor) -> list[int]:
-    """The dimensions along which settled labels vary."""
+    """List the dimensions along which settled labels vary."""
     return [dim for dim, size in enumerate(slim(labels).shape) if size > 1]
 
 
 class Labels:
     """A union-find forest over labels, with reasons to stay.
 
-    *Fixed* labels mark tensors that have no removable channels at all (the network's input, the result of an operation
-    that is not understood). They are never merged: what is tied to them is frozen instead, so that classes stay small.
+    *Fixed* labels mark tensors without removable channels (the network's input, the result of an unknown operation).
+    They are never merged: labels that are tied to them are frozen instead, so that classes stay small.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Labels:
         self._fixed_by_reason: dict[str, int] = {}
 
     def mint(self, *shape: int) -> Tensor:
-        """New labels, all different."""
+        """Make new labels, all different."""
         count = int(np.prod(shape, dtype=np.int64))
         start, self._size = self._size, self._size + count
         while self._size > len(self._parent):
@@ -63,11 +63,11 @@ class Labels:
 
     @property
     def count(self) -> int:
-        """How many labels there are."""
+        """The number of labels."""
         return self._size
 
     def fixed(self, reason: str, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """A tensor of one label that never goes, because of `reason`."""
+        """Return a tensor of one label that always stays, for a reason."""
         if reason not in self._fixed_by_reason:
             label = int(self.mint(1))
             self._fixed[label] = True
@@ -76,11 +76,11 @@ class Labels:
         return torch.tensor(self._fixed_by_reason[reason]).expand(tuple(shape))
 
     def is_fixed(self, labels: Tensor) -> Tensor:
-        """Where labels are fixed."""
+        """Mark the labels that are fixed."""
         return torch.from_numpy(np.asarray(self._fixed[labels.numpy()]))
 
     def find(self, labels: Tensor) -> Tensor:
-        """The representative of each label's class, settled."""
+        """Return the representative of each label's class, settled."""
         ids = slim(labels).numpy()
         while True:
             up = self._parent[ids]
@@ -90,7 +90,7 @@ class Labels:
             ids = up
 
     def tie(self, a: Tensor, b: Tensor) -> None:
-        """Unite labels element by element (after broadcasting); a fixed partner freezes the other."""
+        """Unite broadcast labels element by element; a fixed label freezes the other."""
         a, b = torch.broadcast_tensors(slim(a), slim(b))
         pairs = torch.stack([slim(a).expand(a.shape).reshape(-1), slim(b).expand(b.shape).reshape(-1)])
         pairs = pairs[:, pairs[0] != pairs[1]]
@@ -111,7 +111,7 @@ class Labels:
             np.minimum.at(self._parent, high, low)
 
     def unite_along(self, labels: Tensor, dims: list[int]) -> Tensor:
-        """Make `labels` the same along `dims`; returns the representatives, settled."""
+        """Unite `labels` along `dims`; return the representatives, settled."""
         found = self.find(labels)
         for dim in dims:
             if dim in varying(found):
@@ -120,17 +120,17 @@ class Labels:
         return found
 
     def freeze(self, labels: Tensor, reason: str) -> None:
-        """Keep these labels, and so their classes. The first reason stands."""
+        """Keep these labels, and so their classes; the first reason is kept."""
         for label in torch.unique(slim(labels)).tolist():
             self.reasons.setdefault(label, reason)
 
     def all_frozen(self, labels: Tensor) -> bool:
-        """Whether the classes of all these labels stay."""
+        """Return whether the classes of all these labels stay."""
         frozen = self.frozen()
         return all(root in frozen for root in torch.unique(slim(self.find(labels))).tolist())
 
     def frozen(self) -> dict[int, str]:
-        """The reason to stay of each frozen class, by representative."""
+        """Return the reason of each frozen class, by representative."""
         marked = list(self.reasons)
         roots = self.find(torch.tensor(marked, dtype=torch.int64)).tolist() if marked else []
         result: dict[int, str] = {}

@@ -1,9 +1,9 @@
-"""Which units matter: those that something which matters reads, and that are not constant.
+"""Liveness: which units are needed for the outputs.
 
 A connection is *idle* if its weight is zero, or if it reads a constant that is zero or can be folded into the bias: a
-constant that is the same everywhere, and not read through a zero-padded convolution, where the border sees less of
-it. A unit is needed if some needed unit (in the end, an output) reads it through a connection that is not idle. This
-least fixed point also removes what only feeds itself around a residual connection.
+constant with the same value at every position that is not read through a zero-padded convolution, whose border reads
+less of it. A unit is needed if a needed unit (in the end, an output) reads it through a connection that is not idle.
+This least fixed point also removes units that only feed themselves around a residual connection.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bayeslim.compact.channels import Contraction, Identities, Product
+from bayeslim.compact.channels import Channels, Contraction, Product
 from bayeslim.compact.dependence import Dependence
 from bayeslim.compact.labels import slim
 from bayeslim.compact.ops import Call
 
 
 class Liveness(Dependence):
-    """The walk that finds idle connections, and from them the classes of labels that are needed.
+    """The walk that finds idle connections and the classes that are needed.
 
     Args:
-        identity: who is who.
+        channels: the labelled channels.
         tensors: the values of parameters and buffers, by name.
         folds: whether constants other than zero may be added to biases.
     """
 
-    def __init__(self, identity: Identities, tensors: Mapping[str, Tensor], folds: bool = True):
-        super().__init__(identity.trace, tensors)
-        self.identity, self.folds = identity, folds
+    def __init__(self, channels: Channels, tensors: Mapping[str, Tensor], folds: bool = True):
+        super().__init__(channels.trace, tensors)
+        self.channels, self.folds = channels, folds
         self.varies = {}
         self._constants: dict[int, Tensor] = {}
         self._idle: dict[int, Tensor] = {}
         self._multiplied: list[Tensor] = []
-        self._contractions = _by_node(identity.contractions)
-        self._products = _by_node(identity.products)
-        self._uses = Counter(contraction.weight for contraction in identity.contractions)
+        self._contractions = _by_node(channels.contractions)
+        self._products = _by_node(channels.products)
+        self._uses = Counter(contraction.weight for contraction in channels.contractions)
         self.walk()
 
     def needed(self, seeds: Tensor) -> Tensor:
-        """Which classes are needed, given those that are anyway; both are masks over all labels, by representative."""
-        find = self.identity.labels.find
+        """Find the needed classes from seeds; both are masks over representatives."""
+        find = self.channels.labels.find
         need = seeds.clone()
         for labels in self._multiplied:
             need[find(labels)] = True
-        edges = [(find(c.inputs), find(c.outputs), ~self._idle[k]) for k, c in enumerate(self.identity.contractions)]
+        edges = [(find(c.inputs), find(c.outputs), ~self._idle[k]) for k, c in enumerate(self.channels.contractions)]
         count = -1
         while count != (count := int(need.sum())):
             for inputs, outputs, live in reversed(edges):
@@ -60,16 +60,16 @@ class Liveness(Dependence):
         return need
 
     def folded(self, place: int, gone: Tensor) -> Tensor:
-        """What the bias of a contraction gains from constants among the inputs that go, by output channel.
+        """Sum the constants that removed inputs add to the bias, by output channel.
 
         Args:
-            place: of the contraction in the list of all.
+            place: the index of the contraction.
             gone: mask over all labels, by representative.
         """
-        contraction = self.identity.contractions[place]
+        contraction = self.channels.contractions[place]
         weight = _matrix(self.tensors[contraction.weight].double(), contraction)
         constants = self._constants[place].double()[contraction.channel]
-        return (weight * constants * gone[self.identity.labels.find(contraction.inputs)]).sum(1)
+        return (weight * constants * gone[self.channels.labels.find(contraction.inputs)]).sum(1)
 
     def marked(self, call: Call) -> None:
         """Inspect the connections of an operation."""
@@ -80,7 +80,7 @@ class Liveness(Dependence):
                 still = resting.repeat(contraction.channel.shape[1] // len(resting))
             else:
                 value, still = self._steady(contraction.source, contraction.dim)
-                own = self._uses[contraction.weight] == 1 and _is_own_bias(self.identity, contraction)
+                own = self._uses[contraction.weight] == 1 and _is_own_bias(self.channels, contraction)
                 self._constants[place] = torch.where(still, value, 0.0)
                 still = still & ((value == 0) | (self.folds and contraction.bias is not None and own))
             self._idle[place] = idle | still[contraction.channel]
@@ -88,23 +88,23 @@ class Liveness(Dependence):
             self._multiplied.append(product.labels[~self._vanishes(product)])
 
     def _steady(self, node: fx.Node, dim: int) -> tuple[Tensor, Tensor]:
-        """A value of each channel, and where it is the value for all inputs and positions."""
+        """Return a value of each channel, and where it is the only one."""
         channels = self.env[node].shape[dim]
         value = self.env[node].movedim(dim, 0).reshape(channels, -1)
         mark = self.varies[node].movedim(dim, 0).reshape(channels, -1)
         return value[:, 0], ~mark.any(1) & (value == value[:, :1]).all(1)
 
     def _vanishes(self, product: Product) -> Tensor:
-        """Which channels of a product of activations are zero on one side."""
+        """Mark the channels of a product of activations that are zero on one side."""
         zero = torch.zeros(len(product.labels), dtype=torch.bool)
         for node, dim in zip(product.sources, product.dims, strict=True):
             zero |= ~self.live(node).movedim(dim, 0).reshape(len(zero), -1).any(1)
         return zero
 
 
-def _is_own_bias(identity: Identities, contraction: Contraction) -> bool:
-    """Whether the bias of a contraction is read there alone, so that it may change."""
-    nodes = [node for node, name in identity.names.items() if name == contraction.bias]
+def _is_own_bias(channels: Channels, contraction: Contraction) -> bool:
+    """Return whether only the contraction reads its bias, so that the bias can change."""
+    nodes = [node for node, name in channels.names.items() if name == contraction.bias]
     while nodes:
         nodes = [user for node in nodes for user in node.users]
         if nodes == [contraction.node]:
@@ -115,7 +115,7 @@ def _is_own_bias(identity: Identities, contraction: Contraction) -> bool:
 
 
 def _matrix(weight: Tensor, contraction: Contraction) -> Tensor:
-    """A weight summed over its kernel, as (produces, reads)."""
+    """Sum a weight over its kernel, to (produces, reads)."""
     matrix = weight.movedim((contraction.produces, contraction.reads), (0, 1))
     if matrix.ndim == 2:
         return matrix

@@ -1,11 +1,11 @@
-"""The vocabulary of tensor operations, sorted by what they do to channels.
+"""Tensor operations, sorted by their effect on channels.
 
 * *movement*: elements are only moved, copied or dropped, so the operation can be run on labels as it stands;
-* *pointwise*: an element depends on the elements at its own place in the operands;
+* *pointwise*: an element depends on the elements at its own index in the operands;
 * *mixing*: elements depend on each other along some dimensions, and along the others nothing is mixed;
 * *creation*: a tensor of equal elements, of a given size.
 
-Contractions with weights (linear, convolution, attention, LSTM, ...) have rules of their own. All else is unknown.
+Contractions with weights (linear, convolution, attention, LSTM, ...) have rules of their own. All others are unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of names from a text."""
+    """Split a text into a set of names."""
     return frozenset(text.split())
 
 
@@ -47,7 +47,7 @@ _ALONG_DIM = words(
 
 @dataclass(frozen=True)
 class Call:
-    """One node of the graph with its arguments by name: as nodes, and as the values they had in this walk."""
+    """One node of the graph with its arguments by name, as nodes and as values."""
 
     node: fx.Node
     name: str
@@ -62,7 +62,7 @@ class Call:
 
 
 def read_call(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call:
-    """Put the arguments of an operation under their names in its schema, defaults included."""
+    """Bind the arguments of an operation to their names in its schema."""
     if not isinstance(node.target, torch._ops.OpOverload):
         name = getattr(node.target, "__name__", str(node.target))
         return Call(node, name, dict(enumerate(node.args)), dict(enumerate(args)), result)  # type: ignore[arg-type]
@@ -80,13 +80,13 @@ def read_call(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], resu
 
 
 def is_pointwise(call: Call) -> bool:
-    """Whether an operation works element by element."""
+    """Return whether an operation works element by element."""
     target = call.node.target
     return call.name in _POINTWISE or (isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags)
 
 
 def mixed_dims(call: Call) -> list[int] | None:
-    """The dimensions of the first operand along which an operation mixes elements; None if it is no such operation."""
+    """List the dimensions that an operation mixes; None if it is unknown."""
     first = next((value for value in call.values.values() if isinstance(value, Tensor)), None)
     if first is None:
         return None
@@ -108,7 +108,7 @@ def mixed_dims(call: Call) -> list[int] | None:
 
 
 def indexed_dims(call: Call) -> list[int]:
-    """The dimensions of its first operand that an indexing operation picks from."""
+    """List the dimensions of the first operand that an indexing operation picks from."""
     if call.name == "index":
         dims: list[int] = []
         place = 0
@@ -122,7 +122,7 @@ def indexed_dims(call: Call) -> list[int]:
 
 
 def after_mixing(labels: Tensor, dims: Sequence[int], shape: torch.Size) -> Tensor:
-    """Bring a tensor that does not vary along the mixed `dims` to the shape of the result."""
+    """Expand labels that do not vary along `dims` to the shape of the result."""
     for dim in dims:
         labels = labels.narrow(dim, 0, 1)
     if len(shape) < labels.ndim:
@@ -131,12 +131,12 @@ def after_mixing(labels: Tensor, dims: Sequence[int], shape: torch.Size) -> Tens
 
 
 def move(node: fx.Node, lookup: Callable[[fx.Node], Any], args: Any = None) -> Any:
-    """Run a movement on other tensors: `lookup` gives the value of each argument that is a node.
+    """Run a movement on other tensors.
 
     Args:
         node: the operation.
         lookup: values of nodes.
-        args: positional and keyword arguments in place of the node's own.
+        args: positional and keyword arguments instead of the node's own.
     """
     positional, keyword = fx.node.map_arg((node.args, node.kwargs) if args is None else args, lookup)
     target: Any = node.target

@@ -1,4 +1,4 @@
-"""A network as `torch.export` traces it, the batch size left free where the network leaves it free."""
+"""Tracing with `torch.export`, with a dynamic batch size where possible."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from bayeslim.types import Inputs, arguments
 
 
 def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.ExportedProgram:
-    """A network as `torch.export` traces it, for batches of any size if the network takes them.
+    """Trace a network with `torch.export`, with a dynamic batch size if possible.
 
     Args:
         network: in eval mode, on the CPU.
-        inputs: what to trace it on, and more, on which the program should run as well.
+        inputs: the inputs to trace on, and others that the program should take as well.
 
     Raises:
         UnsupportedModel: if it cannot be traced.
     """
     args, kwargs, free = split(inputs[0])
     program, failure = None, None
-    # The plain way takes len(x) for a number that never changes; the strict one, which reads the code, knows better.
+    # The non-strict mode makes a constant of len(x); the strict mode, which reads the bytecode, does not.
     for strict in (False, True):
         try:
             with quiet(), own_layers():
@@ -49,7 +49,7 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
 
 
 def split(example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Positional and keyword arguments, and for `torch.export` which of their dimensions are free: the batch."""
+    """Split inputs into arguments, keyword arguments and `dynamic_shapes`."""
     args, kwargs = arguments(example)
     rows = rows_of(example)
     try:
@@ -63,6 +63,6 @@ def split(example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says anything."""
+    """Return the first line of an error's message that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else repr(error)

@@ -1,7 +1,7 @@
-"""Two networks give the same answers: checked on the example, on random inputs like it, and on another batch size.
+"""The comparison of two networks on several inputs.
 
-Where constants were folded, which may be others for longer sequences or larger images, on such as well. In double
-precision where the networks run in it, so that a fault cannot hide behind rounding.
+It runs in double precision where the networks do, so that rounding cannot hide a fault. Where constants were folded, it
+also uses inputs of other sizes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import resized, rows_of, run_example, takes, tensors_in, with_batch_size
+from bayeslim.compact.example import resized, rows_of, run_example, takes, tensors_in
 from bayeslim.compact.trace import quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.types import Inputs, device_of, to_device
+from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
-_ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+_RELATIVE_ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
-FOLDED = 16
-"""By how many roundings of a folded constant outputs may differ: layers that follow may add several up, or cancel."""
+MAX_FOLDED_ROUNDINGS = 16
+"""The number of roundings of a folded constant by which outputs may differ: later layers add several up."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Proof:
 
 
 class Reference:
-    """The answers that another network has to give.
+    """The outputs that another network has to give.
 
     Args:
         network: the reference, in eval mode.
@@ -60,8 +60,10 @@ class Reference:
         self._answers: dict[bool, list[list[Tensor]]] = {}
 
     def allow_folded(self, dtype: torch.dtype) -> None:
-        """Constants were folded into biases, and rounded to a precision once more."""
-        self._folded = max(self._folded, min(FOLDED * torch.finfo(dtype).eps, _ROUNDING.get(dtype, 1e-9)))
+        """Allow for the rounding of constants that were folded into biases of a dtype."""
+        self._folded = max(
+            self._folded, min(MAX_FOLDED_ROUNDINGS * torch.finfo(dtype).eps, _RELATIVE_ROUNDING.get(dtype, 1e-9))
+        )
 
     def compare(self, network: nn.Module) -> Proof:
         """Compare another network, in double precision if both run in it."""
@@ -77,7 +79,7 @@ class Reference:
         return Proof(float("inf"), False)
 
     def agrees_elsewhere(self, network: nn.Module) -> bool:
-        """Whether another network gives the same on inputs of other sizes, wherever both have an answer."""
+        """Return whether another network agrees on inputs of other sizes."""
         for inputs in resized(self._inputs[0]):
             if not (_has_an_answer(self._network, inputs) and takes(network, inputs)):
                 continue
@@ -94,17 +96,17 @@ class Reference:
 
 
 def _has_an_answer(network: nn.Module, inputs: Inputs) -> bool:
-    """Whether a network runs on inputs, and what it gives is finite: not so if, say, all of a sequence is masked."""
+    """Return whether a network runs on inputs and its outputs are finite."""
     return takes(network, inputs) and all(bool(x.isfinite().all()) for x in tensors_in(run_example(network, inputs)))
 
 
 def _check(network: nn.Module, first: list[Tensor], second: list[Tensor]) -> None:
     if not all(bool(torch.isfinite(x).all()) for x in first):
         raise UnsupportedModel(
-            f"{type(network).__name__} gives infinite or undefined outputs on the example: nothing can be checked. "
-            "Use an example on which the network works."
+            f"{type(network).__name__} gives infinite or NaN outputs on the example, so a smaller network cannot be "
+            "compared with it. Pass an example with finite outputs."
         )
-    if _relative(first, second) > _rounding(first):  # a device may add numbers up in any order
+    if _relative(first, second) > _rounding(first):  # a GPU may sum in any order
         raise UnsupportedModel(
             f"{type(network).__name__} gives different outputs for the same input in eval mode, so a smaller network "
             "cannot be compared with it. Make its forward deterministic in eval mode."
@@ -112,11 +114,11 @@ def _check(network: nn.Module, first: list[Tensor], second: list[Tensor]) -> Non
 
 
 def _rounding(answer: list[Tensor]) -> float:
-    return max((_ROUNDING.get(x.dtype, 1e-9) for x in answer), default=0.0)
+    return max((_RELATIVE_ROUNDING.get(x.dtype, 1e-9) for x in answer), default=0.0)
 
 
 def _like(example: Inputs) -> list[Inputs]:
-    """Inputs like the example: noise of its scale and its integers in another order, twice; and a larger batch."""
+    """Make noise like the example, with its integers permuted, and a larger batch."""
     generator = torch.Generator().manual_seed(0)
 
     def randomise(x: Any) -> Any:
@@ -133,7 +135,7 @@ def _like(example: Inputs) -> list[Inputs]:
 
 
 def _in_double(network: nn.Module) -> nn.Module:
-    """A copy in double precision, with what a graph makes on its way: a mask in single precision would be misread."""
+    """Copy a network to double precision, with the dtypes that its graph names."""
     found = quiet_copy(network).double()
     for module in found.modules():
         if isinstance(module, fx.GraphModule):

@@ -1,4 +1,4 @@
-"""Tracing a network without hearing about PyTorch's own internals."""
+"""Silence for the exporters' notices about PyTorch's own internals."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TALKERS = ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript", "onnx_ir", "torch.export")
+_LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript", "onnx_ir", "torch.export")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporters' deprecations and notices, which are not for the user to hear."""
-    loggers = [logging.getLogger(name) for name in _TALKERS]
+    """Suppress the exporters' deprecation warnings and notices."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

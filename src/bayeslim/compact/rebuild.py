@@ -1,4 +1,4 @@
-"""A smaller network from smaller tensors: the user's own modules with new sizes, or the graph with new constants."""
+"""Smaller networks: the user's own modules, or the traced graph, with new sizes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from bayeslim.compact.trace import quiet_copy, tensors_of
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _Norm = nn.modules.batchnorm._NormBase
-_MOST_ATTRIBUTES = 4
+_MAX_SIZE_ATTRIBUTES = 4
+"""The largest number of size attributes of which all subsets are tried."""
 
 
 def put_tensors(model: nn.Module, tensors: dict[str, Tensor], names: dict[str, tuple[str, ...]]) -> None:
-    """Give a network other values for parameters and buffers, keeping tied ones tied.
+    """Replace parameters and buffers of a network, keeping tied ones tied.
 
     Args:
         model: changed in place.
@@ -35,7 +36,7 @@ def put_tensors(model: nn.Module, tensors: dict[str, Tensor], names: dict[str, t
 
 
 def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
-    """Make the sizes that PyTorch's own modules remember those of their tensors.
+    """Set the size attributes of PyTorch's own modules to those of their tensors.
 
     Args:
         model: changed in place.
@@ -69,10 +70,10 @@ def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
 
 
 def new_groups(structure: Structure, shrinking: Shrinking) -> dict[str, int]:
-    """The number of groups of each grouped convolution that loses some, by the name of its weight."""
+    """Return the new numbers of groups of convolutions, by the weight's name."""
     result = {}
-    for contraction in structure.identity.contractions:
-        if contraction.node in structure.identity.groups:
+    for contraction in structure.channels.contractions:
+        if contraction.node in structure.channels.groups:
             schema = [argument.name for argument in contraction.node.target._schema.arguments]  # type: ignore[union-attr]
             _, args, kwargs = shrinking.arguments(contraction.node)
             bound = dict(zip(schema, args, strict=False)) | kwargs
@@ -83,11 +84,10 @@ def new_groups(structure: Structure, shrinking: Shrinking) -> dict[str, int]:
 def size_attributes(
     model: nn.Module, structure: Structure, shrinking: Shrinking
 ) -> list[dict[tuple[nn.Module, str], int]]:
-    """Integer attributes of the user's modules that may hold a size which shrinks, such as a number of heads.
+    """Find attributes of modules that may hold a size that shrinks.
 
     Returns:
-        Choices of new values, to be tried in turn: two attributes may hold the same number, and only one of them
-        shrink.
+        Choices of new values, to be tried in turn: of two attributes with the same number only one may shrink.
     """
     candidates: dict[tuple[str, str], dict[tuple[nn.Module, str], int]] = {}
     for path, sizes in _new_sizes(structure, shrinking).items():
@@ -96,7 +96,7 @@ def size_attributes(
             if type(value) is int and len(sizes.get(value, ())) == 1:
                 key = type(module).__qualname__, attribute
                 candidates.setdefault(key, {})[module, attribute] = next(iter(sizes[value]))
-    if len(candidates) > _MOST_ATTRIBUTES:
+    if len(candidates) > _MAX_SIZE_ATTRIBUTES:
         return []
     subsets = [
         subset for size in range(len(candidates), 0, -1) for subset in itertools.combinations(candidates.values(), size)
@@ -105,11 +105,11 @@ def size_attributes(
 
 
 def _new_sizes(structure: Structure, shrinking: Shrinking) -> dict[str, dict[int, set[int]]]:
-    """By module: which numbers among the arguments of its operations become which."""
+    """Collect, by module, the old and new integers in its operations."""
     changes: dict[str, dict[int, set[int]]] = {}
-    for node in structure.identity.trace.module.graph.nodes:
+    for node in structure.channels.trace.module.graph.nodes:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
-        if node.op != "call_function" or not stack or node not in structure.identity.of:
+        if node.op != "call_function" or not stack or node not in structure.channels.of:
             continue
         new = shrinking.arguments(node)[1]
         for old_value, new_value in zip(_integers(node.args), _integers(new), strict=False):
@@ -121,15 +121,15 @@ def _new_sizes(structure: Structure, shrinking: Shrinking) -> dict[str, dict[int
 def rewrite_graph(
     structure: Structure, shrinking: Shrinking, model: nn.Module, tensors: dict[str, Tensor]
 ) -> fx.GraphModule:
-    """The traced graph with smaller tensors and the constants that follow from them.
+    """Rewrite the traced graph with smaller tensors and new constants.
 
     Args:
-        structure: who is who.
-        shrinking: what stays.
+        structure: the labelled channels.
+        shrinking: which of them stay.
         model: the network, for the names and flags of its tensors.
         tensors: new values of those that shrink.
     """
-    trace = structure.identity.trace
+    trace = structure.channels.trace
     graph = quiet_copy(trace.module.graph)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     twins = dict(zip(trace.module.graph.nodes, graph.nodes, strict=True))
@@ -144,7 +144,7 @@ def rewrite_graph(
     put_tensors(
         root, {name: tensor.detach().cpu() for name, tensor in tensors_of(model).items() if has_tensor(root, name)}, {}
     )
-    put_tensors(root, tensors, structure.identity.trace.names)
+    put_tensors(root, tensors, structure.channels.trace.names)
     result = fx.GraphModule(root, graph, class_name=type(model).__name__)
     for aliases in trace.names.values():
         for alias in aliases[1:]:
@@ -155,7 +155,7 @@ def rewrite_graph(
 
 
 def _integers(args: Any) -> list[int]:
-    """All numbers in the arguments of a node, in order; -2 stands for those known only at run time."""
+    """List the integers in the arguments of a node; -2 stands for dynamic ones."""
     flat: list[int] = []
     for arg in args:
         if isinstance(arg, (list, tuple)):
@@ -171,7 +171,7 @@ def _get(model: nn.Module, name: str) -> Any:
 
 
 def has_tensor(model: nn.Module, name: str) -> bool:
-    """Whether a model has a tensor, or any attribute, of this name."""
+    """Return whether a model has an attribute of this dotted name."""
     try:
         _get(model, name)
     except AttributeError:

@@ -1,13 +1,14 @@
-"""A posterior over what is left of a network.
+"""Posteriors over the weights that are left of a network.
 
 Removing the weights D from N(μ, P⁻¹) leaves the weights K with the precision P_KK. That is the posterior given w_D, as
-conditioning is everywhere in this library, and what the method would find for the smaller network from the same
-curvature: the gradients of what is left are the same functions in both. Where whole rows and columns of a layer go,
-P_KK = G_rr ⊗ A_cc + δ I is of Kronecker form again; a dense precision loses rows and columns, a low-rank one rows of U.
+conditioning is everywhere in this library. It is also the posterior that the method would find for the smaller network
+from the same curvature: the gradients of the kept weights are the same functions in both. Where whole rows and columns
+of a layer are removed, P_KK = G_rr ⊗ A_cc + δ I is of Kronecker form again; a dense precision loses rows and columns, a
+low-rank one rows of U.
 
-Posteriors that are known by their covariance (independent weights, low-rank covariances, mixtures) keep that of what is
-left: the weights that go are averaged over. Where all that goes is known to be zero, the two are the same. Particles
-keep what is left of each.
+Posteriors that are known by their covariance (independent weights, low-rank covariances, mixtures) keep the covariance
+of the kept weights: the removed weights are averaged over. Where all removed weights are known to be zero, the two are
+the same. Of particles, each keeps its kept weights.
 
 Where some of the kept weights are zeros (S), the result is N(m, P_KK⁻¹) given w_S = 0. It is centred so that every
 further cut gives what it would have given in the whole network: P_KK m = (P μ)_K − P_KD v_D, with v the mean given all
@@ -46,7 +47,7 @@ from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 Kept: TypeAlias = Mapping[str, Mapping[int, Tensor]]
-"""The places that stay along each dimension that shrinks, by the name of a parameter or buffer."""
+"""The indices that stay along each dimension that shrinks, by the name of a parameter or buffer."""
 
 
 class NotRestrictable(BayeslimError, ValueError):
@@ -54,27 +55,27 @@ class NotRestrictable(BayeslimError, ValueError):
 
 
 def sliced_setting(value: Tensor, rank: int, dims: Mapping[int, Tensor]) -> Tensor:
-    """The part of a tensor that broadcasts to a parameter with `rank` dimensions."""
+    """Slice a tensor that broadcasts to a parameter with `rank` dimensions."""
     own = {dim - rank: places for dim, places in dims.items() if rank - dim <= value.ndim}
     return sliced(value, {dim: places for dim, places in own.items() if value.shape[dim] > 1})
 
 
 def behind(tensor: Tensor, lead: int, dims: Mapping[int, Tensor]) -> Tensor:
-    """The part of a tensor whose dimensions stand behind `lead` others."""
+    """Slice a tensor whose dimensions come after `lead` others."""
     return sliced(tensor, {dim + lead: places for dim, places in dims.items()})
 
 
 @singledispatch
 def restricted(posterior: Posterior, kept: Kept, mean: Mapping[str, Tensor]) -> Posterior:
-    """The posterior of what is left; register a posterior's type to teach it.
+    """Restrict a posterior to the kept weights; register new types of posteriors here.
 
     Args:
-        posterior: over the whole network.
-        kept: what stays.
-        mean: of the result, by name: the posterior's at what stays, where nothing else moved it.
+        posterior: the posterior over the whole network.
+        kept: the indices that stay.
+        mean: the mean of the result, by name.
 
     Raises:
-        NotRestrictable: if there is none of this kind.
+        NotRestrictable: if no posterior of this kind exists over fewer weights.
     """
     raise NotRestrictable(
         f"A {type(posterior).__name__} posterior cannot be cut to fewer weights. Compact the plain network instead: "
@@ -169,7 +170,7 @@ def _(posterior: Conditioned, kept: Kept, mean: Mapping[str, Tensor]) -> Posteri
 
 
 def _stays(tensor: Tensor, dims: Mapping[int, Tensor]) -> Tensor:
-    """Which entries stay, of the tensor's shape."""
+    """Make a mask of the entries that stay."""
     mask = torch.ones_like(tensor, dtype=torch.bool)
     for dim, places in dims.items():
         line = torch.zeros(tensor.shape[dim], dtype=torch.bool, device=tensor.device)
@@ -179,7 +180,7 @@ def _stays(tensor: Tensor, dims: Mapping[int, Tensor]) -> Tensor:
 
 
 def _part_of_layer(factors: KroneckerFactors, layer: LayerMatrix, kept: Kept) -> KroneckerFactors:
-    """G_rr and A_cc, with the rows and columns read off the numbers of the weights that stay."""
+    """Compute G_rr and A_cc of the kept rows and columns."""
     sizes = {layer.weight: torch.Size(layer.shape)}
     if layer.bias is not None:
         sizes[layer.bias] = torch.Size([layer.size[0] * layer.size[1]])
@@ -197,7 +198,7 @@ def _part_of_layer(factors: KroneckerFactors, layer: LayerMatrix, kept: Kept) ->
     whole = (group == group[:, :1, :1]) & (output == output[:, :, :1]) & (column == column[:, :1])
     if not bool(whole.all()):
         raise NotRestrictable(
-            f'What is left of "{layer.weight}" is not some rows times some columns of each group, which a Kronecker '
+            f'The kept part of "{layer.weight}" is not some rows times some columns of each group, which a Kronecker '
             "posterior needs. Compact the plain network instead: compact(network, example)."
         )
     return KroneckerFactors(
@@ -210,7 +211,7 @@ def _part_of_layer(factors: KroneckerFactors, layer: LayerMatrix, kept: Kept) ->
 
 
 def part_of_factor(factor: Factor, groups: Tensor, places: Tensor) -> Factor:
-    """The factor of M[places, places] in some groups, (groups, places)."""
+    """Compute the factor of M[places, places] in some groups, (groups, places)."""
     groups, places = groups.to(factor.values.device), places.to(factor.values.device)
     if factor.vectors is None:
         return Factor(factor.values[groups[:, None], places], None)
@@ -221,7 +222,7 @@ def part_of_factor(factor: Factor, groups: Tensor, places: Tensor) -> Factor:
 
 
 def _prior(posterior: Kronecker | Dense | LowRank, kept: Kept) -> PriorPrecision:
-    """The prior precision of what is left: numbers as they are, tensors cut with their parameters."""
+    """Slice the tensors of a prior precision with their parameters."""
     given, resolved = posterior.prior_precision, priors.resolve(posterior.prior_precision, posterior.mean)
     own = {
         name: sliced_setting(value, posterior.mean[name].ndim, kept.get(name, {}))

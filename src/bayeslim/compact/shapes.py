@@ -1,9 +1,8 @@
-"""Shrunk tensors: which places of each tensor stay when classes go, and the constants of the graph that must follow.
+"""Shrunk tensors: the indices that stay, and the new constants of the graph.
 
 A graph holds sizes as plain numbers: `view(x, [-1, 800])`, `split(x, 64)`, `x[:, :32]`, the groups of a convolution.
-Each is rewritten from the labels of the tensors around it. A movement is legal if the rewritten operation, run on the
-labels that stay, gives exactly the labels that should stay of its result; otherwise the classes that it touches are
-kept.
+Each is rewritten from the labels of its tensors. A movement is legal if the rewritten operation, run on the labels that
+stay, gives exactly the labels that should stay of its result; otherwise its classes are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bayeslim.compact.channels import Identities
+from bayeslim.compact.channels import Channels
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import CREATION, INDEXING, MOVEMENT, move, words
 from bayeslim.compact.trace import op_name
@@ -24,20 +23,20 @@ _SPLITS = words("split unsafe_split chunk unsafe_chunk split_with_sizes unsafe_s
 
 
 class Shrinking:
-    """The shapes of every tensor of a graph once the classes marked in `gone` are removed.
+    """The tensors of a graph once the classes marked in `gone` are removed.
 
     Args:
-        identity: who is who.
+        channels: the labelled channels.
         gone: mask over all labels, by representative.
     """
 
-    def __init__(self, identity: Identities, gone: Tensor):
-        self.identity = identity
+    def __init__(self, channels: Channels, gone: Tensor):
+        self.channels = channels
         self.gone = gone
 
     def kept(self, labels: Tensor) -> tuple[int, Tensor] | None:
-        """The dimension along which a tensor shrinks and the places that stay, or None if it stays whole."""
-        found = self.identity.labels.find(labels)
+        """Return the dimension that shrinks and the indices that stay, or None."""
+        found = self.channels.labels.find(labels)
         dims = varying(found)
         if not dims:
             return None
@@ -49,20 +48,20 @@ class Shrinking:
         return None if bool(stay.all()) else (dims[0], stay.nonzero().flatten())
 
     def of(self, labels: Tensor) -> Tensor:
-        """The part of a tensor of labels that stays."""
-        found, kept = self.identity.labels.find(labels), self.kept(labels)
+        """Return the part of a tensor of labels that stays."""
+        found, kept = self.channels.labels.find(labels), self.kept(labels)
         return found if kept is None else found.index_select(*kept)
 
     def arguments(self, node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The operation that a node becomes: its function, positional and keyword arguments.
+        """Rewrite an operation: return its function, positional and keyword arguments.
 
         Raises:
-            ValueError: if it cannot follow.
+            ValueError: if it cannot work on the smaller tensors.
         """
         name, kwargs = op_name(node), dict(node.kwargs)
         args: list[Any] = list(node.args)
         source: Any = args[0] if args else None
-        labels: Any = self.identity.of.get(node)
+        labels: Any = self.channels.of.get(node)
         if name in _SIZED:
             shrunk = self._shrunk_dims(node)
             place = next((i for i, arg in enumerate(args) if isinstance(arg, (list, tuple))), None)
@@ -79,22 +78,22 @@ class Shrinking:
             args[2] = _resized(args[2], {place - start - len(args[2]): size for place, size in inside.items()})
         elif name in ("slice", "select") and self._source(node) is not None:
             self._offsets(node, name, args)
-        elif node in self.identity.groups:
+        elif node in self.channels.groups:
             self._groups(node, args, kwargs)
         elif name == "scaled_dot_product_attention" and kwargs.get("scale") is None:
-            kwargs["scale"] = 1 / math.sqrt(self.identity.of[source].shape[-1])
+            kwargs["scale"] = 1 / math.sqrt(self.channels.of[source].shape[-1])
         return node.target, tuple(args), kwargs
 
     def illegal(self) -> list[fx.Node]:
-        """The operations that cannot follow."""
-        return [node for node in self.identity.of if node.op == "call_function" and not self._is_legal(node)]
+        """List the operations that cannot work on the smaller tensors."""
+        return [node for node in self.channels.of if node.op == "call_function" and not self._is_legal(node)]
 
     def _is_legal(self, node: fx.Node) -> bool:
-        labels = self.identity.of[node]
+        labels = self.channels.of[node]
         parts = [part for part in (labels if isinstance(labels, list) else [labels]) if part is not None]
         touched = [
             *parts,
-            *(self.identity.of[n] for n in node.all_input_nodes if isinstance(self.identity.of.get(n), Tensor)),
+            *(self.channels.of[n] for n in node.all_input_nodes if isinstance(self.channels.of.get(n), Tensor)),
         ]
         if all(self.kept(part) is None for part in touched):
             return True
@@ -106,7 +105,7 @@ class Shrinking:
             result = move(node, self._lookup, (args, kwargs)) if target is node.target else target(*mapped)
         except (ValueError, RuntimeError, IndexError):
             return False
-        if node in self.identity.copied:
+        if node in self.channels.copied:
             return bool(result.shape == self.of(labels).shape)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return len(results) == len(parts) and all(
@@ -114,31 +113,31 @@ class Shrinking:
         )
 
     def _shrunk_dims(self, node: fx.Node) -> dict[int, int]:
-        """The new sizes of the dimensions of a node's result that shrink, counted from the right (-1, -2, ...)."""
-        labels = self.identity.of.get(node)
+        """Return the new sizes by dimension, counted from the right."""
+        labels = self.channels.of.get(node)
         if labels is not None:
             kept = self.kept(labels)
             return {} if kept is None else {kept[0] - labels.ndim: len(kept[1])}
-        found = self.identity.weight(node)
+        found = self.channels.weight(node)
         if found is None:
             return {}
         name, dims = found
-        lines = {place - len(dims): self.identity.axes.get((name, dim)) for place, dim in enumerate(dims)}
+        lines = {place - len(dims): self.channels.axes.get((name, dim)) for place, dim in enumerate(dims)}
         kept_lines = {place: self.kept(axis.labels) for place, axis in lines.items() if axis is not None}
         return {place: len(kept[1]) for place, kept in kept_lines.items() if kept is not None}
 
     def _lookup(self, node: fx.Node) -> Any:
-        if node in self.identity.scalars or not isinstance(self.identity.of.get(node), Tensor):
-            return self.identity.scalar(node)
-        return self.of(self.identity.of[node])
+        if node in self.channels.scalars or not isinstance(self.channels.of.get(node), Tensor):
+            return self.channels.scalar(node)
+        return self.of(self.channels.of[node])
 
     def _source(self, node: fx.Node) -> tuple[int, Tensor] | None:
-        source = self.identity.of.get(node.args[0])  # type: ignore[arg-type]
+        source = self.channels.of.get(node.args[0])  # type: ignore[arg-type]
         return None if source is None else self.kept(source)
 
     def _offsets(self, node: fx.Node, name: str, args: list[Any]) -> None:
-        """Start, end or index along the shrinking dimension, counted in the places that stay."""
-        source: Tensor = self.identity.of[node.args[0]]  # type: ignore[index]
+        """Rewrite start, end or index along the shrinking dimension."""
+        source: Tensor = self.channels.of[node.args[0]]  # type: ignore[index]
         dim, places = self._source(node)  # type: ignore[misc]
         along = (args[1] if len(args) > 1 else 0) % source.ndim
         if along != dim:
@@ -154,11 +153,11 @@ class Shrinking:
                 args[place] = int((places < offset).sum())
 
     def _groups(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> None:
-        source = self.identity.of[node.args[0]]  # type: ignore[index]
+        source = self.channels.of[node.args[0]]  # type: ignore[index]
         kept = self.kept(source)
         if kept is None:
             return
-        groups = len(kept[1]) // self.identity.groups[node]
+        groups = len(kept[1]) // self.channels.groups[node]
         place = [argument.name for argument in node.target._schema.arguments].index(_group_argument(node))  # type: ignore[union-attr]
         if place < len(args):
             args[place] = groups

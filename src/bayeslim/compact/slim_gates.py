@@ -1,7 +1,7 @@
-"""The gates of what is left of a compacted network.
+"""The gates of a compacted network.
 
 Compaction cuts the mean network, whose weights are scaled already, w = E[z] w̃. The smaller Bayesian network has the old
-gates where units are left, and the old w̃ behind them. What compaction added to a bias is added before it is scaled.
+gates of the kept units and the old w̃. A constant that compaction added to a bias is divided by its gate first.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from bayeslim.methods.shared.gating import Gating
 
 
 def gate_parameters(bnn: Bayesian) -> set[str]:
-    """The names of all that a network's gates have learned."""
+    """Return the names of the parameters of a network's gates."""
     names = bnn.state.get("gate_names", ())
     return {place.parameter(own) for place in bnn.state.get("places", ()) for own in names}
 
 
 def copy_gates(bnn: Bayesian, found: Bayesian, gate: Gate, kept: Kept, moved: Mapping[str, Tensor]) -> None:
-    """Fill the gates of the smaller network, and the weights that they scale, from those of the whole.
+    """Copy the gates that stay, and the weights that they scale.
 
     Args:
         bnn: the whole network.
-        found: the smaller one, with the scaled weights, and gates as they start.
-        gate: what the gates are.
-        kept: what stays.
-        moved: what compaction added to the scaled parameters of the smaller network.
+        found: the smaller one, with the scaled weights and initial gates.
+        gate: the kind of gates.
+        kept: the indices that stay.
+        moved: the constants that compaction added to the scaled parameters of the smaller network.
     """
     smaller = {place.name: place for place in found.state["places"]}
     old, new = Gating(gate, bnn), Gating(gate, found)
@@ -58,7 +58,7 @@ def copy_gates(bnn: Bayesian, found: Bayesian, gate: Gate, kept: Kept, moved: Ma
 
 
 def _numbers(place: Place, kept: Kept) -> Tensor:
-    """The gates that stay."""
+    """Return the indices of the gates that stay."""
     part = place.parts[0]
     left = kept.get(part.parameter, {}).get(part.dim)
     if left is None:
@@ -70,6 +70,6 @@ def _numbers(place: Place, kept: Kept) -> Tensor:
 
 
 _ELSEWHERE = (
-    "The gates of the compacted network would stand elsewhere than those of the whole. Compact the plain network "
+    "The gates of the compacted network are at other layers than those of the whole. Compact the plain network "
     "instead: compact(network, example)."
 )

@@ -1,4 +1,4 @@
-"""Tensors with zeros, stored without them.
+"""Storage of tensors without their zeros.
 
 A tensor of n elements of which k are not zero is stored in the smallest of three ways:
 
@@ -8,7 +8,7 @@ A tensor of n elements of which k are not zero is stored in the smallest of thre
   non-zero in eight. A gap is a byte; a byte of 255 means 255 zeros and that the gap goes on.
 
 Everything is a flat dict of plain tensors, so that any tensor file (safetensors) can hold it. Decoding gives back every
-value to the bit; only the sign of a zero is lost, which multiplying by a mask leaves behind at random.
+value bit for bit; only the sign of zeros is lost.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from bayeslim.errors import CorruptFile
 
 SEPARATOR = "::"
 _BITMAP, _GAPS, _VALUES, _SHAPE = (f"{SEPARATOR}{part}" for part in ("bitmap", "gaps", "values", "shape"))
-_MORE = 255
+_ESCAPE_BYTE = 255
+"""A byte of a gap that says: 255 zeros, and the gap goes on."""
 
 
 def pack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Encode tensors by name; those that gain nothing keep their name and form.
+    """Encode tensors by name; those that would not shrink keep their name and form.
 
     >>> packed = pack({"w": torch.eye(64)})
     >>> {key: tuple(part.shape) for key, part in packed.items()}
@@ -44,7 +45,7 @@ def pack(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Decode what `pack` made.
+    """Decode the tensors that `pack` encoded.
 
     Raises:
         CorruptFile: if parts are missing or do not fit together.
@@ -54,7 +55,7 @@ def unpack(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """How many bytes the tensors take once packed."""
+    """Count the bytes of the tensors once packed."""
     return sum(part.numel() * part.element_size() for part in pack(tensors).values())
 
 
@@ -75,14 +76,14 @@ def _encode(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 def _write_gaps(places: Tensor) -> Tensor:
     gaps = torch.diff(places, prepend=torch.tensor([-1])) - 1
-    ends = (gaps // _MORE + 1).cumsum(0) - 1
-    written = torch.full((int(ends[-1]) + 1 if len(ends) else 0,), _MORE, dtype=torch.uint8)
-    written[ends] = (gaps % _MORE).to(torch.uint8)
+    ends = (gaps // _ESCAPE_BYTE + 1).cumsum(0) - 1
+    written = torch.full((int(ends[-1]) + 1 if len(ends) else 0,), _ESCAPE_BYTE, dtype=torch.uint8)
+    written[ends] = (gaps % _ESCAPE_BYTE).to(torch.uint8)
     return written
 
 
 def _read_gaps(written: Tensor) -> Tensor:
-    zeros_before = written.long().cumsum(0)[written != _MORE]
+    zeros_before = written.long().cumsum(0)[written != _ESCAPE_BYTE]
     return zeros_before + torch.arange(len(zeros_before))
 
 

@@ -1,12 +1,12 @@
 """Compaction: from a network with zeros to a plain network that is really smaller.
 
-Every unit that is not needed goes: those whose incoming or outgoing weights are all zero, and whatever only they
-needed. A constant that such a unit still fed forward (its bias through its activation, a BatchNorm's shift) is added
-to the bias of its readers where that is exact; where it is not, or is another for sequences of other lengths or images
-of other sizes, the unit stays. Zeros that leave no unit idle stay as zeros.
+Every unit that is not needed is removed: units whose incoming or outgoing weights are all zero, and units that only
+they read. A constant that such a unit fed forward (its bias through its activation, a BatchNorm's shift) is added to
+the bias of its readers where that is exact; where it is not, or depends on the sizes of the inputs, the unit stays.
+Zeros that leave no unit idle stay as zeros.
 
-The result is the user's own module with smaller layers where its forward allows it, otherwise the traced graph;
-either way it is checked against the masked network before it is returned.
+The result is the user's own module with smaller layers where its forward allows it, otherwise the traced graph. Either
+is compared with the masked network before it is returned.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from bayeslim.types import Inputs, device_of
 
 
 class CompactionFailed(BayeslimError, RuntimeError):
-    """The smaller network does not give the answers of the masked one."""
+    """The smaller network does not give the outputs of the masked one."""
 
 
 @dataclass(frozen=True, repr=False)
 class Compaction:
-    """A smaller network and how it came about.
+    """A smaller network, and the record of its compaction.
 
     Attributes:
         network: the smaller network, plain PyTorch, in the mode the original was in (a graph is always in eval mode).
         kind: "modules" if it consists of the user's own modules, "graph" if it is the traced graph.
         why: the reason for the kind.
-        removed: places of the removed units in `units.units`.
-        kept: for each parameter and buffer that shrank, the places that stay along each dimension.
+        removed: indices of the removed units in `units.units`.
+        kept: for each parameter and buffer that shrank, the indices that stay along each dimension.
         difference: the largest difference found between the two networks' outputs, relative to the largest output.
         units: all units of the original.
-        parameters: how many parameters there were, and are.
+        parameters: the number of parameters before and after.
     """
 
     network: nn.Module
@@ -83,7 +83,7 @@ def compact_network(
     tolerance: float = 1e-6,
     drop_inputs: bool = False,
 ) -> nn.Module:
-    """The smaller network alone; see `compaction`, which also says how it came about.
+    """Return the smaller network alone; `compaction` also returns its record.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> mask = torch.arange(8) < 3
@@ -107,7 +107,7 @@ def compaction(
     drop_inputs: bool = False,
     units: UnitGraph | None = None,
 ) -> Compaction:
-    """Turn a masked network into a smaller one that gives the same answers in eval mode.
+    """Turn a masked network into a smaller one with the same outputs in eval mode.
 
     Args:
         model: the network. It is not changed.
@@ -119,21 +119,21 @@ def compaction(
             are rounded to theirs, and that comes on top too.
         drop_inputs: read only those input features that the first layers use, and those positions of flattened feature
             maps that are used, through a gather (the result is then a graph).
-        units: the units, if they were found before.
+        units: the units, if they are known already.
 
     Raises:
         ShapeMismatch: if masks do not fit the network, or the network not the example.
         UnsupportedModel: if the network cannot be traced, or is random in eval mode.
         ValueError: if it has parameters that are not finite.
-        CompactionFailed: if the smaller network gives other answers.
+        CompactionFailed: if the smaller network gives other outputs.
     """
     masked = _masked_copy(model, masks)
     reference = Reference(masked, example, tolerance)
     found = units if units is not None else find_units(masked, example)
     _check_units(found, masked)
-    identity = found.structure.identity
+    channels = found.structure.channels
     own = tensors_of(masked)
-    everything = own | constants_of(identity.trace, masked)
+    everything = own | constants_of(channels.trace, masked)
     tensors = {name: tensor.detach().cpu() for name, tensor in everything.items()}
     for folds in (True, False):
         shrinking, slices, small, folded = _shrunk(found, tensors, folds)
@@ -164,15 +164,15 @@ def compaction(
 def _shrunk(
     units: UnitGraph, tensors: Mapping[str, Tensor], folds: bool
 ) -> tuple[Shrinking, dict[str, dict[int, Tensor]], dict[str, Tensor], set[torch.dtype]]:
-    """What goes, the places of tensors that stay, tensors with other values, and precisions of folded constants."""
-    identity = units.structure.identity
-    live = Liveness(identity, tensors, folds)
-    shrinking = Shrinking(identity, _unneeded(units, live))
+    """Return the shrinking, kept indices, new tensors, and dtypes of folded biases."""
+    channels = units.structure.channels
+    live = Liveness(channels, tensors, folds)
+    shrinking = Shrinking(channels, _unneeded(units, live))
     slices = _slices(shrinking)
     small = {name: sliced(tensors[name], dims) for name, dims in slices.items()}
     folded = set()
-    for place, contraction in enumerate(identity.contractions):
-        if contraction.bias is not None and bool(shrinking.gone[identity.labels.find(contraction.inputs)].any()):
+    for place, contraction in enumerate(channels.contractions):
+        if contraction.bias is not None and bool(shrinking.gone[channels.labels.find(contraction.inputs)].any()):
             bias = small.get(contraction.bias, tensors[contraction.bias])
             shift = sliced(live.folded(place, shrinking.gone), slices.get(contraction.bias, {}))
             small[contraction.bias] = (bias.double() + shift.double()).to(bias.dtype)
@@ -220,40 +220,40 @@ def _check_units(units: UnitGraph, model: nn.Module) -> None:
 
 
 def _unneeded(units: UnitGraph, live: Liveness) -> Tensor:
-    """The classes that go: not needed, no tensor left empty by them, every operation able to follow.
+    """Find the classes to remove: they are not needed, and no tensor gets empty.
 
-    What has to come back is needed from then on, and with it what it reads.
+    A class that has to come back is needed from then on, and so are the classes that it reads.
     """
-    identity, roots = units.structure.identity, units.structure.roots
-    removable = torch.zeros(identity.labels.count, dtype=torch.bool)
+    channels, roots = units.structure.channels, units.structure.roots
+    removable = torch.zeros(channels.labels.count, dtype=torch.bool)
     removable[roots] = True
     seeds = ~removable
     while True:
         gone = removable & ~live.needed(seeds)
-        back = restore_empty(identity, gone)
-        for node in Shrinking(identity, gone & ~back).illegal():
+        back = restore_empty(channels, gone)
+        for node in Shrinking(channels, gone & ~back).illegal():
             for part in (node, *node.all_input_nodes):
-                labels = identity.of.get(part)
+                labels = channels.of.get(part)
                 for tensor in labels if isinstance(labels, list) else [labels]:
                     if tensor is not None:
-                        back[identity.labels.find(tensor)] = True
+                        back[channels.labels.find(tensor)] = True
         if not bool((back & gone).any()):
             return gone
         seeds = seeds | back
 
 
 def _slices(shrinking: Shrinking) -> dict[str, dict[int, Tensor]]:
-    """For each tensor that shrinks, the places that stay along each dimension."""
+    """Return the indices that stay, by tensor and dimension."""
     slices: dict[str, dict[int, Tensor]] = {}
-    for name, dim, labels, _ in sliced_axes(shrinking.identity):
-        stay = ~shrinking.gone[shrinking.identity.labels.find(labels)]
+    for name, dim, labels, _ in sliced_axes(shrinking.channels):
+        stay = ~shrinking.gone[shrinking.channels.labels.find(labels)]
         if not bool(stay.all()):
             slices.setdefault(name, {})[dim] = stay.nonzero().flatten()
     return slices
 
 
 def sliced(tensor: Tensor, dims: Mapping[int, Tensor]) -> Tensor:
-    """A copy of the part of a tensor at some places along some dimensions."""
+    """Copy the part of a tensor at some indices along some dimensions."""
     for dim, places in dims.items():
         tensor = tensor.index_select(dim, places.to(tensor.device))
     return tensor.clone()
@@ -274,7 +274,7 @@ def _rebuild(
     if not dropped:
         network = quiet_copy(masked)
         own = {name: tensor for name, tensor in small.items() if has_tensor(network, name)}
-        put_tensors(network, own, {names[0]: names for names in structure.identity.trace.names.values()})
+        put_tensors(network, own, {names[0]: names for names in structure.channels.trace.names.values()})
         resize_modules(network, new_groups(structure, shrinking))
         for attributes in ({}, *size_attributes(network, structure, shrinking)):
             with _attributes(attributes) as keep:
@@ -286,7 +286,7 @@ def _rebuild(
     if graph is None:
         graph = rewrite_graph(structure, shrinking, masked, small)
     proof = reference.compare(graph)
-    if not proof.holds and structure.identity.trace.fixes_batch:
+    if not proof.holds and structure.channels.trace.fixes_batch:
         raise CompactionFailed(
             f"{type(masked).__name__} has to be rewritten as a graph, since {why}, and its forward fixes the batch "
             "size of such a graph. Take sizes from x.shape in it, and do not loop over the batch."
@@ -302,7 +302,7 @@ def _rebuild(
 
 @contextmanager
 def _attributes(values: Mapping[tuple[nn.Module, str], int]) -> Iterator[Callable[[], None]]:
-    """Give attributes other values for a while, or for good if the function that it yields is called."""
+    """Set attributes inside the context, or for good if `keep` is called."""
     before = {(module, name): getattr(module, name) for module, name in values}
     kept: list[bool] = []
     for (module, name), value in values.items():

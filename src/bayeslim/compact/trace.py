@@ -1,8 +1,8 @@
-"""A network as a graph of tensor operations: traced once with `torch.export`, then walked with real tensors.
+"""A network as a graph of tensor operations, traced with `torch.export`.
 
-The graph is functional (no operation works in place), keeps operations whole (linear, convolution, LSTM, attention),
-and leaves the batch size free where the network does, so that it can serve as the compacted network when the user's
-own module cannot.
+The graph is functional (no operation works in place) and keeps operations whole (linear, convolution, LSTM, attention).
+Its sizes are dynamic where the network allows it, so that it can be the compacted network when the user's own module
+cannot.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from bayeslim.types import Inputs, arguments, to_device
 
 M = TypeVar("M", nn.Module, fx.Graph)
 _aten = torch.ops.aten
-_TAKEN_APART = (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
-"""Operations that are sums of simpler ones, which the graph should show."""
+_DECOMPOSED = (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
+"""Operations that the graph shows as the simpler operations they consist of."""
 _FRESH = words(
     "linear conv1d conv2d conv3d conv_transpose2d batch_norm add mul sub div matmul bmm max_pool2d cat relu zeros_like "
     "masked_fill"
@@ -67,9 +67,9 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     with quiet():
         fixed = not all(takes(program.module(), other) for other in inputs[1:])
         module = program.module(check_guards=False)
-        if _is_to_be_taken_apart(module.graph) or not made_functional(module.graph):
+        if _needs_decomposition(module.graph) or not make_functional_(module.graph):
             table = torch.export.default_decompositions()
-            program = program.run_decompositions({op.default: table[op.default] for op in _TAKEN_APART})
+            program = program.run_decompositions({op.default: table[op.default] for op in _DECOMPOSED})
             module = program.module(check_guards=False)
     args, kwargs = arguments(inputs[0])
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
@@ -79,14 +79,14 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
 
 
 def quiet_copy(model: M) -> M:
-    """A deep copy; PyTorch warns about its own internals when the signature of a graph is copied."""
+    """Make a deep copy without PyTorch's warnings about the signatures of graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return copy.deepcopy(model)
 
 
 def evaluating_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of `model` in eval mode."""
+    """Make a deep copy of a model in eval mode."""
     if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         raise UnsupportedModel(
             f"{type(model).__name__} has lazy parameters without a shape. Call it once on a batch first."
@@ -101,12 +101,12 @@ def evaluating_copy(model: nn.Module) -> nn.Module:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, tied ones under each of their names."""
+    """Return parameters and buffers by name, tied ones under each of their names."""
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def constants_of(trace: Trace, model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a graph that are neither parameters nor buffers: plain attributes, or made in the forward."""
+    """Return the tensors of a graph that are neither parameters nor buffers, by name."""
     registered = tensors_of(model)
     found = {}
     for name in trace.names:
@@ -118,7 +118,7 @@ def constants_of(trace: Trace, model: nn.Module) -> dict[str, Tensor]:
 
 
 class Walker(fx.Interpreter):
-    """Runs a trace with real tensors and shows every node, its arguments and its result to `visit`.
+    """A run of a trace that shows every node and its result to `visit`.
 
     Args:
         trace: the graph.
@@ -147,12 +147,12 @@ class Walker(fx.Interpreter):
         return result
 
     def visit(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """What to do at a node."""
+        """Process a node."""
         raise NotImplementedError
 
 
 def _with_plain_signature(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph whose forward takes tensors and returns a tensor, without packing and unpacking containers."""
+    """Make the forward of a graph take tensors and return a tensor."""
     for node in module.graph.nodes:
         if node.op == "output":
             node.args = (node.args[0][0],)
@@ -160,14 +160,14 @@ def _with_plain_signature(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, module.graph)
 
 
-def _is_to_be_taken_apart(graph: fx.Graph) -> bool:
-    return any(node.target is op.default for node in graph.nodes for op in _TAKEN_APART)
+def _needs_decomposition(graph: fx.Graph) -> bool:
+    return any(node.target is op.default for node in graph.nodes for op in _DECOMPOSED)
 
 
-def made_functional(graph: fx.Graph) -> bool:
-    """Replace simple pointwise operations in place (`relu_`, `+=`) by those that are not; whether that was enough.
+def make_functional_(graph: fx.Graph) -> bool:
+    """Replace in-place pointwise operations; return whether none is left.
 
-    It is a shortcut around retracing the program, which takes twice as long as tracing it.
+    This avoids decomposing the program, which takes twice as long as tracing it.
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
@@ -179,9 +179,9 @@ def made_functional(graph: fx.Graph) -> bool:
         calm = all(
             torch.Tag.pointwise in getattr(user.target, "tags", ()) or op_name(user) in _FRESH for user in earlier
         )
-        elsewhere = getattr(packet, target._overloadname, None)  # the same operation, but not in place
+        elsewhere = getattr(packet, target._overloadname, None)  # the same operation out of place
         is_pointwise = torch.Tag.pointwise in getattr(elsewhere, "tags", ()) and _is_of_one_precision(node)
-        is_fresh = op_name(source) in _FRESH or source.op == "placeholder"  # inputs are not written to from now on
+        is_fresh = op_name(source) in _FRESH or source.op == "placeholder"  # the graph no longer writes to its inputs
         if not is_pointwise or not is_fresh or not calm:
             return False
         node.target = elsewhere
@@ -191,18 +191,18 @@ def made_functional(graph: fx.Graph) -> bool:
 
 
 def _is_of_one_precision(node: fx.Node) -> bool:
-    """Whether an operation gives the same type not in place, where that would be the larger of its arguments' types."""
+    """Return whether the arguments have one dtype, so that nothing is promoted."""
     values = [other.meta.get("val") for other in node.all_input_nodes]
     return len({value.dtype for value in values if isinstance(value, Tensor)} - {torch.bool}) <= 1
 
 
 def op_name(node: fx.Node) -> str:
-    """The name of a node's operation without its namespace, or nothing if it is no tensor operation."""
+    """Return the name of a node's operation without namespace, or an empty string."""
     return node.target._schema.name.split("::")[-1] if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def _aliases(network: nn.Module, module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
-    """All names of each tensor in the graph; the graph itself uses one name per tensor."""
+    """Return all names of each tensor by the one that the graph uses."""
     own = tensors_of(network)
     used = [str(node.target) for node in module.graph.nodes if node.op == "get_attr" and node.users]
     by_identity: dict[int, list[str]] = {}

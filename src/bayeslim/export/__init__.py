@@ -1,4 +1,4 @@
-"""`export`: a network, or a whole posterior, as one file that other programs run."""
+"""`export`: it writes a network, or draws of a posterior, as one file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from bayeslim.compact.trace import evaluating_copy
 from bayeslim.errors import BayeslimError
 from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
-from bayeslim.export.files import write_file
+from bayeslim.export.integer_onnx import to_integer_onnx
+from bayeslim.export.onnx import to_onnx
+from bayeslim.export.program import to_program
+from bayeslim.io.files import write_file
 from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.posteriors import Particles
 from bayeslim.quantise.result import Quantised
@@ -28,14 +31,14 @@ __all__ = ["Ensemble", "ExportFailed", "Exported", "ensemble", "export"]
 
 @dataclass(frozen=True, repr=False)
 class Exported:
-    """A file that was written.
+    """The record of an exported file.
 
     Attributes:
-        path: where.
+        path: the file.
         format: "onnx" or "pt2".
         bytes: its size.
-        difference: the largest difference found between its answers and the network's, relative to the largest.
-        batch_is_free: whether it takes batches of any size.
+        difference: the largest difference between its outputs and the network's, relative to the largest output.
+        batch_is_free: whether the file takes batches of any size.
     """
 
     path: Path
@@ -63,28 +66,28 @@ def export(
     int8: bool = False,
     tolerance: float = 1e-5,
 ) -> Exported:
-    """Write a network as an ONNX file or a PyTorch program, chosen by the path's suffix.
+    """Write a network as an ONNX file or a PyTorch program, by the path's suffix.
 
-    The batch size is free where the network leaves it free. The file is checked against the network, in onnxruntime or
-    as read back by PyTorch, on two batch sizes, before it takes its place; what was there is replaced in one step.
+    The batch size is dynamic where the network allows it. Before the file is written, it is compared with the network
+    on two batch sizes, in onnxruntime or as read back by PyTorch. An older file is replaced in one step.
 
     Args:
         network: a plain network, exported in eval mode; or a Bayesian one, of which `samples` draws are exported as one
-            graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`; or what
-            `quantise` returned, whose codes are stored in an ONNX file as integers of 8 or 16 bits.
+            graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`; or the
+            result of `quantise`, whose codes are stored in an ONNX file as integers of 8 or 16 bits.
         path: ends in ".onnx" (needs the extra `bayeslim[onnx]`) or ".pt2" (whose readers must trust it, as PyTorch
             unpickles parts of it; folders of `bayeslim.save` are safe to read).
         example: inputs: a tensor, a tuple of arguments or a dict.
-        samples: how many draws of a Bayesian network; of particles, all of them if not given.
-        generator: where the draws come from; with the same one `predict(how="sample")` draws the same networks.
+        samples: the number of draws of a Bayesian network; for particles, all of them if not given.
+        generator: the source of randomness; with the same one `predict(how="sample")` draws the same networks.
         sparse: store weights of an ONNX file sparsely where that is smaller.
-        int8: quantise the weights of an ONNX file to 8 bits and compute in integers; `difference` says what that costs.
+        int8: quantise the weights of an ONNX file to 8 bits and compute in integers; `difference` holds the error.
             A quantised network keeps its own codes and scales, and its activations get the ranges that they have on the
             example, which should be a batch of typical inputs.
         tolerance: the relative difference allowed.
 
     Raises:
-        ExportFailed: if the file does not give the network's answers.
+        ExportFailed: if the file does not give the network's outputs.
         UnsupportedModel: if the network cannot be exported.
         MissingExtra: if a package for ONNX is not installed.
     """
@@ -101,16 +104,10 @@ def export(
     run_example(plain, example)
     inputs = batches(plain, example)
     if target.suffix == ".onnx" and isinstance(network, Quantised):
-        from bayeslim.export.integer_onnx import to_integer_onnx
-
         content, gap = to_integer_onnx(network, plain, inputs, example, tolerance, int8=int8)
     elif target.suffix == ".onnx":
-        from bayeslim.export.onnx import to_onnx
-
         content, gap = to_onnx(plain, inputs, tolerance, names, sparse=sparse, int8=int8)
     else:
-        from bayeslim.export.program import to_program
-
         content, gap = to_program(plain, inputs, tolerance)
     write_file(target, content)
     return Exported(target, target.suffix[1:], len(content), gap, len(inputs) > 1)
@@ -119,7 +116,7 @@ def export(
 def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: bool) -> None:
     if not isinstance(network, (nn.Module, Quantised)):
         raise TypeError(
-            f"export takes a Bayesian, a torch.nn.Module or what quantise returned. Got {type(network).__name__}."
+            f"export takes a Bayesian, a torch.nn.Module or the result of quantise. Got {type(network).__name__}."
         )
     if target.suffix not in (".onnx", ".pt2"):
         raise ValueError(f'The path must end in ".onnx" or ".pt2", which chooses the format. Got "{target}".')

@@ -1,4 +1,4 @@
-"""An exported network answers as the original does: compared on the example and on another batch size."""
+"""The comparison of an exported network with the original."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bayeslim.errors import BayeslimError
 from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs
 
-_ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_RELATIVE_ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 class ExportFailed(BayeslimError, RuntimeError):
-    """The exported network does not give the answers of the original; nothing was written."""
+    """The exported network gives other outputs; nothing was written."""
 
 
 def difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
-    """The largest difference between outputs, relative to the largest of them; infinite if their shapes differ."""
+    """Return the largest difference relative to the largest output."""
     if [x.shape for x in expected] != [x.shape for x in actual]:
         return float("inf")
     worst = largest = 0.0
@@ -38,14 +38,14 @@ def difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
 def prove(
     network: nn.Module, run: Callable[[Inputs], Any], inputs: Sequence[Inputs], what: str, tolerance: float
 ) -> float:
-    """Compare an exported network with the original; returns the largest relative difference.
+    """Compare an exported network with the original; return their difference.
 
     Args:
         network: the original, in eval mode.
-        run: calls the exported one.
-        inputs: what to call both on.
+        run: a function that calls the exported one.
+        inputs: the inputs of both.
         what: the format, for messages.
-        tolerance: the difference allowed in single precision; half precision has its rounding on top.
+        tolerance: the difference allowed in single precision; in half precision its rounding is added.
 
     Raises:
         ExportFailed: if it fails, or the difference is larger.
@@ -54,7 +54,7 @@ def prove(
     for example in inputs:
         with own_layers():
             expected = tensors_in(run_example(network, example))
-        rounding = max((_ROUNDING.get(x.dtype, 0.0) for x in expected), default=0.0)
+        rounding = max((_RELATIVE_ROUNDING.get(x.dtype, 0.0) for x in expected), default=0.0)
         try:
             actual = tensors_in(run(example))
         except Exception as error:
@@ -66,7 +66,7 @@ def prove(
         worst = max(worst, difference(expected, actual))
         if worst > tolerance + rounding:
             raise ExportFailed(
-                f"The {what} file of {type(network).__name__} gives other answers than the network on a batch of "
+                f"The {what} file of {type(network).__name__} gives other outputs than the network on a batch of "
                 f"{rows_of(example)}: they differ by {worst:.2g} of the largest output (tolerance {tolerance:.2g}). "
                 "Nothing was written. Raise tolerance if that is only rounding, as in a very deep network."
             )

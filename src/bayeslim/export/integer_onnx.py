@@ -1,4 +1,4 @@
-"""A quantised network as ONNX, with its own codes and scales: integers in the file, and in the arithmetic if wanted.
+"""A quantised network as ONNX, with its own codes and scales.
 
 Stored only, every weight is `Cast(codes) · scale` (or a look-up in its codebook), which onnxruntime computes once when
 it loads the file: the answers are those of the quantised network. In integer arithmetic, layers with int8 codes read
@@ -24,24 +24,24 @@ from bayeslim.quantise.result import Quantised
 from bayeslim.types import Inputs
 
 INT8_TOLERANCE = 0.1
-"""The relative difference that 8-bit activations may make."""
-_OVERHEAD = 256
-"""About how many bytes the operations that decode a weight take in the file."""
-_LARGEST_BIAS = 2**30
-"""The largest integer for a bias: half of what an int32 holds, since the layer's sums are added to it."""
+"""The relative difference that 8-bit activations may cause."""
+_DECODE_OVERHEAD_BYTES = 256
+"""The approximate size of the operations that decode a weight in the file."""
+_MAX_BIAS_CODE = 2**30
+"""The largest integer of a bias: half the range of int32, because the layer's sums are added to it."""
 _INTEGER_LAYERS = ("Conv", "Gemm", "MatMul")
 
 
 def to_integer_onnx(
     quantised: Quantised, network: nn.Module, inputs: Sequence[Inputs], example: Inputs, tolerance: float, *, int8: bool
 ) -> tuple[bytes, float]:
-    """A quantised network as the content of an ONNX file, checked in onnxruntime, and the largest difference found.
+    """Encode a quantised network as ONNX; return the content and its difference.
 
     Args:
         quantised: the codes and grids.
         network: its network, in eval mode, on the CPU.
-        inputs: what to trace it on, and then to check it on.
-        example: what to find the ranges of activations on, for `int8`.
+        inputs: the inputs to trace and check it on.
+        example: the inputs that give the ranges of activations, for `int8`.
         tolerance: the relative difference allowed.
         int8: compute in integers; then `INT8_TOLERANCE` is allowed at least.
     """
@@ -59,7 +59,7 @@ def to_integer_onnx(
 
 
 def _stored(proto: Any, quantised: Quantised) -> dict[str, tuple[np.ndarray, Uniform | Codebook]]:
-    """The initialisers that have codes, as they lie in the graph, with their grids."""
+    """Find the initialisers that have codes, in the graph's layout, with their grids."""
     (helper,) = require("onnx.numpy_helper")
     found: dict[str, tuple[np.ndarray, Uniform | Codebook]] = {}
     for tensor in proto.graph.initializer:
@@ -76,12 +76,12 @@ def _stored(proto: Any, quantised: Quantised) -> dict[str, tuple[np.ndarray, Uni
 
 
 def _is_worth_it(codes: np.ndarray) -> bool:
-    """Whether codes take less of the file than the weights, with the operations that decode them."""
-    return codes.size * 3 >= _OVERHEAD
+    """Return whether codes and their decoding take fewer bytes than the weights."""
+    return codes.size * 3 >= _DECODE_OVERHEAD_BYTES
 
 
 def _turned(codes: torch.Tensor, grid: Uniform | Codebook) -> tuple[torch.Tensor, Uniform | Codebook]:
-    """Codes and grid of a matrix whose rows and columns the exporter has exchanged."""
+    """Transpose codes and grid of a matrix that the exporter has transposed."""
     if codes.ndim != 2:
         return codes, grid
     if isinstance(grid, Codebook):
@@ -91,7 +91,7 @@ def _turned(codes: torch.Tensor, grid: Uniform | Codebook) -> tuple[torch.Tensor
 
 
 def _decode_(proto: Any, name: str, codes: np.ndarray, grid: Uniform | Codebook) -> None:
-    """Replace an initialiser by its codes and the operations that decode them, in place."""
+    """Replace an initialiser by its codes and their decoding, in place."""
     onnx, _ = require("onnx", "onnx.helper")
     make = onnx.helper.make_node
     _remove_(proto, name)
@@ -115,7 +115,7 @@ def _decode_(proto: Any, name: str, codes: np.ndarray, grid: Uniform | Codebook)
 def _compute_in_integers_(
     proto: Any, stored: dict[str, tuple[np.ndarray, Uniform | Codebook]], example: Inputs
 ) -> None:
-    """Make layers with int8 codes compute in integers, in place; other codes are only stored."""
+    """Make layers with int8 codes compute in integers, in place."""
     onnx, helper = require("onnx", "onnx.numpy_helper")
     make = onnx.helper.make_node
     biases = {t.name: helper.to_array(t) for t in proto.graph.initializer}
@@ -165,7 +165,7 @@ def _compute_in_integers_(
 
 
 def _fits(node: Any, codes: np.ndarray, grid: Uniform | Codebook, users: dict[str, int]) -> bool:
-    """Whether a layer's weight has int8 codes, with one scale or one an output, and is no other layer's."""
+    """Return whether a weight has one user, int8 codes and a scale per output."""
     if not isinstance(grid, Uniform) or np.abs(codes).max(initial=0) > 127 or users[node.input[1]] > 1:
         return False
     set_to = {a.name: a.f if a.name in ("alpha", "beta") else a.i for a in node.attribute}
@@ -177,31 +177,31 @@ def _fits(node: Any, codes: np.ndarray, grid: Uniform | Codebook, users: dict[st
 def _with_room(
     codes: np.ndarray, scale: np.ndarray, bias: np.ndarray, step: np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and scales that are coarse enough for the bias to be an int32 in units of step · scale.
+    """Coarsen codes and scales until the bias is an int32 in units of step · scale.
 
-    They are as they were, unless inputs or weights are so small that what they lose is nothing beside the bias.
+    They change only where inputs or weights are so small that the loss is negligible beside the bias.
     """
-    least = np.abs(bias) / (step * _LARGEST_BIAS)
+    least = np.abs(bias) / (step * _MAX_BIAS_CODE)
     coarser = np.maximum(scale, least.max() if scale.size == 1 else least.reshape(scale.shape))
     return np.round(codes * (scale / coarser)), coarser
 
 
 def _axis(grid: Uniform) -> int:
-    """The dimension along which scales differ."""
+    """Return the dimension along which scales differ."""
     return 1 if grid.scale.ndim == 2 and grid.scale.shape[0] == 1 else 0
 
 
 def _steps(low: float, high: float) -> tuple[np.float32, int]:
-    """The step and the zero of unsigned 8-bit levels that reach from low to high."""
+    """Return the step and the zero point of unsigned 8-bit levels from low to high."""
     low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:  # only zeros were seen, which tell neither the size nor the sign of what else may come
+    if low == high:  # only zeros were seen: the range of other inputs is unknown
         low, high = -1.0, 1.0
     step = np.float32(max((high - low) / 255, 1e-12))
     return step, int(np.clip(round(-low / float(step)), 0, 255))
 
 
 def _ranges(proto: Any, names: set[str], example: Inputs) -> dict[str, tuple[float, float]]:
-    """The least and largest value of tensors in the graph, on the example."""
+    """Return the smallest and largest value of tensors in the graph, on the example."""
     (onnx,) = require("onnx")
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)
@@ -218,7 +218,7 @@ def _ranges(proto: Any, names: set[str], example: Inputs) -> dict[str, tuple[flo
 
 
 def _dequantised(proto: Any, name: str, codes: np.ndarray, scale: np.ndarray, axis: int) -> Any:
-    """Put codes in the place of an initialiser; the operation that decodes them."""
+    """Replace an initialiser by its codes; return the operation that decodes them."""
     (onnx,) = require("onnx")
     _remove_(proto, name)
     parts = {"codes": codes, "scale": scale, "zero": np.zeros(scale.shape, codes.dtype)}
@@ -246,7 +246,7 @@ def _prepend_(proto: Any, nodes: Sequence[Any]) -> None:
 
 
 def _sort_(proto: Any, added: Sequence[Any]) -> None:
-    """Put operations where what they read is known, in place."""
+    """Sort operations topologically, in place."""
     (onnx,) = require("onnx")
     waiting = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*added, *proto.graph.node)]
     known = {t.name for t in proto.graph.initializer} | {entry.name for entry in proto.graph.input} | {""}

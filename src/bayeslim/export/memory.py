@@ -1,7 +1,7 @@
-"""How much memory a call takes: the weights, and the most that its tensors take at once.
+"""The memory of a call: the weights, and the peak of its live tensors.
 
-Counted in tensors rather than read from the operating system, so that it is exact, repeats, and does not see what the
-process held before. The work space that kernels take for themselves is not in it.
+It is counted in tensors rather than read from the operating system, so that it is exact, repeatable and independent of
+the rest of the process. The workspace of kernels is not counted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bayeslim.types import Inputs
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of the tensors made inside that are alive.
+    """A mode that counts the bytes of live tensors made inside it.
 
     Args:
-        known: tensors that were there before.
+        known: tensors that are not counted.
 
     Attributes:
-        live: bytes now.
-        peak: the most bytes there were.
+        live: the bytes now.
+        peak: the largest number of bytes so far.
     """
 
     def __init__(self, known: list[Tensor]):
@@ -39,7 +39,7 @@ class LiveTensors(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and count what it made."""
+        """Run an operation and count its results."""
         result = func(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor):
@@ -61,7 +61,7 @@ class LiveTensors(TorchDispatchMode):
 
 
 def peak_bytes(network: nn.Module, example: Inputs) -> int:
-    """The bytes of a network's weights and buffers, and the most that the tensors of a call take at once.
+    """Sum the bytes of weights, buffers and the peak of live tensors in a call.
 
     >>> peak_bytes(nn.Linear(8, 4), torch.zeros(2, 8))  # 36 weights and 2 · 4 outputs
     176

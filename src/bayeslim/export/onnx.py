@@ -1,9 +1,8 @@
-"""Export to ONNX: dynamic batch, checked in onnxruntime, small.
+"""Export to ONNX, with a dynamic batch size, checked in onnxruntime.
 
-The file holds the graph and the weights only: what the exporter adds about source code is taken out. Initialisers with
-zeros can be stored sparsely (ONNX's `sparse_initializer`: values and their places, worthwhile below a third of
-non-zeros), which onnxruntime reads exactly; it computes on them as if they were dense, so the file shrinks and the time
-does not.
+The file holds the graph and the weights only: the exporter's notes on source code are removed. Initialisers with zeros
+can be stored sparsely (ONNX's `sparse_initializer`: values and their indices, smaller below a third of non-zeros).
+onnxruntime reads them exactly but computes on them densely: the file shrinks and the latency stays.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from bayeslim.errors import BayeslimError, MissingExtra, UnsupportedModel
 from bayeslim.export.check import prove
 from bayeslim.types import Inputs
 
-_PLACE_BYTES = 8
+_INDEX_BYTES = 8
 
 
 def to_onnx(
@@ -38,15 +37,15 @@ def to_onnx(
     sparse: bool = False,
     int8: bool = False,
 ) -> tuple[bytes, float]:
-    """A network as the content of an ONNX file, checked in onnxruntime, and the largest difference found.
+    """Encode a network as ONNX; return the content and its largest difference.
 
     Args:
         network: in eval mode, on the CPU.
-        inputs: what to trace it on, and then to check it on.
+        inputs: the inputs to trace and check it on.
         tolerance: the relative difference allowed; not applied to int8.
         outputs: names of the outputs.
         sparse: store initialisers sparsely where that is smaller.
-        int8: quantise the weights to 8 bits, and activations as they come.
+        int8: quantise the weights to 8 bits, and activations dynamically.
     """
     require("onnx", "onnxscript", "onnxruntime")
     proto = traced(network, inputs, outputs)
@@ -61,7 +60,7 @@ def to_onnx(
 
 
 def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] | None = None) -> Any:
-    """A network as an `onnx.ModelProto` that holds nothing but the graph and the weights."""
+    """Trace a network to an `onnx.ModelProto` of graph and weights only."""
     require("onnx", "onnxscript")
     if outputs is None and isinstance(run_example(network, inputs[0]), Tensor):
         outputs = ("output",)
@@ -88,7 +87,7 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
 
 
 def _name_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Name the outputs of a graph; the exporter would not mind that a value inside, named after what it is, has one."""
+    """Name the outputs of a graph; rename inner values that have these names."""
     for node in graph:
         for value in node.outputs:
             if value.name in names:
@@ -98,14 +97,14 @@ def _name_outputs(graph: Any, names: Sequence[str]) -> None:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    """−p log p; torch 2.11 has a form of its own that it cannot trace again."""
+    """Compute −p log p; torch 2.11 cannot trace its own decomposition."""
     return torch.where(probs == 0, torch.zeros_like(probs), -probs * probs.log())
 
 
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *args: Any, **options: Any
 ) -> Any:
-    """Attention with a dimension for heads, which the exporter insists on."""
+    """Add the dimension of heads, which the exporter requires, to attention."""
     if query.ndim != 3 or options.get("enable_gqa"):
         return NotImplemented
     mask = mask.unsqueeze(1) if mask is not None and mask.ndim == 3 else mask
@@ -117,11 +116,11 @@ _REPLACED = {
     torch.ops.aten.special_entr.default: _entropy,
     torch.ops.aten.scaled_dot_product_attention.default: _attention,
 }
-"""What the exporter does not translate, in other words."""
+"""Decompositions of operations that the exporter does not translate."""
 
 
 def serialised(proto: Any) -> bytes:
-    """The content of a file; ONNX's own limit is 2 GiB."""
+    """Serialise a model; the limit of ONNX is 2 GiB."""
     try:
         content: bytes = proto.SerializeToString()
     except Exception as error:
@@ -132,39 +131,39 @@ def serialised(proto: Any) -> bytes:
 
 
 class Session:
-    """An ONNX file in onnxruntime, on the CPU, with as many threads as PyTorch may use.
+    """An ONNX file in onnxruntime, on the CPU, with PyTorch's number of threads.
 
     Args:
-        content: of the file.
+        content: the content of the file.
     """
 
     def __init__(self, content: bytes):
         (runtime,) = require("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
-        options.log_severity_level = 4  # what goes wrong is raised, and need not be printed as well
+        options.log_severity_level = 4  # errors are raised and need no log
         self._session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self._names = [entry.name for entry in self._session.get_inputs()]
 
     def bind(self, example: Inputs) -> Callable[[], list[np.ndarray]]:
-        """A function that runs the file on inputs as the network takes them."""
+        """Return a function that runs the file on inputs in the network's format."""
         feed = dict(zip(self._names, (x.numpy() for x in tensors_in(example)), strict=True))
         run: Callable[[Any, Any], list[np.ndarray]] = self._session.run
         return lambda: run(None, feed)
 
     def __call__(self, example: Inputs) -> list[Tensor]:
-        """The outputs on inputs as the network takes them."""
+        """Run the file on inputs in the network's format."""
         return [torch.from_numpy(output) for output in self.bind(example)()]
 
 
 def make_sparse_(proto: Any) -> None:
-    """Store initialisers as non-zero values and their places where that is smaller, in place."""
+    """Store initialisers sparsely where that is smaller, in place."""
     onnx, helper = require("onnx", "onnx.numpy_helper")
     dense = []
     for tensor in proto.graph.initializer:
         values = helper.to_array(tensor)
         places = np.flatnonzero(values)
-        if values.dtype == np.float32 and 0 < places.size * (values.itemsize + _PLACE_BYTES) < values.nbytes:
+        if values.dtype == np.float32 and 0 < places.size * (values.itemsize + _INDEX_BYTES) < values.nbytes:
             kept = helper.from_array(values.ravel()[places], tensor.name)
             indices = helper.from_array(places.astype(np.int64), f"{tensor.name}_places")
             sparse = onnx.helper.make_sparse_tensor(kept, indices, list(values.shape))
@@ -176,14 +175,14 @@ def make_sparse_(proto: Any) -> None:
 
 
 def quantised(proto: Any) -> bytes:
-    """The content of the int8 file of a model: weights in 8 bits, activations quantised as they come."""
+    """Encode a model in int8: weights in 8 bits, activations dynamically."""
     (quantisation,) = require("onnxruntime.quantization")
     root = logging.getLogger()
     level = root.level
     with tempfile.TemporaryDirectory() as folder, quiet():
         path = Path(folder) / "int8.onnx"
         try:
-            root.setLevel(logging.ERROR)  # it advises on a preparation that torch's exporter has done
+            root.setLevel(logging.ERROR)  # it advises a preprocessing that torch's exporter has done
             quantisation.quantize_dynamic(proto, path, weight_type=quantisation.QuantType.QInt8)
         finally:
             root.setLevel(level)
@@ -191,7 +190,7 @@ def quantised(proto: Any) -> bytes:
 
 
 def require(*modules: str) -> tuple[Any, ...]:
-    """Import the modules of an extra, or say which one to install."""
+    """Import the modules of an extra, or raise an error that names the extra."""
     found = []
     for module in modules:
         try:

@@ -1,8 +1,8 @@
-"""The operations a stored graph may call: functions of their arguments that check them.
+"""The operations that a stored graph may call.
 
-PyTorch has over two thousand operations, among them some that read files (`from_file`), write into their arguments, or
-take memory at its word (`fbgemm_*`, most that begin with an underscore). A graph from a file gets none of those: only
-PyTorch's core and pointwise operations, the layers of `torch.nn`, and what moves, makes or sums elements.
+PyTorch has over two thousand operations. Some read files (`from_file`), write into their arguments, or do not check
+the bounds of memory (`fbgemm_*`, most that begin with an underscore). A graph from a file may call none of those: only
+PyTorch's core and pointwise operations, the layers of `torch.nn`, and operations that move, create or sum elements.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _UNCHECKED = re.compile(r"_.*|as_strided.*|empty_strided|resize.*|set_.*|.*_back
 _SIZES: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg")
 }
-"""Python's own functions, by which graphs compute with sizes and take lists apart."""
+"""Python's own functions, with which graphs compute sizes and index lists."""
 
 
 def name_of(target: Any) -> str | None:
-    """The name of a function in the table, or None.
+    """Return the name of a function in the table, or None.
 
     >>> name_of(torch.ops.aten.linear.default), name_of(torch.ops.aten.from_file.default)
     ('aten.linear.default', None)
@@ -60,7 +60,7 @@ def name_of(target: Any) -> str | None:
 
 
 def function(name: Any) -> Callable[..., Any]:
-    """The function of the table that has this name.
+    """Return the function of this name in the table.
 
     Raises:
         CorruptFile: if there is none.

@@ -1,12 +1,11 @@
-"""A network as data: its graph of tensor operations as JSON, to run without the class it came from and without pickle.
+"""A network as data: its graph of operations as JSON.
 
 `torch.export`'s own file format (.pt2) is not safe to read from strangers: it unpickles weights and evaluates symbolic
 expressions. Here a graph is a list of steps, each an input, a tensor by name, or one operation of a table with
-its arguments. Reading one builds nothing else: the table (`operations`) holds only plain functions of their arguments,
-and every name that reaches generated code is an identifier.
+its arguments. Reading it builds nothing else: the table (`operations`) holds only pure functions, and every name that
+reaches generated code is an identifier.
 
-What is left to trust is arithmetic: a hostile graph can still ask for more time or memory than there is when it is
-*run*, as any network can.
+A hostile graph can still take too much time or memory when it is *run*, as any network can.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
-from bayeslim.compact.trace import made_functional
+from bayeslim.compact.trace import make_functional_
 from bayeslim.errors import CorruptFile, UnsupportedModel
 from bayeslim.export.operations import function, name_of
 from bayeslim.types import Inputs, Params
@@ -30,34 +29,34 @@ from bayeslim.types import Inputs, Params
 _NAMED_TYPES = (torch.dtype, torch.layout, torch.memory_format)
 _PART = re.compile(r"[A-Za-z0-9_]+")
 _TAKEN = {"self", *keyword.kwlist}
-_LARGEST_GRAPH = 1_000_000
+_MAX_GRAPH_STEPS = 1_000_000
 
 
 def as_graph(network: nn.Module, inputs: Sequence[Inputs]) -> fx.GraphModule:
-    """The network as a graph of operations: its own, if it is one already, else traced on the first of the inputs.
+    """Return the network as a graph of operations, traced if necessary.
 
     Raises:
-        UnsupportedModel: if it cannot be.
+        UnsupportedModel: if it cannot be traced.
     """
     if isinstance(network, fx.GraphModule) and all(_is_known(node) for node in network.graph.nodes):
         return network
     if not inputs:
         raise UnsupportedModel(
-            f"{type(network).__name__} has to be traced on an example to be stored with its graph: pass example=x."
+            f"{type(network).__name__} must be traced on an example to be stored with its graph. Pass example=x."
         )
     program = exported(network, inputs)
     with quiet():
         graph: fx.GraphModule = program.module(check_guards=False)
-        if not made_functional(graph.graph) or not all(_is_known(node) for node in graph.graph.nodes):
+        if not make_functional_(graph.graph) or not all(_is_known(node) for node in graph.graph.nodes):
             graph = program.run_decompositions({}).module(check_guards=False)  # which takes twice as long as tracing
     return graph
 
 
 def describe(graph: fx.GraphModule) -> tuple[dict[str, Any], Params]:
-    """A graph as JSON, and the tensors that it names.
+    """Describe a graph as JSON; return it and the tensors that it names.
 
     Raises:
-        UnsupportedModel: if it does something that the format does not hold.
+        UnsupportedModel: if it has an operation that the format does not store.
     """
     places: dict[fx.Node, int] = {}
     steps: list[dict[str, Any]] = []
@@ -89,14 +88,14 @@ def describe(graph: fx.GraphModule) -> tuple[dict[str, Any], Params]:
 
 
 def build(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
-    """The network that `describe` described, in eval mode.
+    """Build the network of a description, in eval mode.
 
     Args:
         program: the description, which is not trusted.
-        tensors: what it names.
+        tensors: the tensors that it names.
 
     Raises:
-        CorruptFile: if it is no such description, or names what is not there.
+        CorruptFile: if it is not a description, or names a tensor that is missing.
     """
     try:
         return _built(program, tensors)
@@ -108,8 +107,8 @@ def build(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
 
 def _built(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
     steps = program["steps"]
-    if not isinstance(steps, list) or len(steps) > _LARGEST_GRAPH:
-        raise CorruptFile("The file's graph is no list of steps, or far too long.")
+    if not isinstance(steps, list) or len(steps) > _MAX_GRAPH_STEPS:
+        raise CorruptFile("The file's graph is not a list of steps, or far too long.")
     graph, nodes, root = fx.Graph(), list[fx.Node](), nn.Module()
     for step in steps:
         if "input" in step:
@@ -139,7 +138,7 @@ def _is_assertion(node: fx.Node) -> bool:
 
 
 def _described(value: Any, places: Mapping[fx.Node, int]) -> Any:
-    """An argument as JSON."""
+    """Encode an argument as JSON."""
     if isinstance(value, fx.Node):
         return {"$step": places[value]}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -158,7 +157,7 @@ def _described(value: Any, places: Mapping[fx.Node, int]) -> Any:
 
 
 def _read(value: Any, nodes: list[fx.Node]) -> Any:
-    """An argument from JSON."""
+    """Decode an argument from JSON."""
     if isinstance(value, list):
         return [_read(v, nodes) for v in value]
     if not isinstance(value, dict):
@@ -176,12 +175,12 @@ def _read(value: Any, nodes: list[fx.Node]) -> Any:
         return torch.device(content)
     named = getattr(torch, str(content), None) if kind == "$torch" else None
     if not isinstance(named, _NAMED_TYPES):
-        raise CorruptFile(f"The file's graph holds {value!r}, which means nothing to bayeslim.")
+        raise CorruptFile(f"The file's graph holds {value!r}, which bayeslim never writes.")
     return named
 
 
 def _input_names(graph: fx.GraphModule) -> dict[fx.Node, str]:
-    """The arguments of the graph's forward: single tensors, under the names of the original."""
+    """Return the names of the forward's arguments, which must be single tensors."""
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     info = getattr(graph.graph._codegen, "pytree_info", None)
     if info is None:
@@ -190,7 +189,7 @@ def _input_names(graph: fx.GraphModule) -> dict[fx.Node, str]:
     names = dict(zip(args, info.orig_args, strict=False)) if all(isinstance(a, fx.Node) for a in args) else {}
     names |= {node: key for key, node in kwargs.items() if isinstance(node, fx.Node)}
     if len(names) != len(placeholders):
-        raise UnsupportedModel("The network takes nested inputs, which bayeslim does not store: flatten them.")
+        raise UnsupportedModel("The network takes nested inputs, which bayeslim does not store. Flatten them.")
     return names
 
 

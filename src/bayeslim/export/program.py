@@ -1,4 +1,4 @@
-"""Export as a PyTorch program (.pt2), which `torch.export.load` runs without the class of the network.
+"""Export as a PyTorch program (.pt2), which `torch.export.load` reads.
 
 Reading a .pt2 file unpickles parts of it: load only files you trust. `bayeslim.save` writes folders that are safe.
 """
@@ -19,15 +19,15 @@ from bayeslim.types import Inputs
 
 
 def to_program(network: nn.Module, inputs: Sequence[Inputs], tolerance: float) -> tuple[bytes, float]:
-    """A network as the content of a .pt2 file, checked, and the largest difference found.
+    """Encode a network as a .pt2 file; return its content and the largest difference.
 
     Args:
         network: in eval mode, on the CPU.
-        inputs: what to trace it on, and then to check it on.
+        inputs: the inputs to trace and check it on.
         tolerance: the relative difference allowed.
     """
     program, content = exported(network, inputs), io.BytesIO()
-    # Neither the example nor the places of the source code belong into a file that is passed on.
+    # The file is passed on: it holds neither the example nor paths of source code.
     program.example_inputs = None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)

@@ -1,4 +1,4 @@
-"""A network in every runtime on this machine, ready to be timed on the CPU."""
+"""Runtimes on this machine: a network prepared for each, to be timed on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bayeslim.export import onnx
 from bayeslim.types import Inputs, arguments
 
 RUNTIMES = ("eager", "compile", "onnxruntime", "onnxruntime-int8")
-"""PyTorch as it is, compiled by PyTorch, and in onnxruntime as it is and in 8 bits."""
+"""Eager PyTorch, compiled PyTorch, and onnxruntime in float32 and in 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Contender:
     """A network in a runtime.
 
     Attributes:
-        bind: gives, for inputs, a function that runs the network on them.
+        bind: returns, for inputs, a function that runs the network on them.
         file_bytes: the size of the runtime's file, if it has one.
     """
 
@@ -32,17 +32,17 @@ class Contender:
 
 
 def available() -> tuple[str, ...]:
-    """The runtimes that are here and quick to prepare: all but "compile"."""
+    """List the installed runtimes that are quick to prepare: all but "compile"."""
     installed = all(find_spec(package) for package in ("onnx", "onnxscript", "onnxruntime"))
     return ("eager", *(("onnxruntime", "onnxruntime-int8") if installed else ()))
 
 
 class Preparation:
-    """Brings a network into runtimes, tracing it for ONNX once.
+    """A network to be prepared for runtimes, traced for ONNX once.
 
     Args:
         network: in eval mode, on the CPU.
-        inputs: what to trace it on, of more than one batch size if it takes them.
+        inputs: the inputs to trace it on, of several batch sizes if it takes them.
     """
 
     def __init__(self, network: nn.Module, inputs: Sequence[Inputs]):
@@ -53,7 +53,7 @@ class Preparation:
         return onnx.traced(self._network, self._inputs)
 
     def __call__(self, runtime: str) -> Contender:
-        """The network in one of `RUNTIMES`."""
+        """Prepare the network for one of `RUNTIMES`."""
         if runtime == "eager":
             return Contender(_in_torch(self._network))
         if runtime == "compile":

@@ -1,7 +1,7 @@
-"""A plain network in a folder: what of it is written beside its tensors, and how it is made again.
+"""Plain networks in a folder: their configuration, and how they are built again.
 
-Tensors with zeros are packed without them, so that the file shrinks with what is left. A network that was compacted has
-sizes its class does not know; it comes back in one of three ways, none of which unpickles or runs code of the file:
+Tensors are packed without their zeros, so that the file shrinks with the non-zeros. A compacted network has sizes that
+its class does not know. It is read in one of these ways, none of which unpickles or runs code of the file:
 
 * as the given `model`, or the network of `bayeslim.zoo` that the file names, cut to the sizes in the file;
 * as the graph of its operations (`portable`), which needs no class at all.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslim.compact.example import batches, run_example
+from bayeslim.compact.example import EXAMPLE, batches, run_example
 from bayeslim.compact.rebuild import put_tensors
 from bayeslim.compact.sparse import SEPARATOR, pack, unpack
 from bayeslim.compact.trace import evaluating_copy
@@ -26,16 +26,15 @@ from bayeslim.export.portable import as_graph, build, describe
 from bayeslim.io.networks import config_of, create
 from bayeslim.types import Inputs, Params, to_device
 
-EXAMPLE = "slim_example"
-"""The attribute under which a compacted network keeps inputs to trace it on."""
-
 _TENSOR, _CONSTANT = "network:", "constant:"
-_SMALL = 64 << 20
-_EXPANSION = 4096
+_MIN_CLAIMED_BYTES = 64 << 20
+"""Tensors up to this many bytes are unpacked without a check."""
+_MAX_EXPANSION_FACTOR = 4096
+"""The largest ratio of unpacked to packed bytes."""
 
 
 def architecture_of(model: nn.Module) -> dict[str, Any]:
-    """What a folder says about a network's class: its name, its entry in the zoo, and the sizes if it is smaller."""
+    """Describe a network: class, entry in the zoo, sizes if it was compacted."""
     found = {"class": type(model).__name__, "zoo": config_of(model)}
     if hasattr(model, EXAMPLE) or _is_cut(model, found["zoo"]):
         found["sizes"] = {path: _integers(module) for path, module in model.named_modules() if _integers(module)}
@@ -43,11 +42,11 @@ def architecture_of(model: nn.Module) -> dict[str, Any]:
 
 
 def write_plain(network: nn.Module, example: Inputs | None) -> tuple[dict[str, Any], Params]:
-    """The config and the tensors of a plain network, for a folder.
+    """Return the config and the tensors of a plain network, for a folder.
 
     Args:
         network: the network.
-        example: inputs to trace its graph on; those it was compacted with, if not given.
+        example: inputs to trace its graph on; by default those that it was compacted with.
 
     Raises:
         UnsupportedModel: if an example is given and the network cannot be stored as a graph.
@@ -75,13 +74,13 @@ def write_plain(network: nn.Module, example: Inputs | None) -> tuple[dict[str, A
 
 
 def unpacked(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Params:
-    """The tensors of a folder in full, tied ones under each of their names.
+    """Unpack the tensors of a folder, tied ones under each of their names.
 
     Raises:
         CorruptFile: if they are damaged, or would take far more memory than the file.
     """
     stored = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if _claimed(tensors) > max(_SMALL, _EXPANSION * stored):
+    if _claimed(tensors) > max(_MIN_CLAIMED_BYTES, _MAX_EXPANSION_FACTOR * stored):
         raise CorruptFile("The file claims tensors far larger than a file of its size can hold.")
     full = unpack(tensors)
     tied = config.get("tied", {})
@@ -91,7 +90,7 @@ def unpacked(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Params
 
 
 def read_program(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The network of a folder from its graph."""
+    """Build the network of a folder from its graph."""
     if config.get("program") is None:
         architecture, reason = config["architecture"], config.get("no_program")
         raise BayeslimError(
@@ -104,15 +103,17 @@ def read_program(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn
 
 
 def resize_(network: nn.Module, state: Mapping[str, Tensor], sizes: Any) -> None:
-    """Cut a network to the sizes in a file, in place; what does not fit is left for the check that follows.
+    """Cut a network to the sizes in a file, in place.
+
+    Tensors that do not fit are left for the check that follows.
 
     Args:
-        network: of the class that was compacted.
+        network: a network of the class that was compacted.
         state: the tensors in the file by name.
         sizes: the integer attributes of its modules in the file, by path and name.
 
     Raises:
-        CorruptFile: if the sizes are no such thing.
+        CorruptFile: if the sizes are not a table.
     """
     own = dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers(remove_duplicate=False))
     smaller = {
@@ -123,7 +124,7 @@ def resize_(network: nn.Module, state: Mapping[str, Tensor], sizes: Any) -> None
     if not smaller:
         return
     if not isinstance(sizes, dict):
-        raise CorruptFile("The file's sizes are no table.")
+        raise CorruptFile("The file's sizes are not a table.")
     names = {name: tuple(other for other, tensor in own.items() if tensor is own[name]) for name in smaller}
     put_tensors(network, smaller, names)
     modules = dict(network.named_modules())
@@ -132,11 +133,11 @@ def resize_(network: nn.Module, state: Mapping[str, Tensor], sizes: Any) -> None
         for attribute, value in attributes.items() if isinstance(attributes, dict) else ():
             if attribute in known and type(value) is int:
                 setattr(modules[path], attribute, value)
-    object.__setattr__(network, EXAMPLE, None)  # saved again, it is still one that was cut
+    object.__setattr__(network, EXAMPLE, None)  # it counts as compacted when it is saved again
 
 
 def _program(network: nn.Module, state: Mapping[str, Tensor], example: Inputs | None) -> tuple[dict[str, Any], Params]:
-    """The description of the network's graph, proven to give its answers, and the tensors that are not in its state."""
+    """Describe the network's graph and check it; return also the other tensors."""
     if example is None:
         program, tensors = describe(as_graph(network, []))
     else:
@@ -150,7 +151,7 @@ def _program(network: nn.Module, state: Mapping[str, Tensor], example: Inputs | 
 
 
 def _is_cut(model: nn.Module, zoo_config: Any) -> bool:
-    """Whether a network of the zoo is smaller than its entry says."""
+    """Return whether a network of the zoo is smaller than its entry."""
     if zoo_config is None:
         return False
     with torch.device("meta"):
@@ -160,13 +161,13 @@ def _is_cut(model: nn.Module, zoo_config: Any) -> bool:
 
 
 def _claimed(tensors: Mapping[str, Tensor]) -> int:
-    """How many bytes packed tensors say they take in full."""
+    """Sum the bytes that packed tensors claim to take unpacked."""
     total = 0
     for name, tensor in tensors.items():
         if name.endswith(f"{SEPARATOR}shape"):
             sizes = tensor.tolist() if tensor.ndim == 1 and not tensor.is_floating_point() else [-1]
             if min(sizes, default=0) < 0:
-                raise CorruptFile(f'The file gives "{name}" as {sizes}, which is no shape.')
+                raise CorruptFile(f'The file gives "{name}" as {sizes}, which is not a shape.')
             total += math.prod(sizes) * 8
     return total
 
@@ -180,7 +181,7 @@ def _integers(module: nn.Module) -> dict[str, int]:
 
 
 def _without_tied(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, str]]:
-    """Each tensor once, and the other names of those that share their memory whole."""
+    """Return each tensor once, and the other names of tensors that share their memory."""
     unique: Params = {}
     tied: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}

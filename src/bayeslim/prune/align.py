@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import UnitGraph, units
 from bayeslim.compact.alike import Alike, alike
@@ -31,6 +30,7 @@ from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.prune.assignment import best_assignment
+from bayeslim.replica import replicate
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, Params, call, device_of, to_device
 
@@ -129,7 +129,8 @@ def _match(first: Params, own: Params, layers: list[_Layer]) -> None:
 
 def _check_same(bnn: Bayesian, before: Params, after: Params, example: Inputs) -> None:
     model: nn.Module = bnn.model
-    with torch.no_grad(), stochastic.evaluating(model):
+    model = replicate(model)
+    with torch.no_grad():
         wanted = call(model, example, before)
         given = call(model, example, {name: value.to(before[name]) for name, value in after.items()})
     gap = float((wanted - given).abs().max() / wanted.abs().max().clamp_min(1e-12))

@@ -1,7 +1,8 @@
 """Statistics of batch norms, measured anew after a cut.
 
 A cut changes the distribution of every layer's outputs, and a batch norm divides by the statistics of the network
-before the cut. So the mean network passes over the data once more, and its batch norms average the statistics of all batches.
+before the cut. So the mean network passes over the data once more, and its batch norms average the statistics of all
+batches.
 """
 
 from __future__ import annotations

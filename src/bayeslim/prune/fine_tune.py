@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.methods import Variational
+from bayeslim.methods.variational import Variational
 from bayeslim.prune.prune import Refresh
 from bayeslim.train.fit import fit
 

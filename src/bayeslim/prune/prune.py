@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.methods import Laplace
+from bayeslim.methods.laplace import Laplace
 from bayeslim.posteriors.gaussian import How
 from bayeslim.prune.apply import apply_plan, condition
 from bayeslim.prune.batch_norms import measure_batch_norms
@@ -71,15 +71,20 @@ def prune(
         batch_norms: "measure" the statistics of batch norms anew on `refresh` after every cut, or "keep" them.
         bias_correction: whether to bring the mean outputs of cut layers back to those before the cut, on `refresh`, by
             their biases; for networks without norms.
-        progress: whether to show progress bars.
+        progress: whether to show progress bars; `BAYESLIM_PROGRESS=0` in the environment turns all of them off.
     """
     settings = Settings(granularity, criterion, example, validate, how)
     _check(bnn, what, settings, refresh, steps, fine_tune, batch_norms, bias_correction)
-    refit = Refresh(refresh, fine_tune, how, batch_norms, bias_correction, progress)
-    if isinstance(what, Plan):
-        return refit(apply_plan(bnn, what, how), bnn)
+    refit = Refresh(refresh, fine_tune, how, batch_norms, bias_correction)
+    with showing(progress):
+        if isinstance(what, Plan):
+            return refit(apply_plan(bnn, what, how), bnn)
+        return _in_steps(bnn, what, settings, steps, refit)
+
+
+def _in_steps(bnn: Bayesian, what: Budget, settings: Settings, steps: int, refit: Refresh) -> Bayesian:
     pruned = bnn
-    for step in progress_bar(range(steps), "pruning", enabled=progress and steps > 1):
+    for step in progress_bar(range(steps), "pruning", enabled=steps > 1):
         measured = what.goal in ("max_error_increase", "evidence")
         share = (step + 1) / steps if measured else 1 / (steps - step)
         try:
@@ -88,7 +93,7 @@ def prune(
             if pruned is bnn and step + 1 == steps:
                 raise
             continue  # a small share of the way may round to no cut at all
-        pruned = refit(apply_plan(pruned, chosen, how), pruned)
+        pruned = refit(apply_plan(pruned, chosen, settings.how), pruned)
     return pruned
 
 
@@ -101,7 +106,6 @@ class Refresh:
     how: How = "joint"
     batch_norms: BatchNorms = "measure"
     bias_correction: bool = False
-    progress: bool = True
 
     def __call__(self, bnn: Bayesian, before: Bayesian | None = None) -> Bayesian:
         """Find the posterior again, in place, with the zeros kept.
@@ -120,9 +124,9 @@ class Refresh:
         if isinstance(bnn.method, Laplace):  # its own fit measures the curvature of the network as it is
             if self.fine_tune is not None:
                 fit(bnn, self.loader, **self.fine_tune)
-            bnn.fit(self.loader, progress=self.progress)
+            bnn.fit(self.loader)
         else:
-            bnn.fit(self.loader, **{"progress": self.progress, **(self.fine_tune or {})})
+            bnn.fit(self.loader, **(self.fine_tune or {}))
         condition(bnn, bnn.masks, self.how)
         return bnn
 

@@ -14,6 +14,9 @@ from bayeslim.prune.candidates import Candidates
 
 MIN_CAPACITY = 0.25
 """A global cut leaves every layer at least this much of the fraction that it leaves of the whole network."""
+MAX_GRID_POINTS = 4096
+FIXED_POINT_ITERATIONS = 40
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +83,31 @@ def rank(
 def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -> Tensor:
     """Delay candidates that would leave too little of their layer.
 
-    A candidate at the fraction s of its layer goes once the network as a whole has lost 1 − (1 − s) / min_capacity.
+    With the first t candidates of the plain order, layer l of n_l candidates would lose the fraction s_l(t). It may
+    lose 1 − min_capacity (1 − f), with f the fraction that the whole network loses:
+
+        f(t) = Σ_l n_l / n · min(s_l(t), 1 − min_capacity (1 − f(t))),
+
+    a fixed point of a contraction. A candidate at the fraction s of its layer goes once f(t) ≥ 1 − (1 − s) /
+    min_capacity.
     """
-    place = torch.arange(1, len(order) + 1, dtype=torch.float64) / max(1, len(order))
-    share = _share(candidates.layers[order], len(candidates.layer_names))
-    earliest = 1 - (1 - share) / min_capacity
-    return order[torch.maximum(place, earliest).argsort(stable=True)]
+    count = len(order)
+    if not count:
+        return order
+    layers = candidates.layers[order]
+    grid = torch.linspace(0, count, min(count, MAX_GRID_POINTS) + 1).round().long()
+    lost = grid.double() / count
+    shares, sizes = [], []
+    for layer in layers.unique().tolist():
+        places = (layers == layer).nonzero()[:, 0] + 1
+        shares.append(torch.searchsorted(places, grid, right=True).double() / len(places))
+        sizes.append(len(places) / count)
+    for _ in range(FIXED_POINT_ITERATIONS):
+        cap = 1 - min_capacity * (1 - lost)
+        lost = torch.stack([size * torch.minimum(s, cap) for size, s in zip(sizes, shares, strict=True)]).sum(0)
+    earliest = 1 - (1 - _share(layers, len(candidates.layer_names))) / min_capacity
+    release = grid[torch.searchsorted(lost, earliest - ROUNDING).clamp(max=len(grid) - 1)]
+    return order[torch.maximum(torch.arange(1, count + 1), release).argsort(stable=True)]
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
