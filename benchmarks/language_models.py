@@ -68,7 +68,7 @@ def cut_by_us(
         pruned = bl.prune(bnn, bl.plan(bnn, granularity=f"{target.n}:{target.m}"))
     else:
         budget = bl.Budget(sparsity=target.sparsity, scope=scope)
-        pruned = bl.prune(bnn, budget, steps=steps, refresh=loader if steps > 1 else None)
+        pruned = bl.prune(bnn, budget, steps=steps, refresh=loader if steps > 1 else None, progress=False)
     solves = getattr(pruned.plan_, "solves", {}).values()
     facts = {
         "iterations": max((solve.iterations for solve in solves), default=0),

@@ -27,6 +27,7 @@ from bayeslim.prune.plan import Plan, decide
 from bayeslim.prune.settings import Settings
 from bayeslim.train.fit import fit
 from bayeslim.train.progress import progress as progress_bar
+from bayeslim.train.progress import showing
 from bayeslim.types import Inputs
 
 BatchNorms = Literal["measure", "keep"]
