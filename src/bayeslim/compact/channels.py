@@ -225,6 +225,11 @@ class Channels(Walker):
             return self.labels.find(self.of[node])
         name, grid = self._coordinates[node]
         labels = self._element_labels(name)
+        if name in self.elements:
+            # Inputs of other sizes read other positions: the positions of a dimension that is read in part stay.
+            sizes = self._tensor(name).shape
+            partly = [dim for dim, axis in enumerate(grid) if len(torch.unique(slim(axis))) < sizes[dim]]
+            labels = self.labels.unite_along(labels, partly)
         labels = settle(labels[tuple(grid)] if grid else labels)
         self.of[node] = labels
         return labels
