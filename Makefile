@@ -6,21 +6,27 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.installed-demo
 STAMP  := $(VENV)/.installed
 PEERS  := .venv-peers
 
 .PHONY: demo test lint types check install clean benchmark-peers
 
-$(STAMP): pyproject.toml constraints.txt
+# the demonstration needs the command line, the report and ONNX; linters and test tools come with $(STAMP)
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[cli,report,onnx]"
+	touch $(DEMO)
+
+$(STAMP): $(DEMO)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
 install: $(STAMP)
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/bayeslim demo $(if $(RECIPE),--recipe "$(RECIPE)" --output "demo-$(RECIPE)")
 
 lint: $(STAMP)

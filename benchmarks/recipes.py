@@ -28,8 +28,8 @@ from sparse_posteriors import DEFAULTS, Run, errors, nonzeros
 from torch import Tensor, nn
 
 import bayeslim as bl
-from bayeslim.prune.plan import NothingToCut
-from bayeslim.prune.tune import means_alone
+from bayeslim.prune.cuts import NothingToCut
+from bayeslim.prune.fine_tune import means_alone
 
 NETWORKS = ("lenet_300_100", "lenet5")
 DRAWS = 32

@@ -77,15 +77,6 @@ PARTS = ("aleatoric", "epistemic", "variance")
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)
-def test_uncertainty_is_worked_out_once_and_when_it_is_read(likelihood):
-    prediction = likelihood.predict(torch.randn(5, 7, 4))
-    waiting = prediction.uncertainty
-    assert callable(waiting)
-    assert prediction.epistemic is prediction.epistemic
-    assert prediction.uncertainty is not waiting  # and with it goes what was kept for it
-
-
-@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)
 def test_uncertainty_is_that_of_when_it_was_predicted(likelihood):
     """Whatever is learned, or written over the mean, before it is read."""
     likelihood, outputs = copy.deepcopy(likelihood), torch.randn(5, 7, 4)

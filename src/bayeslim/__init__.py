@@ -24,41 +24,43 @@ from bayeslim.app.benchmark import Benchmark, benchmark
 from bayeslim.app.compress import Compressed, compress
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
-from bayeslim.coding import Encoded, decode, encode
+from bayeslim.coding.encode import Encoded, decode, encode
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
+from bayeslim.io.registry import register
 from bayeslim.io.saving import load, save
-from bayeslim.methods import (
-    HMC,
-    IVON,
-    PSGLD,
-    SGHMC,
-    SGLD,
-    SGNHT,
-    SVGD,
-    SWA,
-    SWAG,
-    DeepEnsemble,
-    Laplace,
-    MCAugmentation,
-    MCBatchNorm,
-    MCDropout,
-    Method,
-    MultiSWAG,
-    Snapshot,
-    Subnetwork,
-    Subspace,
-    Variational,
-)
+from bayeslim.methods.base import Method
+from bayeslim.methods.deep_ensemble import DeepEnsemble
+from bayeslim.methods.hmc import HMC
+from bayeslim.methods.ivon import IVON
+from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.mc_augmentation import MCAugmentation
+from bayeslim.methods.mc_batch_norm import MCBatchNorm
+from bayeslim.methods.mc_dropout import MCDropout
+from bayeslim.methods.multi_swag import MultiSWAG
+from bayeslim.methods.psgld import PSGLD
+from bayeslim.methods.sghmc import SGHMC
+from bayeslim.methods.sgld import SGLD
+from bayeslim.methods.sgnht import SGNHT
+from bayeslim.methods.snapshot import Snapshot
+from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.methods.subspace import Subspace
+from bayeslim.methods.svgd import SVGD
+from bayeslim.methods.swa import SWA
+from bayeslim.methods.swag import SWAG
+from bayeslim.methods.variational import Variational
+from bayeslim.predict.compiled import Compiled, compiled
 from bayeslim.predict.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
-from bayeslim.quantise import Quantised, deserved_bits, quantise
+from bayeslim.quantise.deserved import deserved_bits
+from bayeslim.quantise.quantise import quantise
+from bayeslim.quantise.result import Quantised
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
+from bayeslim.stochastic import linear_in_parameters
 from bayeslim.train import schedules
-
-__version__ = "0.1.0"
+from bayeslim.version import __version__ as __version__
 
 __all__ = [
     "HMC",
@@ -73,6 +75,7 @@ __all__ = [
     "Bayesian",
     "Benchmark",
     "Budget",
+    "Compiled",
     "Compressed",
     "DeepEnsemble",
     "Encoded",
@@ -96,6 +99,7 @@ __all__ = [
     "bayesianize_",
     "benchmark",
     "compact",
+    "compiled",
     "compress",
     "continual",
     "data",
@@ -110,6 +114,7 @@ __all__ = [
     "fine_tune",
     "gates",
     "likelihoods",
+    "linear_in_parameters",
     "load",
     "log_evidence",
     "metrics",
@@ -120,6 +125,7 @@ __all__ = [
     "prune",
     "quantise",
     "recipes",
+    "register",
     "report",
     "samplers",
     "save",

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from bayeslim import stochastic
 from bayeslim.errors import BayeslimError, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method, Terms
-from bayeslim.posteriors import Gaussian, Particles, Posterior
+from bayeslim.methods.base import Method, Terms
+from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
+from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
 from bayeslim.sites import Selection, Sites, sites
+from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
-from bayeslim.train.objective import Objective, warn_if_past_wrapper
 from bayeslim.train.schedules import Position, Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
 
@@ -58,7 +59,7 @@ def bayesianize(
     """
     _check(model, method, likelihood, num_data)
     try:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     except RuntimeError as error:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {error} It has tensors computed by old-style hooks "
@@ -131,6 +132,7 @@ class Bayesian(nn.Module):
         self.anchor: tuple[Gaussian, float] | None = None
         self.plan_: Any = None
         self.seed: int | None = None  # of the run of `fit` that is under way
+        self._replicates: bool | None = None  # whether a replica of the model will do; the first one finds out
         method.convert(self)
         self._maximise_priors()
 
@@ -196,8 +198,27 @@ class Bayesian(nn.Module):
         """One draw in training mode, the mean network in evaluation mode."""
         if self.training:
             return self.method.draw(self, inputs)
+        params = self.method.mean_params(self)
+        if params and not torch.compiler.is_compiling():
+            return call(replicate(self.model), inputs, params)  # other threads may call the model meanwhile
         with stochastic.noise(self.model, on=False):
-            return call(self.model, inputs, self.method.mean_params(self))
+            return call(self.model, inputs, params)
+
+    def replica(self, inputs: Inputs | None = None) -> Self:
+        """Make a copy to evaluate that shares all but the slots of parameters, so that this network stays untouched.
+
+        Where the forward of the model reaches past its module tree (see `bayeslim.replica`), the model is copied whole.
+
+        Args:
+            inputs: an example of the inputs, to find out once which it is; without, the last finding counts.
+        """
+        if self._replicates is None and inputs is not None:
+            self._set(_replicates=reads_its_own_tensors(self.model, inputs))
+        twin = replicate(self)
+        twin.state = dict(self.state)
+        if self._replicates is False:
+            twin.model = deep_copy(self.model).eval()
+        return twin
 
     def loss(self, batch: Batch, *, kl_weight: float | None = None) -> Tensor:
         """The training loss of a batch: mean NLL + kl_weight · KL / num_data, a scalar to call `backward` on.
@@ -310,10 +331,10 @@ class Bayesian(nn.Module):
         return plain
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """What `to` does: particles and masks go along to another device; other posteriors do when they are read."""
+        """Move posteriors and masks along to another device."""
         super()._apply(fn, recurse)
         device = device_of(self.model)
-        self.state.update({key: kept.to(device) for key, kept in self.state.items() if isinstance(kept, Particles)})
+        self.state.update({key: kept.to(device) for key, kept in self.state.items() if isinstance(kept, Posterior)})
         self.masks = {name: mask.to(device) for name, mask in self.masks.items()}
         return self
 

@@ -46,8 +46,16 @@ class NotPositiveDefinite(BayeslimError, ArithmeticError):
     """A precision has directions of zero or negative curvature, so that it has no covariance."""
 
 
+class NotRegistered(BayeslimError, ValueError):
+    """A name was looked up that no registered class or function has."""
+
+
 class CorruptFile(BayeslimError, ValueError):
     """A file is truncated, foreign, of another version, or does not fit the model."""
+
+
+class FolderInUse(BayeslimError):
+    """Another process, or another thread, is writing to the folder."""
 
 
 class DownloadFailed(BayeslimError, OSError):

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-
-class Uncertainty(NamedTuple):
-    """How unsure a prediction is, and why; see `Prediction`.
-
-    Attributes:
-        aleatoric: the part that more training data would not remove, (B, ...).
-        epistemic: the part that more training data would remove.
-        spread: the variance of the probabilities across networks, or None for values and counts.
-    """
-
-    aleatoric: Tensor
-    epistemic: Tensor
-    spread: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,53 +19,26 @@ class Prediction:
     and counts they are variances, with `variance = aleatoric + epistemic`, and `entropy` is that of a Gaussian.
 
     Attributes:
-        kind: what the targets are: "classes", "binary", "values" or "counts".
+        kind: the kind of targets: "classes", "binary", "values" or "counts".
         mean: the predictive mean, (B, ...): probabilities, means or rates.
-        outputs: the raw network outputs of every draw, (S, B, ...), as they lie in memory.
-        uncertainty: its parts, or how to work them out from the outputs, which is done when one of them is first read:
-            do not write over these before that.
+        samples: the raw network outputs of every draw, (S, B, ...).
+        aleatoric: the part of the uncertainty that more training data would not remove, (B, ...).
+        epistemic: the part that more training data would remove, (B, ...).
         probs: class probabilities, (B, ..., C), or None for values and counts.
+        spread: the variance of the probabilities across networks, or None for values and counts.
     """
 
     kind: Literal["classes", "binary", "values", "counts"]
     mean: Tensor
-    outputs: Tensor
-    uncertainty: Uncertainty | Callable[[], Uncertainty]
+    samples: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
     probs: Tensor | None = None
-
-    @property
-    def samples(self) -> Tensor:
-        """The raw network outputs of every draw, (S, B, ...), in that order in memory."""
-        if not self.outputs.is_contiguous():
-            object.__setattr__(self, "outputs", self.outputs.contiguous())
-        return self.outputs
-
-    def known(self) -> Uncertainty:
-        """The parts of its uncertainty."""
-        known = self.uncertainty  # read once: another thread may put it in place meanwhile
-        if not isinstance(known, Uncertainty):
-            known = known()
-            object.__setattr__(self, "uncertainty", known)
-        return known
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """The part of the uncertainty that more training data would not remove, (B, ...)."""
-        return self.known().aleatoric
-
-    @property
-    def epistemic(self) -> Tensor:
-        """The part that more training data would remove, (B, ...)."""
-        return self.known().epistemic
-
-    @property
-    def spread(self) -> Tensor | None:
-        """The variance of the probabilities across networks, or None for values and counts."""
-        return self.known().spread
+    spread: Tensor | None = None
 
     @property
     def variance(self) -> Tensor:
-        """Of the targets for values and counts; of the probabilities across networks for classes."""
+        """The variance of values and counts; of classes, that of the probabilities across networks."""
         return self.aleatoric + self.epistemic if self.spread is None else self.spread
 
     @property
@@ -99,24 +57,9 @@ class Prediction:
         return (self.probs > 0.5).long() if self.kind == "binary" else self.probs.argmax(-1)
 
     def to(self, device: torch.device | str) -> Prediction:
-        """The same with all of it on another device."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(device)
-
-        aleatoric, epistemic, spread = self.known()
-        return replace(
-            self,
-            mean=moved(self.mean),
-            outputs=moved(self.outputs),
-            uncertainty=Uncertainty(moved(aleatoric), moved(epistemic), None if spread is None else moved(spread)),
-            probs=None if self.probs is None else moved(self.probs),
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All that is to be known, for copies and files."""
-        self.known()
-        return vars(self)
+        """Move every tensor to another device."""
+        moved: dict[str, Any] = {n: value.to(device) for n, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     def __len__(self) -> int:
         return self.mean.shape[0]
@@ -124,7 +67,7 @@ class Prediction:
     def __repr__(self) -> str:
         unit = "nats" if self.probs is not None else "variance"
         return (
-            f"Prediction of {self.kind}: {len(self)} examples from {self.outputs.shape[0]} samples; mean {unit}: "
+            f"Prediction of {self.kind}: {len(self)} examples from {self.samples.shape[0]} samples; mean {unit}: "
             f"aleatoric {self.aleatoric.mean().item():.4g}, epistemic {self.epistemic.mean().item():.4g}"
         )
 

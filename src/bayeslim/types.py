@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 
@@ -152,18 +154,42 @@ def batch_size(inputs: Inputs) -> int:
     raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}. {hint}")
 
 
+def with_batch_size(inputs: Inputs, size: int) -> Inputs:
+    """Cut or repeat examples to another batch size."""
+    rows = batch_size(inputs)
+
+    def resize(x: Any) -> Any:
+        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
+            return x
+        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
+
+    return tree_map(resize, inputs)
+
+
 def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:
-    """Add to an error of torch what a network was given, and what its first layer has."""
+    """Add to an error of torch the shapes of a network's inputs and of its first parameter."""
     if isinstance(error, BayeslimError) or not isinstance(inputs, (Tensor, tuple, Mapping)):
         return
     args, kwargs = arguments(inputs)
-    given = [f"{tuple(value.shape)}, {value.dtype}" for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    shapes = [f"{tuple(v.shape)}, {v.dtype}" for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
     name, weight = next(((name, p) for name, p in model.named_parameters()), ("", None))
-    if given and weight is not None:
+    if shapes and weight is not None:
         error.add_note(
-            f"The network was given inputs of {' and '.join(given)}; its first parameter, {name}, is of "
+            f"The network was given inputs of {' and '.join(shapes)}; its first parameter, {name}, is of "
             f"{tuple(weight.shape)}, {weight.dtype}. Give inputs such as its first layer takes, examples first."
         )
+
+
+def misfit(error: Exception) -> ShapeMismatch | None:
+    """Translate an error of torch which says that inputs do not fit a layer; None for any other."""
+    notes = " ".join(getattr(error, "__notes__", ()))
+    found = re.search(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", str(error))
+    if found:
+        return ShapeMismatch(f"A linear layer takes {found[2]} features, and was given {found[1]}. {notes}")
+    found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+    return (
+        ShapeMismatch(f"A convolution takes {found[1]} channels, and was given {found[2]}. {notes}") if found else None
+    )
 
 
 def chosen_device(device: torch.device | str) -> torch.device:

@@ -10,22 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayeslim.coding.coders import Meter, Reader, Writer
-from bayeslim.coding.crowd import closest_crowd
-from bayeslim.coding.evidence import BELOW, BESIDE, CHANNEL, COLUMN, CORNER, FEATURES, PLACE, POPULAR, RIGHT, Evidence
-from bayeslim.coding.fit_context import best_taste, gather
+from bayeslim.coding.features import (
+    BELOW,
+    BESIDE,
+    CHANNEL,
+    COLUMN,
+    CORNER,
+    FEATURES,
+    PLACE,
+    POPULAR,
+    RIGHT,
+    ColumnFeatures,
+)
+from bayeslim.coding.fit_context import fit_context, gather_choices
 from bayeslim.coding.geometry import Grid
-from bayeslim.coding.hill import Hill, Slope
-from bayeslim.coding.positions import GAMMAS, WORTHS, Taste, code_columns, code_counts, is_sorted
+from bayeslim.coding.positions import COEFFICIENTS, GAMMAS, ContextModel, code_columns, code_counts, is_sorted
 
 GRIDS = [Grid(1), Grid(7), Grid(40), Grid(1, 6, 6), Grid(3, 4, 4), Grid(4, 1, 5), Grid(1, 20, 20)]
 
 
-def send(coder, hits, rows, grid, feeders, taste, ordered=False):
-    taste = taste.code(coder)
+def send(coder, hits, rows, grid, feeders, model, ordered=False):
+    model = model.code(coder)
     sizes = None if hits is None else [len(row) for row in hits]
-    crowd = closest_crowd(sum(sizes or ()), rows).code(coder)
-    counts = code_counts(coder, sizes, rows, grid.size, crowd, ordered)
-    return code_columns(coder, hits, counts, Evidence(grid, feeders), taste, ordered)
+    counts = code_counts(coder, sizes, rows, grid.size, ordered)
+    return code_columns(coder, hits, counts, ColumnFeatures(grid, feeders), model, ordered)
 
 
 def hits_of(mask):
@@ -34,7 +42,7 @@ def hits_of(mask):
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_every_pattern_is_read_as_written_with_every_taste(data):
+def test_every_pattern_is_read_as_written_with_every_model(data):
     grid = data.draw(st.sampled_from(GRIDS))
     rows = data.draw(st.integers(0, 8))
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
@@ -44,11 +52,13 @@ def test_every_pattern_is_read_as_written_with_every_taste(data):
         hits.sort(key=lambda columns: (-len(columns), *columns.tolist()))
         assert is_sorted(hits)
     feeders = generator.integers(0, 5, grid.size) if data.draw(st.booleans()) else None
-    worths = st.tuples(st.integers(1, len(WORTHS) - 1), *[st.integers(0, len(WORTHS) - 1)] * (FEATURES - 1))
-    taste = Taste(data.draw(worths), data.draw(st.integers(0, GAMMAS)))
+    coefficients = st.tuples(
+        st.integers(1, len(COEFFICIENTS) - 1), *[st.integers(0, len(COEFFICIENTS) - 1)] * (FEATURES - 1)
+    )
+    model = ContextModel(data.draw(coefficients), data.draw(st.integers(0, GAMMAS)))
     writer = Writer()
-    send(writer, hits, rows, grid, feeders, taste, ordered)
-    found = send(Reader(writer.finish()), None, rows, grid, feeders, Taste(), ordered)
+    send(writer, hits, rows, grid, feeders, model, ordered)
+    found = send(Reader(writer.finish()), None, rows, grid, feeders, ContextModel(), ordered)
     assert len(found) == rows
     assert all(np.array_equal(a, b) for a, b in zip(found, hits, strict=True))
 
@@ -57,24 +67,24 @@ def test_features_against_counting():
     generator = np.random.default_rng(0)
     grid = Grid(2, 4, 5)
     mask = generator.random((6, grid.size)) < 0.3
-    evidence = Evidence(grid, None)
+    features = ColumnFeatures(grid, None)
     for row in mask[:-1]:
-        evidence.leave(np.flatnonzero(row))
+        features.end_row(np.flatnonzero(row))
     past = mask[:-1].sum(0).reshape(2, 4, 5)
     padded = np.pad(past, ((0, 0), (1, 1), (1, 1)))
     beside = padded[:, 1:-1, :-2] + padded[:, 1:-1, 2:] + padded[:, :-2, 1:-1] + padded[:, 2:, 1:-1]
-    assert np.array_equal(evidence.values[COLUMN], past.reshape(-1))
-    assert np.array_equal(evidence.values[BESIDE], beside.reshape(-1))
-    assert np.array_equal(evidence.values[CHANNEL], np.repeat(past.sum((1, 2)), 20))
-    assert np.array_equal(evidence.values[PLACE], np.tile(past.sum(0).reshape(-1), 2))
+    assert np.array_equal(features.values[COLUMN], past.reshape(-1))
+    assert np.array_equal(features.values[BESIDE], beside.reshape(-1))
+    assert np.array_equal(features.values[CHANNEL], np.repeat(past.sum((1, 2)), 20))
+    assert np.array_equal(features.values[PLACE], np.tile(past.sum(0).reshape(-1), 2))
     for column in np.flatnonzero(mask[-1]).tolist():
-        evidence.touch(column)
+        features.add_nonzero(column)
     here = np.pad(mask[-1].reshape(2, 4, 5).astype(int), ((0, 0), (1, 1), (1, 1)))
     right, below = here[:, 1:-1, :-2], here[:, :-2, 1:-1] + here[:, :-2, 2:]
-    assert np.array_equal(evidence.values[RIGHT], right.reshape(-1))
-    assert np.array_equal(evidence.values[BELOW], below.reshape(-1))
-    assert np.array_equal(evidence.values[CORNER], here[:, :-2, :-2].reshape(-1))
-    assert np.array_equal(evidence.values[POPULAR], ((right + below) * (past + beside)).reshape(-1))
+    assert np.array_equal(features.values[RIGHT], right.reshape(-1))
+    assert np.array_equal(features.values[BELOW], below.reshape(-1))
+    assert np.array_equal(features.values[CORNER], here[:, :-2, :-2].reshape(-1))
+    assert np.array_equal(features.values[POPULAR], ((right + below) * (past + beside)).reshape(-1))
 
 
 def test_equal_weights_cost_the_number_of_patterns():
@@ -83,48 +93,37 @@ def test_equal_weights_cost_the_number_of_patterns():
     for size, count in ((784, 5), (784, 40), (784, 97), (300, 90), (64, 40)):
         hits = [np.sort(generator.choice(size, count, replace=False)) for _ in range(30)]
         meter = Meter()
-        code_columns(meter, hits, [count] * 30, Evidence(Grid(size), None), Taste())
+        code_columns(meter, hits, [count] * 30, ColumnFeatures(Grid(size), None), ContextModel())
         ideal = 30 * math.log2(math.comb(size, count))
         assert meter.bits == pytest.approx(ideal, rel=0.01)
 
 
-def test_the_estimate_by_which_worths_are_chosen_is_what_they_cost():
+def test_the_estimate_by_which_coefficients_are_chosen_is_what_they_cost():
     generator = np.random.default_rng(0)
     grid = Grid(1, 12, 12)
     hits = hits_of(generator.random((40, 144)) < np.linspace(0.0, 0.15, 144))
-    choices = gather(hits, Evidence(grid, None))
-    for worths in ((4, *[0] * 12), (3, 0, 0, 6, 2, 0, 0, 5, 5, 1, 3, 1, 0)):
-        taste = Taste(worths, 5)
+    choices = gather_choices(hits, ColumnFeatures(grid, None))
+    for coefficients in ((4, *[0] * 12), (3, 0, 0, 6, 2, 0, 0, 5, 5, 1, 3, 1, 0)):
+        model = ContextModel(coefficients, 5)
         meter = Meter()
-        code_columns(meter, hits, [len(row) for row in hits], Evidence(grid, None), taste)
-        extra = 4 * sum(worth > 0 for worth in worths[1:])
-        assert choices.bits(taste) - extra == pytest.approx(meter.bits, rel=0.03)
-
-
-def test_choices_under_another_hill_are_those_gathered_with_it():
-    generator = np.random.default_rng(0)
-    grid = Grid(2, 6, 6)
-    hits = hits_of(generator.random((20, grid.size)) < 0.2)
-    hill = Hill(Slope(6, 4), Slope(4, 8), 1)
-    moved = gather(hits, Evidence(grid, None)).under(hill.heights(grid))
-    again = gather(hits, Evidence(grid, None, hill))
-    for field in ("all", "beyond", "chosen", "left"):
-        assert np.array_equal(getattr(moved, field), getattr(again, field))
+        code_columns(meter, hits, [len(row) for row in hits], ColumnFeatures(grid, None), model)
+        extra = 4 * sum(coefficient > 0 for coefficient in coefficients[1:])
+        assert choices.bits(model) - extra == pytest.approx(meter.bits, rel=0.03)
 
 
 def test_full_rows_say_nothing_and_cost_nothing():
     size, generator = 50, np.random.default_rng(0)
     full, some = np.arange(size), np.sort(generator.choice(size, 20, replace=False))
-    assert len(gather([full, full], Evidence(Grid(size), None)).left) == 0
-    assert len(gather([full, some, full], Evidence(Grid(size), None)).left) == 20
+    assert len(gather_choices([full, full], ColumnFeatures(Grid(size), None)).left) == 0
+    assert len(gather_choices([full, some, full], ColumnFeatures(Grid(size), None)).left) == 20
     meter = Meter()
-    found = code_columns(meter, [full, full], [size, size], Evidence(Grid(size), None), Taste())
+    found = code_columns(meter, [full, full], [size, size], ColumnFeatures(Grid(size), None), ContextModel())
     assert meter.bits == 0
     assert all(np.array_equal(row, full) for row in found)
 
 
 def test_structure_is_found_and_paid_back():
-    """Dead columns, and clusters in pictures: the chosen worths beat equal weights by far."""
+    """Dead columns, and clusters in pictures: the chosen coefficients beat equal weights by far."""
     generator = np.random.default_rng(0)
     dead = (generator.random((60, 200)) < 0.08) & (np.arange(200) % 4 == 0)
     pictures = np.zeros((60, 20, 20), bool)
@@ -133,11 +132,11 @@ def test_structure_is_found_and_paid_back():
             picture[y : y + 3, x : x + 3] |= generator.random((3, 3)) < 0.7
     for mask, grid, most in ((dead, Grid(200), 0.85), (pictures.reshape(60, 400), Grid(1, 20, 20), 0.75)):
         hits = hits_of(mask)
-        taste, _ = best_taste(gather(hits, Evidence(grid, None)))
+        model = fit_context(gather_choices(hits, ColumnFeatures(grid, None)))
         costs = []
-        for one in (Taste(), taste):
+        for one in (ContextModel(), model):
             meter = Meter()
-            code_columns(meter, hits, [len(row) for row in hits], Evidence(grid, None), one)
+            code_columns(meter, hits, [len(row) for row in hits], ColumnFeatures(grid, None), one)
             costs.append(meter.bits)
         assert costs[1] < most * costs[0]
 
@@ -149,7 +148,7 @@ def test_sorted_rows_save_about_the_bits_of_their_order():
     assert not is_sorted(hits)
     costs = []
     for rows, ordered in ((hits, False), (in_order, True)):
-        send(meter := Meter(), rows, 200, Grid(300), None, Taste(), ordered)
+        send(meter := Meter(), rows, 200, Grid(300), None, ContextModel(), ordered)
         costs.append(meter.bits)
     assert 0.6 * math.log2(math.factorial(200)) < costs[0] - costs[1] < 1.1 * math.log2(math.factorial(200))
 
@@ -159,9 +158,9 @@ def test_columns_of_dead_feeders_cost_almost_nothing():
     feeders = (generator.random(500) < 0.1) * generator.integers(1, 30, 500)
     mask = (generator.random((100, 500)) < 0.1) & (feeders > 0)
     hits, live = hits_of(mask), int((feeders > 0).sum())
-    taste, _ = best_taste(gather(hits, Evidence(Grid(500), feeders)))
+    model = fit_context(gather_choices(hits, ColumnFeatures(Grid(500), feeders)))
     meter = Meter()
-    code_columns(meter, hits, [len(row) for row in hits], Evidence(Grid(500), feeders), taste)
+    code_columns(meter, hits, [len(row) for row in hits], ColumnFeatures(Grid(500), feeders), model)
     ideal = sum(math.log2(math.comb(live, len(row))) for row in hits)
     assert meter.bits < 1.03 * ideal + 64
 
@@ -179,11 +178,11 @@ def test_a_lenet5_mask_costs_its_entropy():
         chance = np.minimum(strength * nonzero / strength.sum() / grid.size, 0.9)
         hits = hits_of(generator.random((rows, grid.size)) < chance)
         counts = [len(row) for row in hits]
-        taste, _ = best_taste(gather(hits, Evidence(grid, None)))
+        model = fit_context(gather_choices(hits, ColumnFeatures(grid, None)))
         meter = Meter()
-        code_counts(meter, counts, rows, grid.size, closest_crowd(sum(counts), rows))
+        code_counts(meter, counts, rows, grid.size)
         of_counts = meter.bits
-        send(meter := Meter(), hits, rows, grid, None, taste)
+        send(meter := Meter(), hits, rows, grid, None, model)
         ideal = sum(math.log2(math.comb(grid.size, count)) for count in counts)
         assert meter.bits - of_counts < 1.02 * ideal + 40
         frequencies = np.unique(counts, return_counts=True)[1] / rows

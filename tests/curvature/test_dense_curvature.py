@@ -145,5 +145,5 @@ def test_packed_sequences_cannot_be_taken_apart():
     packed = torch.nn.utils.rnn.pack_sequence([torch.randn(3, 2), torch.randn(2, 2)])
     y = torch.tensor([0, 1])
     assert set(kfac(Packed(), [(packed, y)], Categorical()).layers) == {"head.weight"}
-    with pytest.raises(TypeError, match="PackedSequence cannot be taken apart"):
+    with pytest.raises(TypeError, match="PackedSequence cannot be split"):
         ggn(Packed(), [(packed, y)], Categorical(), ["lstm.bias_ih_l0"])

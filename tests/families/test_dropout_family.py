@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import bayeslim as bl
 from bayeslim import likelihoods, priors
-from bayeslim.families import FAMILIES, DropoutGaussian, SparseGaussian
+from bayeslim.families import DropoutGaussian, SparseGaussian
+from bayeslim.io.registry import registered
 from bayeslim.posteriors import Diagonal
 
 PRIORS = {
@@ -304,7 +305,7 @@ def test_is_saved_and_loaded(learn, per, tmp_path):
     assert again.method.family == family
     for name, std in bnn.posterior_.std.items():
         assert torch.equal(std, again.posterior_.std[name])
-    assert FAMILIES["dropout"] is DropoutGaussian
+    assert registered("family", "dropout") is DropoutGaussian
 
 
 WRONG = [

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bayeslim import gates
+from bayeslim.io.registry import all_registered
 from bayeslim.priors import Normal
 
 EVERY = [
@@ -28,8 +29,8 @@ ANY = pytest.mark.parametrize("gate", EVERY, ids=lambda gate: repr(gate).partiti
 
 
 def test_the_table_has_every_gate_once():
-    assert {type(gate) for gate in EVERY} == set(gates.GATES.values())
-    assert all(gates.GATES[name].name == name for name in gates.GATES)
+    assert {type(gate) for gate in EVERY} == set(all_registered("gate").values())
+    assert all(gate.name == name for name, gate in all_registered("gate").items())
 
 
 @ANY

@@ -12,7 +12,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, CorruptFile
-from bayeslim.io.storage import INDEX
+from bayeslim.io.storage import INDEX, sealed
 from bayeslim.posteriors import Diagonal
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -268,7 +268,7 @@ def deep(levels: int) -> list:
 def edit(folder: Path, change) -> None:
     index = json.loads((folder / INDEX).read_text())
     change(index["config"])
-    (folder / INDEX).write_text(json.dumps(index))
+    (folder / INDEX).write_text(json.dumps(sealed(index)))
 
 
 @pytest.mark.parametrize(

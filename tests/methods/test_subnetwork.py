@@ -76,7 +76,7 @@ def test_the_posterior_is_the_subnetworks_own_block(by):
     J = oracles.jacobian(network(), x)[:, :, chosen]
     expected = J @ torch.linalg.inv(precision) @ J.mT
     kappa = (1 + torch.pi / 8 * expected.diagonal(dim1=1, dim2=2)).rsqrt()
-    torch.testing.assert_close(bl.predict(bnn, x).probs, (network()(x).detach() * kappa).softmax(-1))
+    torch.testing.assert_close(bl.predict(bnn, x, how="probit").probs, (network()(x).detach() * kappa).softmax(-1))
     random = bnn.posterior_.support
     draw = bnn.posterior_.sample()
     for name, p in network().named_parameters():

@@ -201,7 +201,7 @@ def test_rowwise_covers_groups_scales_and_diagonal_inputs(monkeypatch):
             for f in base.factors
         ],
         BY_NAME,
-        rest=base._curvature,
+        rest=base.rest_curvature,
     )
     close(flat(independent.condition(masks, **TIGHT).mean), flat(whole.mean))
     with pytest.raises(ValueError, match="Kronecker"):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import distributions
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.posteriors import POSTERIORS, Diagonal
+from bayeslim.io.registry import registered
+from bayeslim.posteriors import Diagonal
 
 
 def make(dtype=torch.float64, std_dtype=None) -> Diagonal:
@@ -126,7 +127,7 @@ def test_small_stds_of_half_precision_means_keep_their_density(dtype):
 
 def test_restore_builds_it_again():
     q = make()
-    again = POSTERIORS[q.kind].restore(q.config(), q.tensors())
+    again = registered("posterior", q.kind).restore(q.config(), q.tensors())
     for name in q.names:
         assert torch.equal(again.mean[name], q.mean[name])
         assert torch.equal(again.std[name], q.std[name])

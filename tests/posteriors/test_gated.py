@@ -8,8 +8,9 @@ import torch
 from bayeslim import gates
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.gates.placement import Part, Place
+from bayeslim.io.registry import all_registered, registered
 from bayeslim.io.storage import decode, encode
-from bayeslim.posteriors import POSTERIORS, Diagonal, Gated, Scales
+from bayeslim.posteriors import Diagonal, Gated, Scales
 
 COLUMNS = Place("fc", "inputs", "inputs", (Part("fc.weight", 1),), 4)
 ROWS = Place("fc", "outputs", "outputs", (Part("fc.weight", 0), Part("fc.bias", 0)), 3)
@@ -122,12 +123,12 @@ def test_it_has_no_density_and_says_so():
         posterior().log_prob(posterior().mean)
 
 
-@pytest.mark.parametrize("gate", [one() for one in gates.GATES.values()], ids=lambda gate: gate.name)
+@pytest.mark.parametrize("gate", [one() for one in all_registered("gate").values()], ids=lambda gate: gate.name)
 def test_it_is_built_again_from_its_tensors(gate):
     q = posterior(gate=gate).condition({"out.weight": torch.arange(12).view(2, 6) > 7})
     settings: dict[str, torch.Tensor] = {}
     config = decode(encode(q.config(), settings), settings)
-    again = POSTERIORS[q.kind].restore(config, q.tensors())
+    again = registered("posterior", q.kind).restore(config, q.tensors())
     assert isinstance(again, Gated)
     assert again.names == q.names
     draws = [one.sample(2, generator=torch.Generator().manual_seed(0)) for one in (q, again)]

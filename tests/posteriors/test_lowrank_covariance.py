@@ -7,9 +7,10 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
-from bayeslim.posteriors import POSTERIORS, LowRankCovariance, group_saliency
+from bayeslim.io.registry import registered
+from bayeslim.posteriors import LowRankCovariance, group_saliency
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER
-from bayeslim.prune import unit_score
+from bayeslim.prune import criteria
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 D = 10
@@ -116,7 +117,7 @@ def test_costs_of_units_are_those_of_the_dense_matrix():
         cost = 0.5 * mean @ covariance.inverse() @ mean
         torch.testing.assert_close(group_saliency(q, [group])[0], cost)
         density = -MultivariateNormal(mean, covariance).log_prob(torch.zeros(len(place)).double())
-        torch.testing.assert_close(unit_score.unit_density(q, {}, [group])[0], density)
+        torch.testing.assert_close(criteria.density.unit_density(q, {}, [group])[0], density)
 
 
 def test_functional_covariance_is_that_of_the_jacobian():
@@ -126,7 +127,7 @@ def test_functional_covariance_is_that_of_the_jacobian():
 
 def test_comes_back_from_its_tensors():
     q = posterior().condition(params(KEPT))
-    again = POSTERIORS[q.kind].restore(q.config(), q.tensors())
+    again = registered("posterior", q.kind).restore(q.config(), q.tensors())
     draws = [one.sample(3, generator=torch.Generator().manual_seed(0)) for one in (q, again)]
     assert all(torch.equal(draws[0][n], draws[1][n]) for n in SHAPES)
 

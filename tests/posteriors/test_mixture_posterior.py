@@ -9,9 +9,10 @@ import torch
 from torch import distributions
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.posteriors import POSTERIORS, Diagonal, Mixture, group_saliency
+from bayeslim.io.registry import registered
+from bayeslim.posteriors import Diagonal, Mixture, group_saliency
 from bayeslim.priors import Normal
-from bayeslim.prune import default_criterion, score, unit_score
+from bayeslim.prune import criteria, default_criterion
 
 SHAPES = {"a": (2, 2), "b": (3,)}
 LOG_WEIGHTS = torch.tensor([0.2, 0.5, 0.3]).double().log()
@@ -73,7 +74,7 @@ def test_the_conditional_is_the_joint_along_the_zeros():
         w = {n: value * MASKS[n] for n, value in posterior(seed + 1).mean.items()}
         gaps.append((given.log_prob(w) - q.log_prob(w)).item())
     assert max(gaps) - min(gaps) < 1e-9  # they differ by the constant −log q_S(0)
-    (cost,) = unit_score.unit_density(q, {}, [{"a": torch.tensor([1]), "b": torch.tensor([0])}])
+    (cost,) = criteria.density.unit_density(q, {}, [{"a": torch.tensor([1]), "b": torch.tensor([0])}])
     assert gaps[0] == pytest.approx(cost.item())
     assert not torch.allclose(given.weights, q.weights, atol=1e-2)
     assert given.log_prob(q.mean) == -math.inf
@@ -104,22 +105,22 @@ def bimodal() -> Mixture:
 def test_scores_see_the_modes():
     q = bimodal()
     prior = {"w": Normal(1.0)}
-    density = score.density(q, prior)["w"]
+    density = criteria.density.density(q, prior)["w"]
     exact = [
         -math.log(0.5 * sum(distributions.Normal(m, 0.2).log_prob(torch.tensor(0.0)).exp().item() for m in pair))
         for pair in ((-1.0, 1.0), (0.1, -0.1))
     ]
     assert density.tolist() == pytest.approx(exact, rel=1e-5)
-    mass = score.mass(q, prior, epsilon=0.5)["w"]
+    mass = criteria.mass.mass(q, prior, epsilon=0.5)["w"]
     inside = [
         0.5 * sum((n.cdf(torch.tensor(0.5)) - n.cdf(torch.tensor(-0.5))).item() for n in map(normal, pair))
         for pair in ((-1.0, 1.0), (0.1, -0.1))
     ]
     assert mass.tolist() == pytest.approx([-math.log(p) for p in inside], rel=1e-4)
-    lost = score.savage_dickey(q, prior)["w"]
+    lost = criteria.savage_dickey.savage_dickey(q, prior)["w"]
     torch.testing.assert_close(lost, density - 0.5 * math.log(2 * math.pi))
     assert density[0] > density[1]
-    assert score.snr(q, prior)["w"][0] == 0  # which is why density is what "auto" stands for
+    assert criteria.snr.snr(q, prior)["w"][0] == 0  # which is why density is what "auto" stands for
     assert default_criterion(q, units=False) == default_criterion(q, units=True) == "density"
 
 
@@ -133,14 +134,14 @@ def test_units_are_scored_by_their_joint():
     places = torch.tensor([0, 3, 5])
     mean, std = flat(q.means)[:, places], flat(q.stds)[:, places]
     exact = (LOG_WEIGHTS + distributions.Normal(mean, std).log_prob(torch.zeros(3).double()).sum(1)).logsumexp(0)
-    torch.testing.assert_close(unit_score.unit_density(q, {}, [group])[0], -exact)
+    torch.testing.assert_close(criteria.density.unit_density(q, {}, [group])[0], -exact)
     parts = distributions.Normal(mean, std)
     inside = (parts.cdf(torch.tensor(0.01)) - parts.cdf(torch.tensor(-0.01))).prod(1)
-    mass = unit_score.unit_mass(q, {}, [group])[0]
+    mass = criteria.mass.unit_mass(q, {}, [group])[0]
     assert mass.item() == pytest.approx(-math.log((LOG_WEIGHTS.exp() * inside).sum().item()), rel=1e-5)
     priors = {n: Normal(1.0) for n in SHAPES}
     torch.testing.assert_close(
-        unit_score.unit_savage_dickey(q, priors, [group])[0], -exact - 1.5 * math.log(2 * math.pi)
+        criteria.savage_dickey.unit_savage_dickey(q, priors, [group])[0], -exact - 1.5 * math.log(2 * math.pi)
     )
     with pytest.raises(TypeError, match="Gaussian"):
         group_saliency(q, [group])
@@ -148,13 +149,13 @@ def test_units_are_scored_by_their_joint():
 
 def test_weights_cut_before_score_lowest():
     given = posterior().condition(MASKS)
-    for scores in (score.density(given, {}), score.mass(given, {})):
+    for scores in (criteria.density.density(given, {}), criteria.mass.mass(given, {})):
         assert (scores["a"][~MASKS["a"]] < scores["a"][MASKS["a"]].min()).all()
 
 
 def test_comes_back_from_its_tensors():
     q = posterior().condition(MASKS)
-    again = POSTERIORS[q.kind].restore(q.config(), q.tensors())
+    again = registered("posterior", q.kind).restore(q.config(), q.tensors())
     draws = [one.sample(4, generator=torch.Generator().manual_seed(0)) for one in (q, again)]
     assert all(torch.equal(draws[0][n], draws[1][n]) for n in SHAPES)
     assert "3 components with weights" in repr(again)

@@ -11,9 +11,9 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, NotFitted, ShapeMismatch
-from bayeslim.methods import METHODS
+from bayeslim.io.registry import registered, unregister
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
-from bayeslim.posteriors import POSTERIORS, Particles
+from bayeslim.posteriors import Particles
 from bayeslim.posteriors import particles as particles_module
 
 
@@ -127,7 +127,7 @@ def test_conditioning_sets_zeros_and_leaves_the_rest():
 
 def test_restore_builds_it_again():
     q = make()
-    again = POSTERIORS[q.kind].restore(q.config(), q.tensors())
+    again = registered("posterior", q.kind).restore(q.config(), q.tensors())
     assert again.names == q.names
     assert all(torch.equal(again.values[n], v) for n, v in q.values.items())
     assert all(torch.equal(again.buffers[n], v) for n, v in q.buffers.items())
@@ -207,8 +207,9 @@ def test_before_fit_there_is_the_network_alone():
         bl.predict(bnn, x, how="local")
 
 
-def test_saved_and_loaded(tmp_path, monkeypatch):
-    monkeypatch.setitem(METHODS, "given", Given)
+def test_saved_and_loaded(tmp_path, request):
+    bl.register("method")(Given)
+    request.addfinalizer(lambda: unregister("method", "given"))
     bnn, _ = ensemble()
     x = torch.randn(6, 3)
     bl.save(bnn, tmp_path / "bnn")
@@ -288,7 +289,7 @@ def test_moments_are_found_stretch_by_stretch(dtype, monkeypatch):
     particles = Particles({"w": values, "scalar": values[:, 1, 1]})
     whole = [particles.mean, particles.std, particles.variance]
     nearest = particles.nearest_to_mean()
-    monkeypatch.setattr(particles_module, "STRETCH", 13)
+    monkeypatch.setattr(particles_module, "MAX_VALUES_PER_CHUNK", 13)
     for found, wanted in zip([particles.mean, particles.std, particles.variance], whole, strict=True):
         torch.testing.assert_close(found, wanted)
     assert particles.nearest_to_mean() == nearest

@@ -8,14 +8,8 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.predict import batches as module
-from bayeslim.predict.batches import NUMBERS, batches_of
+from bayeslim.predict.batches import batches_of
 from bayeslim.types import to_device
-
-
-@pytest.fixture(autouse=True)
-def _many(monkeypatch):
-    """ARM CPUs are given less at once."""
-    monkeypatch.setitem(NUMBERS, "cpu", (2**21, 2**4))
 
 
 class Written(nn.Module):
@@ -44,7 +38,7 @@ class Positioned(nn.Module):
         ([nn.Linear(4, 4)], (1_500, 4), [1_500]),
         ([nn.Linear(4, 4)], (20_000, 4), [10_000, 10_000]),
         ([Written()], (2_500, 4), [2_500]),
-        ([nn.Flatten(), nn.Linear(1_024, 4)], (1_500, 1, 32, 32), [750, 750]),
+        ([nn.Flatten(), nn.Linear(1_024, 4)], (3_000, 1, 32, 32), [1_500, 1_500]),
         ([nn.Conv2d(1, 16, 3), nn.Flatten()], (150, 1, 32, 32), [75, 75]),
         ([nn.Conv2d(1, 16, 3, stride=2), nn.Flatten()], (150, 1, 32, 32), [150]),
         ([nn.Conv2d(1, 16, 3), nn.Flatten()], (49, 1, 300, 300), [13, 13, 13, 10]),
@@ -75,16 +69,9 @@ def test_all_that_belongs_to_an_example_counts_and_stays_together():
             assert torch.equal(torch.cat(found), whole)
 
 
-def test_methods_that_do_more_than_call_networks_get_many():
-    model, x = nn.Sequential(nn.Conv2d(1, 16, 3), nn.Flatten()), torch.zeros(150, 1, 32, 32)
-    assert [len(part) for part in batches_of(x, "auto", model, is_called=False)()] == [150]
-    assert not bl.Laplace().only_calls
-    assert bl.DeepEnsemble().only_calls
-
-
 @pytest.mark.parametrize(("most", "moves"), [(2**30, 2), (100, 6)])
 def test_batches_of_a_loader_are_moved_once_unless_they_are_many(most, moves, monkeypatch):
-    monkeypatch.setattr(module, "MOVED", most)
+    monkeypatch.setattr(module, "MAX_BYTES_KEPT_ON_DEVICE", most)
     moved = []
 
     def counted(inputs, device):

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayeslim as bl
 from bayeslim import likelihoods
 from bayeslim.errors import ShapeMismatch
-from bayeslim.methods.shared.abreast import outputs_abreast
-from bayeslim.posteriors import Diagonal, Particles
+from bayeslim.posteriors import Diagonal
 from oracles import linear_regression
 
 
@@ -65,7 +64,7 @@ def test_weights_are_drawn_once_a_sample_not_once_a_batch(monkeypatch):
     draw = Diagonal.sample
     monkeypatch.setattr(Diagonal, "sample", lambda self, n=None, **k: calls.append(n) or draw(self, n, **k))
     monkeypatch.setattr(
-        importlib.import_module("bayeslim.predict.predict"), "WEIGHTS", 3 * bnn.posterior_.num_parameters
+        importlib.import_module("bayeslim.predict.predict"), "MAX_NUMBERS_PER_DRAW", 3 * bnn.posterior_.num_parameters
     )
     x = torch.randn(1, 3).expand(10, 3)
     prediction = bl.predict(bnn, x, samples=7, batch_size=2)
@@ -265,63 +264,11 @@ def test_no_more_examples_at_once_than_asked_for(method, how):
     assert max(bnn.model.seen) >= 20
 
 
-def test_as_many_networks_at_once_as_the_widest_layer_allows(monkeypatch):
-    """Particles of one narrow layer still make every wide layer behind it give an output for each of them."""
-    module = importlib.import_module("bayeslim.predict.predict")
-    model, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 64), nn.Linear(64, 1)), torch.randn(5, 3)
-    bnn = bl.bayesianize(model, bl.DeepEnsemble(2), likelihood=bl.likelihoods.Gaussian(0.1))
-    particles = Particles({"0.weight": torch.randn(8, 2, 3)})
-    whole = module._abreast(bnn.model, bnn.model, particles.values, range(8), lambda: iter([x]))
-    at_once = []
-
-    def recorded(model, stack, inputs, chain):
-        at_once.append(len(stack["0.weight"]))
-        return outputs_abreast(model, stack, inputs, chain)
-
-    monkeypatch.setattr(module, "outputs_abreast", recorded)
-    monkeypatch.setattr(module, "ACTIVATIONS", {"cpu": 3 * 64 * 5})
-    found = module._abreast(bnn.model, bnn.model, particles.values, range(8), lambda: iter([x]))
-    torch.testing.assert_close(found, whole)
-    assert at_once == [3, 3, 2]
-    monkeypatch.setattr(module, "BUSY", {"cpu": 64 * 5 - 1})
-    assert module._abreast(bnn.model, bnn.model, particles.values, range(8), lambda: iter([x])) is None
-    torch.testing.assert_close(module._of_stack(bnn.model, particles.values, lambda: iter([x])), whole)
-
-
-@pytest.mark.parametrize(
-    "method", [bl.Variational(), bl.Variational(estimator="flipout"), bl.Laplace(), bl.SWAG(every=1)]
-)
-def test_drawn_networks_of_linear_layers_are_called_abreast(method, monkeypatch):
-    module = importlib.import_module("bayeslim.predict.predict")
-    x, y = torch.randn(300, 3), torch.randn(300, 1)
-    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
-    bnn = bl.bayesianize(model, method, likelihood=bl.likelihoods.Gaussian(0.1))
-    bnn.fit(bl.data.Loader(x, y, 50), progress=False, **({} if method.name == "laplace" else {"epochs": 4}))
-    abreast = bl.predict(bnn, x, samples=5, how="sample", generator=seeded())
-    monkeypatch.setattr(module, "passes", None)
-    torch.testing.assert_close(
-        bl.predict(bnn, x, samples=5, how="sample", generator=seeded()).samples, abreast.samples, rtol=0, atol=0
-    )
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "outputs_abreast", lambda *_: None)
-    alone = bl.predict(bnn, x, samples=5, how="sample", generator=seeded())
-    torch.testing.assert_close(abreast.samples, alone.samples)
-
-
 def test_a_layer_with_a_forward_of_its_own_is_called():
     model, x = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(6, 3)
     bnn = bl.bayesianize(model, bl.Variational(), likelihood=likelihoods.Gaussian())
     bnn.model[2].forward = lambda hidden: torch.full((len(hidden), 2), 7.0)
     assert (bl.predict(bnn, x, samples=3, how="sample").samples == 7).all()
-
-
-def test_weights_that_a_chain_does_not_read_are_not_left_out():
-    model = nn.Sequential(nn.Linear(3, 2))
-    model[0].register_parameter("scale", nn.Parameter(torch.ones(2)))
-    assert (
-        outputs_abreast(model, {"0.weight": torch.randn(4, 2, 3), "0.scale": torch.randn(4, 2)}, torch.randn(300, 3))
-        is None
-    )
 
 
 @pytest.mark.parametrize(

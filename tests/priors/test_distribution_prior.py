@@ -13,6 +13,7 @@ from torch import nn
 import bayeslim as bl
 from bayeslim import priors
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch
+from bayeslim.io.registry import all_registered
 from bayeslim.io.storage import decode, encode
 
 MIXTURE = D.MixtureSameFamily(
@@ -111,7 +112,7 @@ EXAMPLES = [
 
 
 def test_every_known_distribution_is_saved_as_data():
-    assert {type(d) for d in EXAMPLES} == set(priors.DISTRIBUTIONS.values())
+    assert {type(d) for d in EXAMPLES} == set(all_registered("distribution").values())
     for distribution in EXAMPLES:
         tensors: dict[str, torch.Tensor] = {}
         prior = priors.Distribution(distribution, samples=3)

@@ -15,6 +15,7 @@ from torch import distributions as D
 
 from bayeslim import priors
 from bayeslim.errors import ImproperPrior
+from bayeslim.io.registry import registered
 from bayeslim.priors.laplace import expected_absolute
 
 SIGMA2 = math.exp(-2)
@@ -251,6 +252,6 @@ WITHOUT_EVIDENCE = [priors.LogUniform(), priors.LogUniform("lower"), priors.Rele
 
 @pytest.mark.parametrize("prior", [p for p, _ in OTHERS.values()] + WITHOUT_EVIDENCE, ids=repr)
 def test_config_builds_it_again(prior):
-    again = priors.PRIORS[prior.name](**prior.config())
+    again = registered("prior", prior.name)(**prior.config())
     assert repr(again) == repr(prior)
     assert type(again) is type(prior)

@@ -16,6 +16,7 @@ from torch.distributions import kl_divergence
 import bayeslim as bl
 from bayeslim import priors
 from bayeslim.errors import NoSiteMatched, ShapeMismatch
+from bayeslim.io.registry import registered
 
 PRIORS = {
     "number": priors.Normal(0.7),
@@ -67,7 +68,7 @@ def test_density_and_gradients_against_distributions(prior):
 @pytest.mark.parametrize("large", [10, 1 << 20])
 def test_weights_and_their_kl_in_one_step(prior, large, monkeypatch):
     for module in (priors.base, priors.normal):
-        monkeypatch.setattr(module, "LARGE", large)
+        monkeypatch.setattr(module, "MANY_WEIGHTS", large)
     (mean, std), squared = a_posterior(), [False, True, True]
     means = [(mean + 0.1 * k).requires_grad_() for k in range(3)]
     log_stds = [(std * (1 + k)).log().requires_grad_() for k in range(3)]
@@ -269,4 +270,4 @@ def test_kl_of_half_precision_weights_is_summed_in_single(dtype):
 
 def test_config_builds_it_again():
     prior = priors.Normal(0.3, mean=1.0)
-    assert priors.PRIORS[prior.name](**prior.config()) == prior
+    assert registered("prior", prior.name)(**prior.config()) == prior

@@ -178,7 +178,7 @@ def test_particles_that_would_answer_otherwise_are_noticed(monkeypatch):
     own = Alike({("0.weight", 0): torch.arange(9)[:, None]}, frozenset())  # not its readers
     half = alignment._Layer(own, frozenset({"0.weight"}))
     monkeypatch.setattr(alignment, "_layers", lambda *_: [half])
-    with pytest.raises(UnsupportedModel, match="It cannot be aligned"):
+    with pytest.raises(UnsupportedModel, match="cannot be aligned"):
         bl.align(bnn, torch.randn(3, 4))
     assert torch.equal(bnn.posterior_.values["0.weight"], before)
 

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from bayeslim.posteriors import Diagonal, Mixture, Particles
 from bayeslim.priors import Normal
-from bayeslim.prune import CRITERIA, default_criterion, score, unit_score
+from bayeslim.prune import CRITERIA, criteria, default_criterion
 
 
 def particles(count=6, seed=0) -> Particles:
@@ -61,13 +61,13 @@ def test_points_score_lowest_at_zero_and_highest_elsewhere():
         assert scores[1, 0] == scores.max(), name
         assert not scores.isnan().any()
     alone = Particles({"w": torch.tensor([[0.0, 0.3]])})
-    assert score.density(alone, {})["w"].tolist() == [-math.inf, math.inf]
-    assert score.snr(alone, {})["w"].tolist() == [0, math.inf]
+    assert criteria.density.density(alone, {})["w"].tolist() == [-math.inf, math.inf]
+    assert criteria.snr.snr(alone, {})["w"].tolist() == [0, math.inf]
 
 
 def test_what_counts_as_near_zero_can_be_said():
     q = particles()
-    near = functools.partial(score.mass, epsilon=0.5)(q, {})["b"]
+    near = functools.partial(criteria.mass.mass, epsilon=0.5)(q, {})["b"]
     expected = -(q.values["b"].abs() < 0.5).double().mean(0).log()
     assert torch.equal(near, expected)
 
@@ -76,8 +76,8 @@ def test_a_kernel_density_finds_the_density_of_many_particles():
     generator = torch.Generator().manual_seed(0)
     mean, std = torch.tensor([0.5, -1.0, 0.0]).double(), torch.tensor([1.0, 0.7, 2.0]).double()
     draws = mean + std * torch.randn(20_000, 3, generator=generator, dtype=torch.float64)
-    exact = score.density(Diagonal({"w": mean}, {"w": std}), {})["w"]
-    torch.testing.assert_close(score.density(Particles({"w": draws}), {})["w"], exact, rtol=0, atol=0.05)
+    exact = criteria.density.density(Diagonal({"w": mean}, {"w": std}), {})["w"]
+    torch.testing.assert_close(criteria.density.density(Particles({"w": draws}), {})["w"], exact, rtol=0, atol=0.05)
 
 
 def test_sign_stability_of_gaussians_is_that_of_their_draws():
@@ -92,7 +92,7 @@ def test_sign_stability_of_gaussians_is_that_of_their_draws():
     )
     for posterior in (gaussian, pair):
         draws = Particles(posterior.sample(100_000, generator=generator))
-        exact, found = (score.sign_stability(q, {})["w"] for q in (posterior, draws))
+        exact, found = (criteria.sign_stability.sign_stability(q, {})["w"] for q in (posterior, draws))
         torch.testing.assert_close(found, exact, rtol=0, atol=0.015)
 
 
@@ -117,7 +117,7 @@ def test_unit_scores_are_their_definitions():
         assert units is not None
         assert units(q, {}, [group]).tolist() == pytest.approx([value], rel=1e-6), name
     small = Particles({"w": torch.tensor([[0.009, 0.011], [0.001, 0.002], [0.5, 0.0], [0.0, 0.0]])})
-    near = unit_score.unit_mass(small, {}, [{"w": torch.tensor([0, 1])}])
+    near = criteria.mass.unit_mass(small, {}, [{"w": torch.tensor([0, 1])}])
     assert near.item() == pytest.approx(-math.log(2 / 4))  # the first has a root mean square of 0.01005
 
 
@@ -150,7 +150,7 @@ def test_scores_that_need_a_joint_density_are_refused():
         with pytest.raises(TypeError, match='criterion="'):
             units(q, {n: Normal(1.0) for n in q.names}, [group_of_everything()])
     with pytest.raises(TypeError, match='use criterion="snr"'):
-        unit_score.unit_sign_stability(Diagonal(q.mean, q.std), {}, [group_of_everything()])
+        criteria.sign_stability.unit_sign_stability(Diagonal(q.mean, q.std), {}, [group_of_everything()])
     assert default_criterion(q, True) == default_criterion(q, False) == "magnitude"
 
 
@@ -160,7 +160,7 @@ def test_signs_that_differ_between_networks_do_not_make_a_weight_small(granulari
     values = torch.tensor([[[3.0, 0.1]], [[-3.0, 0.1]]]).expand(2, 2, 2).clone()
     values[:, 1] = 0.5
     q = Particles({"w": values})
-    assert score.magnitude(q, {})["w"].tolist() == [[3.0, pytest.approx(0.1)], [0.5, 0.5]]
+    assert criteria.magnitude.magnitude(q, {})["w"].tolist() == [[3.0, pytest.approx(0.1)], [0.5, 0.5]]
     if granularity == "unit":
         rows = [{"w": torch.tensor([0, 1])}, {"w": torch.tensor([2, 3])}]
-        assert unit_score.unit_magnitude(q, {}, rows).argmin() == 1
+        assert criteria.magnitude.unit_magnitude(q, {}, rows).argmin() == 1

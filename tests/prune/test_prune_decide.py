@@ -11,7 +11,7 @@ from bayeslim.compact import compact_network, cost
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.errors import BayeslimError, NoSiteMatched
 from bayeslim.posteriors import Diagonal
-from bayeslim.prune import Criterion, EmptyLayer, NothingToCut, price, score
+from bayeslim.prune import Criterion, EmptyLayer, NothingToCut, criteria, price
 from bayeslim.prune.search import fewest, most
 
 EXAMPLE = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -36,7 +36,7 @@ def test_a_sparsity_is_hit_to_the_weight(sparsity, scope, seed):
     assert plan.cut == round(48 * sparsity)
     if scope == "layer":
         assert abs(30 - kept(plan) - sparsity * 30) <= 1.5
-    scores = score.snr(bnn.posterior_, {})
+    scores = criteria.snr.snr(bnn.posterior_, {})
     for name, mask in plan.masks.items():  # within a layer, nothing that goes is better than what stays
         if not bool(mask.all()):
             assert float(scores[name][~mask].max()) <= float(scores[name][mask].min())
@@ -80,7 +80,7 @@ def test_biases_norms_and_points_are_left_alone_with_reasons():
 
 def test_a_threshold_cuts_what_is_below(bnn):
     plan = bl.plan(bnn, bl.Budget(threshold=1.0), criterion="snr")
-    scores = score.snr(bnn.posterior_, {})
+    scores = criteria.snr.snr(bnn.posterior_, {})
     assert all(torch.equal(mask, scores[name] >= 1.0) for name, mask in plan.masks.items())
     assert min(plan.thresholds.values()) >= 1.0
     with pytest.raises(ValueError, match='criterion="snr"'):
@@ -251,7 +251,7 @@ def test_patterns_keep_the_best_of_every_block(n, m):
     model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ConvTranspose2d(8, 6, 2), nn.Linear(16, 3), nn.Linear(6, 2)).double()
     bnn = given(model, diagonal(model))
     plan = bl.plan(bnn, granularity=f"{n}:{m}")
-    scores = score.snr(bnn.posterior_, {})
+    scores = criteria.snr.snr(bnn.posterior_, {})
     for name, dim in (("0.weight", 1), ("1.weight", 0), ("2.weight", 1)):
         blocks = plan.masks[name].movedim(dim, -1).unflatten(-1, (-1, m))
         assert bool((blocks.sum(-1) == n).all())
@@ -363,7 +363,7 @@ def test_a_criterion_that_gives_no_scores_is_told_what_to_give(bnn, scores, got)
 
 
 def test_a_criterion_gives_one_score_a_unit(bnn):
-    short = Criterion("short", score.snr, lambda q, p, groups: torch.zeros(2))
+    short = Criterion("short", criteria.snr.snr, lambda q, p, groups: torch.zeros(2))
     with pytest.raises(BayeslimError, match=r"one score a unit, 6. short gave \(2,\)"):
         bl.plan(bnn, bl.Budget(sparsity=0.5), granularity="unit", criterion=short, example=EXAMPLE)
 

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 import bayeslim as bl
 from bayeslim.errors import ImproperPrior
+from bayeslim.io.registry import unregister
 from bayeslim.posteriors import Conditioned, Dense, Diagonal
 from bayeslim.priors import Normal, Prior
-from bayeslim.prune import CRITERIA, Criterion, default_criterion, score, unit_score
-from bayeslim.prune.reduced import reduced
+from bayeslim.prune import CRITERIA, Criterion, criteria, default_criterion
+from bayeslim.prune.criteria.group_log_det import group_log_det, random_groups
+from bayeslim.prune.smaller_kronecker import reduced
 from oracles import linear_regression
 
 PRIORS = dict.fromkeys(["w"], Normal(1.0))
@@ -42,7 +44,7 @@ def test_weight_scores_are_their_formulas():
 
 def test_density_needs_the_log_of_sigma():
     """Equal signal to noise, other spreads: the narrow one has more density at zero."""
-    scores = score.density(one([0.2, 2.0], [0.1, 1.0]), {})["w"]
+    scores = criteria.density.density(one([0.2, 2.0], [0.1, 1.0]), {})["w"]
     assert scores[0] < scores[1]
 
 
@@ -61,7 +63,7 @@ def exact_minus_log_mass(mean, std, epsilon):
 def test_mass_near_zero_has_digits_everywhere(mean, std, epsilon):
     if abs(mean) / std > 1e4:
         mean = std * 1e4
-    got = float(score.mass(one([mean], [std]), {}, epsilon=epsilon)["w"])
+    got = float(criteria.mass.mass(one([mean], [std]), {}, epsilon=epsilon)["w"])
     assert got == pytest.approx(exact_minus_log_mass(mean, std, epsilon), rel=1e-6, abs=1e-300)
 
 
@@ -69,7 +71,7 @@ def test_mass_agrees_with_draws():
     posterior = one([0.3], [0.4])
     draws = posterior.sample(400_000, generator=torch.Generator().manual_seed(0))["w"]
     share = (draws.abs() < 0.1).double().mean()
-    got = score.mass(posterior, {}, epsilon=0.1)["w"].neg().exp()
+    got = criteria.mass.mass(posterior, {}, epsilon=0.1)["w"].neg().exp()
     assert float(got) == pytest.approx(float(share), abs=5 * float((share * (1 - share) / len(draws)).sqrt()))
 
 
@@ -97,7 +99,7 @@ def test_savage_dickey_is_the_exact_difference_of_evidences():
     X, y = regression()
     precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 4.0]).double()
     posterior, whole = posterior_of_regression(X, y, precision)
-    scores = score.savage_dickey(posterior, {"w": Normal(precision.rsqrt())})["w"]
+    scores = criteria.savage_dickey.savage_dickey(posterior, {"w": Normal(precision.rsqrt())})["w"]
     for i in range(5):
         others = [j for j in range(5) if j != i]
         _, without = posterior_of_regression(X[:, others], y, precision[others])
@@ -111,7 +113,7 @@ def test_savage_dickey_of_a_unit_is_the_exact_difference_of_evidences():
     precision = torch.tensor([1.0, 2.0, 0.5, 1.0, 4.0]).double()
     posterior, whole = posterior_of_regression(X, y, precision)
     groups = [[0, 1], [2], [1, 3, 4]]
-    scores = unit_score.unit_savage_dickey(
+    scores = criteria.savage_dickey.unit_savage_dickey(
         posterior, {"w": Normal(precision.rsqrt())}, [{"w": torch.tensor(group)} for group in groups]
     )
     for group, got in zip(groups, scores, strict=True):
@@ -125,7 +127,7 @@ def test_savage_dickey_refuses_an_improper_prior():
         is_proper = False
 
     with pytest.raises(ImproperPrior, match="log_alpha"):
-        score.savage_dickey(one([1.0], [1.0]), {"w": Improper()})
+        criteria.savage_dickey.savage_dickey(one([1.0], [1.0]), {"w": Improper()})
 
 
 UNITS = [
@@ -167,7 +169,7 @@ def test_unit_scores_come_from_the_joint_posterior(family):
 def test_a_prior_that_differs_within_a_layer_is_in_the_joint_density():
     posterior = kronecker(two_layers(), prior={"0.weight": 0.5, "0.bias": 3.0, "2": 1.5})
     covariance = covariance_of(posterior)
-    got = unit_score.group_log_det(posterior, UNITS)
+    got = group_log_det(posterior, UNITS)
     for group, value in zip(UNITS, got, strict=True):
         chosen = flat_places(posterior.mean, group)
         assert float(value) == pytest.approx(float(torch.logdet(covariance[chosen][:, chosen])), abs=1e-6)
@@ -175,11 +177,11 @@ def test_a_prior_that_differs_within_a_layer_is_in_the_joint_density():
 
 def test_mass_of_a_unit_is_that_of_a_box():
     posterior = diagonal(two_layers())
-    single = score.mass(posterior, {})
-    got = unit_score.unit_mass(posterior, {}, UNITS[:1])
+    single = criteria.mass.mass(posterior, {})
+    got = criteria.mass.unit_mass(posterior, {}, UNITS[:1])
     assert float(got[0]) == pytest.approx(sum(float(single[n].flatten()[i].sum()) for n, i in UNITS[0].items()))
     with pytest.raises(TypeError, match="independent"):
-        unit_score.unit_mass(dense(two_layers()), {}, UNITS)
+        criteria.mass.unit_mass(dense(two_layers()), {}, UNITS)
 
 
 def test_units_after_a_cut_by_units_are_scored_in_closed_form():
@@ -196,10 +198,10 @@ def test_units_after_a_cut_by_units_are_scored_in_closed_form():
     slow = bl.posteriors.group_saliency(conditioned, UNITS)
     torch.testing.assert_close(bl.posteriors.group_saliency(smaller, groups), slow, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
-        unit_score.unit_density(conditioned, {}, UNITS[:3]),
-        unit_score.group_log_det(conditioned, unit_score._random(conditioned, UNITS[:3])) / 2
+        criteria.density.unit_density(conditioned, {}, UNITS[:3]),
+        group_log_det(conditioned, random_groups(conditioned, UNITS[:3])) / 2
         + slow[:3]
-        + torch.tensor([sum(len(i) for i in g.values()) for g in unit_score._random(conditioned, UNITS[:3])])
+        + torch.tensor([sum(len(i) for i in g.values()) for g in random_groups(conditioned, UNITS[:3])])
         * 0.5
         * torch.log(torch.tensor(2 * torch.pi).double()),
         rtol=1e-4,
@@ -221,20 +223,23 @@ def test_what_auto_stands_for():
     assert default_criterion(kronecker(model), False) == default_criterion(dense(model), True) == "curvature"
 
 
-def test_a_new_criterion_is_a_function_and_a_line(monkeypatch):
+def test_a_new_criterion_is_a_function_and_a_line(request):
     model = two_layers()
     bnn = given(model, diagonal(model))
 
     def backwards(posterior, priors):
         return {name: -mean.abs() for name, mean in posterior.mean.items()}
 
-    monkeypatch.setitem(CRITERIA, "backwards", Criterion("backwards", backwards))
+    criteria.register_criterion(Criterion("backwards", backwards))
+    request.addfinalizer(lambda: unregister("criterion", "backwards"))
+    with pytest.raises(ValueError, match='"backwards" already'):
+        criteria.register_criterion(Criterion("backwards", criteria.snr.snr))
     named = bl.plan(bnn, bl.Budget(sparsity=0.3), criterion="backwards")
     passed = bl.plan(bnn, bl.Budget(sparsity=0.3), criterion=backwards)
     assert named == passed
     cut, kept = (torch.cat([bnn.posterior_.mean[n].abs()[m == k] for n, m in named.masks.items()]) for k in (0, 1))
     assert float(cut.min()) >= float(kept.max())
-    narrow = bl.plan(bnn, bl.Budget(sparsity=0.3), criterion=functools.partial(score.mass, epsilon=1e-3))
+    narrow = bl.plan(bnn, bl.Budget(sparsity=0.3), criterion=functools.partial(criteria.mass.mass, epsilon=1e-3))
     assert narrow.criterion == "mass"
     with pytest.raises(ValueError, match='Closest: "magnitude"'):
         bl.plan(bnn, bl.Budget(sparsity=0.3), criterion="magnitud")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayeslim.quantise.allocate import TooSmall, allocate, descend_hulls, weigh_all
+from bayeslim.quantise.allocate import TooSmall, allocate, descend_hulls, solve_exactly
 
 numbers = st.floats(0.0, 100.0, allow_nan=False)
 groups = st.lists(st.lists(st.tuples(st.integers(1, 40), numbers), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -59,7 +59,7 @@ def test_hulls_are_optimal_at_the_rates_they_pass_through():
 
 def test_sharper_groups_get_more_bits():
     options = [[(10 * b, 10 * certainty * 4.0**-b) for b in range(1, 9)] for certainty in (1.0, 16.0, 256.0)]
-    assert weigh_all(options, 10 * 12) == [1, 3, 5]  # two bits, four, six: each divides the loss by sixteen
+    assert solve_exactly(options, 10 * 12) == [1, 3, 5]  # two bits, four, six: each divides the loss by sixteen
 
 
 def test_many_groups_take_the_hulls():

@@ -10,7 +10,7 @@ import bayeslim as bl
 from bayeslim.app.data import Loader
 from bayeslim.errors import BayeslimWarning, NoSiteMatched, NotFitted
 from bayeslim.posteriors import Diagonal, Particles
-from bayeslim.quantise import Codebook, Uniform
+from bayeslim.quantise.grids import Codebook, Uniform
 from bayeslim.quantise.validate import error_of
 from bayeslim.train.fit import fit
 from prune.given_posteriors import Given, diagonal, given, kronecker, mean_of, two_layers
@@ -260,16 +260,16 @@ def test_what_is_refused():
     loader = [(torch.randn(4, 12).double(), torch.zeros(4, dtype=torch.int64))]
     laplace = bl.bayesianize(model, bl.Laplace(), likelihood=bl.likelihoods.Categorical())
     for error, words, arguments in (
-        (TypeError, "takes a Bayesian", (model, {})),
+        (TypeError, "needs a Bayesian", (model, {})),
         (NotFitted, "fit", (laplace, {})),
         (ValueError, "from 1 to 16. Got 0", (bnn, {"bits": 0})),
         (ValueError, "from 1 to 16. Got 17", (bnn, {"bits": {"all": 17}})),
         (TypeError, "whole number. Got 2.5", (bnn, {"bits": 2.5})),
         (NoSiteMatched, 'Closest names: "0.weight"', (bnn, {"bits": {"0.wieght": 3, "all": 4}})),
         (NoSiteMatched, 'No bits were given for "2.weight"', (bnn, {"bits": {"0": 3}})),
-        (ValueError, "0.5 bits a weight is impossible: the least is 1", (bnn, {"budget": 0.5})),
-        (ValueError, "leave bits out", (bnn, {"budget": 3.0, "bits": 3})),
-        (ValueError, "mean width or Budget", (bnn, {"budget": bl.Budget(sparsity=0.5)})),
+        (ValueError, "0.5 bits per weight is impossible: the least is 1", (bnn, {"budget": 0.5})),
+        (ValueError, "leave one of them out", (bnn, {"budget": 3.0, "bits": 3})),
+        (ValueError, "mean bits per weight or Budget", (bnn, {"budget": bl.Budget(sparsity=0.5)})),
         (TypeError, "must be a number", (bnn, {"budget": "3"})),
         (ValueError, "positive", (bnn, {"budget": -1.0})),
         (ValueError, "two goals", (bnn, {"budget": 3.0, "max_error_increase": 1.0, "validate": loader})),
@@ -277,7 +277,7 @@ def test_what_is_refused():
         (ValueError, "at least 0", (bnn, {"max_error_increase": -1.0, "validate": loader})),
         (bl.errors.BayeslimError, "not an iterator", (bnn, {"max_error_increase": 1.0, "validate": iter(loader)})),
         (bl.errors.BayeslimError, "no batches", (bnn, {"max_error_increase": 1.0, "validate": []})),
-        (ValueError, "has none of", (bnn, {"bits": 3, "how": "nearest", "budget": bl.Budget(bytes=100)})),
+        (ValueError, "varies the strength", (bnn, {"bits": 3, "how": "nearest", "budget": bl.Budget(bytes=100)})),
         (ValueError, "how must be one of", (bnn, {"how": "up"})),
         (ValueError, "per must be one of", (bnn, {"per": "channel"})),
         (ValueError, "move must be one of", (bnn, {"move": "all"})),

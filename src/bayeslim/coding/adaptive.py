@@ -1,11 +1,11 @@
-"""Models that learn as they code: counts of what was seen so far are the probabilities of what comes.
+"""Adaptive models: the counts of the symbols coded so far give the probabilities of the next one.
 
-With n₀ zeros and n₁ ones seen, the next bit is 1 with probability (n₁ + ½) / (n₀ + n₁ + 1), which costs at most
-½ log2 n + 1 bits more than the best fixed probability (Krichevsky & Trofimov 1981). Larger alphabets are trees of such
-bits. Instead of one half, something else may be expected before anything was seen (`expected.py`).
+After n₀ zeros and n₁ ones, the next bit is 1 with probability (n₁ + ½) / (n₀ + n₁ + 1). This costs at most
+½ log2 n + 1 bits more than the best fixed probability (Krichevsky & Trofimov 1981). Larger alphabets are binary trees
+of such bits.
 
-A bit may have several contexts, from coarse to fine. The probability of each is the prior mean of the next, worth as
-much as two observations, so that a fine context takes over only once it has seen something.
+A bit may have several contexts, from coarse to fine. The probability in each context is the prior mean of the next one,
+with the weight of two observations: a fine context takes over once it has counts of its own.
 """
 
 from __future__ import annotations
@@ -14,127 +14,92 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 from bayeslim.coding.coders import Coder
-from bayeslim.coding.expected import Curve
-from bayeslim.coding.logarithms import POWER_BITS, power
 
-_ONE_BITS = 24
-_ONE = 1 << _ONE_BITS
-_BACKING = 2
-_MOST_BACKING = 4
+_ONE = 1 << 24
+_CONTEXT_PSEUDOCOUNT = 2
+_MAX_TREE_PSEUDOCOUNT = 4
 
 
 class Bits:
-    """Adaptive bits, one for every context that is asked for."""
+    """Adaptive bits with a pair of counts per context."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[Hashable, list[int]] = defaultdict(lambda: [0, 0])
 
-    def code(self, coder: Coder, value: int, *contexts: Hashable, guess: int = _ONE >> 1, backing: int = 1) -> int:
-        """Pass one bit through the coder and learn from it.
+    def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
+        """Code one bit and update the counts.
 
         Args:
-            coder: which way.
-            value: the bit, for those that write.
+            coder: the writer, reader or meter.
+            value: the bit; a reader ignores it.
             *contexts: from coarse to fine.
-            guess: how probable a 1 is, in parts of 2²⁴, before anything was seen.
-            backing: how many observations that is worth.
         """
-        return _learn(coder, value, [self._counts[context] for context in contexts], guess, backing)
+        return _code_bit(coder, value, [self._counts[context] for context in contexts])
 
 
-def _learn(coder: Coder, value: int, counts: Sequence[list[int]], guess: int, backing: int) -> int:
-    """Pass one bit, by the zeros and ones seen in each of its contexts, and count it there."""
-    probability = guess
+def _code_bit(coder: Coder, value: int, counts: Sequence[list[int]], pseudocount: int = 1) -> int:
+    """Code one bit by the counts of zeros and ones in each of its contexts, and add it to them."""
+    probability = _ONE >> 1
     for zeros, ones in counts:
-        probability = (ones * _ONE + backing * probability) // (zeros + ones + backing)
-        backing = _BACKING
-    if not 0 < probability < _ONE:
-        probability = 1 if probability < 1 else _ONE - 1
-    value = coder.bit(value, probability, _ONE)
+        probability = (ones * _ONE + pseudocount * probability) // (zeros + ones + pseudocount)
+        pseudocount = _CONTEXT_PSEUDOCOUNT
+    value = coder.bit(value, min(max(probability, 1), _ONE - 1), _ONE)
     for count in counts:
         count[value] += 1
     return value
 
 
 class Naturals:
-    """Adaptive numbers 0, 1, 2, ...: how many binary digits they have, one by one, then the digits (Elias γ).
+    """Adaptive numbers 0, 1, 2, ... in Elias γ code: the number of binary digits in unary, then the digits.
 
-    The first two digits after the leading one are learned as well; the others are taken as they come.
+    The unary part and the first two digits after the leading one are adaptive; the other digits are uniform.
     """
 
     def __init__(self, largest: int):
-        self._digits, self._bits = (largest + 1).bit_length(), Bits()
+        self._max_length, self._bits = (largest + 1).bit_length(), Bits()
 
-    def code(
-        self, coder: Coder, value: int, *contexts: Hashable, bits_a_step: int | None = None, backing: int = 1
-    ) -> int:
-        """Pass one number through the coder and learn from it.
+    def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
+        """Code one number and update the counts.
 
         Args:
-            coder: which way.
-            value: the number, for those that write.
+            coder: the writer, reader or meter.
+            value: the number; a reader ignores it.
             *contexts: from coarse to fine.
-            bits_a_step: that P(value ≥ n) = 2^(−bn) is expected, as b in the unit of logarithms.
-            backing: how many observations that is worth.
         """
         contexts = (None, *contexts)
-        digits, length, guess = (value + 1).bit_length(), 1, _ONE >> 1
-        while length < self._digits:
-            # Numbers of so many digits start at 2^(length − 1) − 1, longer ones at 2^length − 1.
-            if bits_a_step is not None:
-                guess = power(bits_a_step << (length - 1)) >> (POWER_BITS - _ONE_BITS)
-            longer = ((context, length) for context in contexts)
-            if not self._bits.code(coder, int(digits > length), *longer, guess=guess, backing=backing):
+        wanted, length = (value + 1).bit_length(), 1
+        while length < self._max_length:
+            if not self._bits.code(coder, int(wanted > length), *((context, length) for context in contexts)):
                 break
             length += 1
         found = 1
         for place in range(length - 2, -1, -1):
             digit = (value + 1) >> place & 1
-            learned = length - 2 - place < 2
-            digit = self._bits.code(coder, digit, (length, found)) if learned else coder.bit(digit, 1, 2)
+            adaptive = length - 2 - place < 2
+            digit = self._bits.code(coder, digit, (length, found)) if adaptive else coder.bit(digit, 1, 2)
             found = found << 1 | digit
         return found - 1
 
 
 class Symbols:
-    """Adaptive symbols 0 to count - 1, as a binary tree of adaptive bits.
+    """Adaptive symbols 0 to count − 1: a binary tree of adaptive bits."""
 
-    Args:
-        count: how many symbols.
-        curve: how probable the symbols are expected to be, with sizes one larger than symbols.
-    """
-
-    def __init__(self, count: int, curve: Curve | None = None):
+    def __init__(self, count: int):
         self._depth, self._count = (count - 1).bit_length(), count
-        self._below = None if curve is None else curve.below(count)
-        self._worth = 0 if curve is None else curve.worth
-        # Nodes go by their path from the root, as a number behind a leading one.
+        # A node's key is the path from the root as binary digits, behind a leading one.
         self._trees: defaultdict[Hashable, defaultdict[int, list[int]]] = defaultdict(
             lambda: defaultdict(lambda: [0, 0])
         )
-        self._guesses: dict[int, tuple[int, int]] = {}
 
     def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
-        """Pass one symbol through the coder and learn from it."""
+        """Code one symbol and update the counts."""
         trees, node = [self._trees[context] for context in (None, *contexts)], 1
         for place in range(self._depth - 1, -1, -1):
-            guess = self._guesses.get(node)
-            if guess is None:
-                guess = self._guesses[node] = self._expected(node - (1 << (self._depth - 1 - place)) << 1, place)
             bit = 0
-            if guess[1]:
-                bit = _learn(coder, value >> place & 1, [tree[node] for tree in trees], *guess)
+            first_of_second_half = (node << 1 | 1) << place
+            if first_of_second_half - (1 << self._depth) < self._count:
+                # Deep nodes see few symbols, whose frequencies are mostly chance: they keep closer to one half.
+                pseudocount = min(1 << (self._depth - 1 - place), _MAX_TREE_PSEUDOCOUNT)
+                bit = _code_bit(coder, value >> place & 1, [tree[node] for tree in trees], pseudocount)
             node = node << 1 | bit
         return node - (1 << self._depth)
-
-    def _expected(self, node: int, place: int) -> tuple[int, int]:
-        """How probable the second half of a node is, and how many observations that is worth; 0 where there is none."""
-        if (node | 1) << place >= self._count:
-            return 0, 0
-        if self._below is None:
-            # Deep in the tree little is seen, and what is seen there is mostly chance.
-            return _ONE >> 1, min(1 << (self._depth - 1 - place), _MOST_BACKING)
-        start, middle, end = (min(half << place, self._count) for half in (node, node | 1, node + 2))
-        share = self._below[end] - self._below[start]
-        guess = _ONE * (self._below[end] - self._below[middle]) // share
-        return guess, max(1, self._worth * share // self._below[-1])

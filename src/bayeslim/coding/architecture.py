@@ -1,8 +1,8 @@
-"""Which network a file is of, in a few bytes.
+"""The architecture in a file, in a few bytes.
 
-A network of `bayeslim.zoo` is its name and the arguments that are not the usual ones; if it was compacted, also the
-sizes that shrank. Of any other network only a checksum of its tensors' names, shapes and types is stored, and the
-caller brings the network. Either way that checksum says whether weights and network belong together.
+For a network of `bayeslim.zoo`, the file holds its name and the arguments that are not defaults; if it was compacted,
+also its new sizes. For any other network it holds only a checksum of the names, shapes and types of the tensors, and
+the caller passes the network to `decode`. The checksum always guards against weights of another network.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslim.app import zoo
-from bayeslim.app.zoo.entry import entry_of
-from bayeslim.app.zoo.registry import FACTORIES
 from bayeslim.coding.adaptive import Bits, Naturals
 from bayeslim.coding.coders import Coder
 from bayeslim.coding.formats import FORMATS
 from bayeslim.compact.rebuild import put_tensors, resize_modules
 from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.io.networks import config_of, create, names
+from bayeslim.io.registry import registered
 from bayeslim.noise import kept_random_state
 from bayeslim.types import Params
 
 GIVEN, ZOO, CUT = range(3)
 _LETTERS = "\0abcdefghijklmnopqrstuvwxyz0123456789_"
-_LONGEST = 1 << 12
-_LARGEST_ARGUMENT, _DEPTHS, _DEEPEST = 1 << 18, ("depth", "layers"), 1 << 9
-"""Numbers in a file that say how large and deep a network is to be; with larger ones, the caller brings the network."""
+_MAX_TEXT_BYTES = 1 << 12
+_MAX_ARGUMENT, _DEPTH_ARGUMENTS, _MAX_DEPTH = 1 << 18, ("depth", "layers"), 1 << 9
+"""The largest arguments in a file; a network with larger ones is passed by the caller."""
 
-_SMALL = 1 << 26
-_EXPANSION = 1 << 16
+_ALWAYS_ALLOWED_ENTRIES = 1 << 26
+_MAX_ENTRIES_PER_BYTE = 1 << 16
 
 
 def tensors_of(network: nn.Module) -> Params:
-    """The tensors of a network's state by name, tied ones once.
+    """Collect the tensors of a network's state by name, tied ones once.
 
     Raises:
-        BayeslimError: if it has state that is no tensor.
+        BayeslimError: if an entry of its state is not a tensor.
     """
     state = network.state_dict(keep_vars=True)
     for name, value in state.items():
@@ -63,9 +62,9 @@ _OF_COMPACTED = (
 
 
 def write_architecture(coder: Coder, network: nn.Module) -> None:
-    """Say which network a file is of."""
+    """Code the architecture of a network."""
     own = tensors_of(network)
-    config = entry_of(network)
+    config = config_of(network)
     types = {tensor.dtype for tensor in own.values() if tensor.is_floating_point()}
     kind, whole = GIVEN, Params()
     if config is not None and len(types) == 1 and set(config["name"]) <= set(_LETTERS[1:]) and not _exceeds(config):
@@ -76,9 +75,11 @@ def write_architecture(coder: Coder, network: nn.Module) -> None:
     if kind != GIVEN:
         assert config is not None
         _code_name(coder, config["name"])
-        usual = _usual(config["name"])
-        unusual = {key: value for key, value in config.items() if key != "name" and usual.get(key, _LETTERS) != value}
-        _code_text(coder, json.dumps(unusual, separators=(",", ":")) if unusual else "")
+        defaults = _defaults(config["name"])
+        changed = {
+            key: value for key, value in config.items() if key != "name" and defaults.get(key, _LETTERS) != value
+        }
+        _code_text(coder, json.dumps(changed, separators=(",", ":")) if changed else "")
         coder.uniform(list(FORMATS).index(next(iter(types))), len(FORMATS))
     if kind == CUT:
         _code_shapes(coder, whole, own)
@@ -86,22 +87,22 @@ def write_architecture(coder: Coder, network: nn.Module) -> None:
 
 
 def read_architecture(coder: Coder, model: nn.Module | None, file_size: int) -> nn.Module:
-    """The network that a file is of, with whatever values.
+    """Decode the architecture of a file into a network with arbitrary values.
 
     Args:
-        coder: which reads.
+        coder: a reader.
         model: the caller's network, which is copied.
-        file_size: how many bytes the file has, since a small file must not make us allocate much.
+        file_size: in bytes; it bounds the memory that a damaged file can make us allocate.
 
     Raises:
-        CorruptFile: if the file does not fit the model, or names a network that there is not.
+        CorruptFile: if the file does not fit the model, or names an unknown network.
         BayeslimError: if a model is needed and not given.
     """
     kind = coder.uniform(0, 3)
     if kind == GIVEN:
         if model is None:
             raise BayeslimError(
-                "The file holds the weights of a network that bayeslim.zoo does not have, not its code. Pass the "
+                "The file holds the weights of a network that is not in bayeslim.zoo, without its code. Pass the "
                 "architecture: decode(path, model=YourModel())."
             )
         network = copy.deepcopy(model)
@@ -119,11 +120,11 @@ def read_architecture(coder: Coder, model: nn.Module | None, file_size: int) -> 
 
 def _read_zoo(coder: Coder, kind: int, file_size: int) -> nn.Module:
     name = _code_name(coder, "")
-    if name not in FACTORIES:
+    if name not in names():
         raise CorruptFile(f'The file names a network that bayeslim.zoo does not have: "{name}".')
     try:
         text = _code_text(coder, "")
-        config = {"name": name, **_usual(name), **(json.loads(text) if text else {})}
+        config = {"name": name, **_defaults(name), **(json.loads(text) if text else {})}
         if _exceeds(config):
             raise CorruptFile("The file names a network far larger than a file of its size can hold.")
         dtype = list(FORMATS)[coder.uniform(0, len(FORMATS))]
@@ -132,35 +133,37 @@ def _read_zoo(coder: Coder, kind: int, file_size: int) -> nn.Module:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, RecursionError) as error:
         raise CorruptFile(f"The file names a network that bayeslim.zoo does not have: {error}.") from error
-    if sum(tensor.numel() for tensor in tensors_of(network).values()) > max(_SMALL, _EXPANSION * file_size):
+    if sum(tensor.numel() for tensor in tensors_of(network).values()) > max(
+        _ALWAYS_ALLOWED_ENTRIES, _MAX_ENTRIES_PER_BYTE * file_size
+    ):
         raise CorruptFile("The file names a network far larger than a file of its size can hold.")
     with kept_random_state():
-        network = zoo.create(**config).to(dtype)
+        network = create(**config).to(dtype)
     if kind == CUT:
         _cut_(network, _code_shapes(coder, tensors_of(network), None))
     return network
 
 
 def _exceeds(config: Mapping[str, Any]) -> bool:
-    """Whether a network would be too wide, or too deep to be made in a moment."""
-    most = {key: _DEEPEST if key in _DEPTHS else _LARGEST_ARGUMENT for key in config}
+    """Check whether an argument exceeds the limits on width and depth."""
+    most = {key: _MAX_DEPTH if key in _DEPTH_ARGUMENTS else _MAX_ARGUMENT for key in config}
     return any(isinstance(value, int) and abs(value) > most[key] for key, value in config.items())
 
 
 def _outline(config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """A network of the zoo without memory."""
+    """Create a network of the zoo on the meta device."""
     with torch.device("meta"), kept_random_state():
-        return zoo.create(**config).to(dtype)
+        return create(**config).to(dtype)
 
 
-def _usual(name: str) -> dict[str, Any]:
-    """The usual arguments of a network of the zoo."""
-    parameters = inspect.signature(FACTORIES[name]).parameters
+def _defaults(name: str) -> dict[str, Any]:
+    """Return the default arguments of a network of the zoo."""
+    parameters = inspect.signature(registered("network", name)).parameters
     return {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty}
 
 
 def _kind(network: nn.Module, outline: nn.Module) -> int:
-    """Whether a network is its entry in the zoo, or that cut smaller, or neither any more."""
+    """Classify a network: as in the zoo, cut smaller, or neither."""
     own, whole = tensors_of(network), tensors_of(outline)
     if _checksum(own) == _checksum(whole):
         return ZOO
@@ -174,7 +177,7 @@ def _kind(network: nn.Module, outline: nn.Module) -> int:
 
 
 def _cut_(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Cut a network's tensors to smaller shapes, in place."""
+    """Shrink a network's tensors to smaller shapes, in place."""
     state = network.state_dict(keep_vars=True)
     names = {name: tuple(other for other, tensor in state.items() if tensor is state[name]) for name in shapes}
     smaller = {name: state[name].new_zeros(shape) for name, shape in shapes.items() if state[name].shape != shape}
@@ -183,7 +186,7 @@ def _cut_(network: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _sizes(network: nn.Module) -> dict[str, dict[str, Any]]:
-    """The integers that a network's modules remember."""
+    """Collect the integer attributes of a network's modules."""
     return {
         path: {name: value for name, value in vars(module).items() if type(value) is int}
         for path, module in network.named_modules()
@@ -197,7 +200,7 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
 
 def _code_name(coder: Coder, name: str) -> str:
     found = ""
-    for letter in name.ljust(_LONGEST, "\0"):
+    for letter in name.ljust(_MAX_TEXT_BYTES, "\0"):
         letter = _LETTERS[coder.uniform(_LETTERS.index(letter), len(_LETTERS))]
         if letter == "\0":
             break
@@ -207,7 +210,7 @@ def _code_name(coder: Coder, name: str) -> str:
 
 def _code_text(coder: Coder, text: str) -> str:
     data = text.encode()
-    length = Naturals(_LONGEST).code(coder, len(data))
+    length = Naturals(_MAX_TEXT_BYTES).code(coder, len(data))
     found = bytes(coder.uniform(data[place] if data else 0, 256) for place in range(length))
     return found.decode()
 
@@ -215,7 +218,7 @@ def _code_text(coder: Coder, text: str) -> str:
 def _code_shapes(
     coder: Coder, whole: Mapping[str, Tensor], given: Mapping[str, Tensor] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of a network that was cut, most of which follow from the number of units in each weight."""
+    """Code the shapes of a cut network; most follow from the number of units of each weight."""
     guesses, found = Bits(), dict[str, tuple[int, ...]]()
     old_units = units = 0
     for name, tensor in whole.items():

@@ -1,10 +1,10 @@
-"""Range coding: a message as one number, by intervals of integers (Martin 1979).
+"""Range coding: a message as one number, by nested intervals of integers (Martin 1979).
 
-A symbol takes the part [start, start + size) of `total`; the interval shrinks to that part, and costs
-log2(total / size) bits. Everything is an integer, so that every machine writes and reads the same bytes.
+A symbol owns the part [start, start + size) of `total`; the interval shrinks to that part, which costs
+log2(total / size) bits. All arithmetic is on integers, so every machine writes and reads the same bytes.
 
-A model is written once, as a function that passes its symbols through a `Coder`. The `Writer` writes those it is given;
-the `Reader` ignores what it is given and returns those in the file; the `Meter` only adds up what they would cost.
+A model is written once, as a function that passes its symbols to a `Coder`. The `Writer` writes the symbols that it is
+given; the `Reader` ignores them and returns those in the file; the `Meter` only adds up their cost.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from typing import Protocol
 from bayeslim.errors import CorruptFile
 
 TOTAL_BITS = 32
-"""Totals are at most 2 to this power, which leaves probabilities exact to one part in 2²⁴."""
+"""Totals are at most 2 to this power, so that probabilities are exact to one part in 2²⁴."""
 
-_WORD, _LEAST = 1 << 64, 1 << 56
+_WORD, _MIN_RANGE = 1 << 64, 1 << 56
 
 
 class Coder(Protocol):
-    """What symbols pass through, whichever way they go."""
+    """The interface of writer, reader and meter."""
 
     @property
     def bits(self) -> float:
-        """How much has passed."""
+        """Bits coded so far."""
         ...
 
     def symbol(self, value: int, starts: Callable[[int], int], count: int) -> int:
-        """One of `count` symbols.
+        """Code one of `count` symbols.
 
         Args:
-            value: the symbol, for those that write.
-            starts: strictly rising from starts(0) = 0 to starts(count), the total: where each symbol's part starts.
-            count: how many symbols there are.
+            value: the symbol; a reader ignores it.
+            starts: the start of each symbol's part, strictly rising from starts(0) = 0 to starts(count), the total.
+            count: the number of symbols.
         """
         ...
 
     def bit(self, value: int, ones: int, total: int) -> int:
-        """A bit that is 1 with probability ones / total."""
+        """Code a bit that is 1 with probability ones / total."""
         ...
 
     def uniform(self, value: int, count: int) -> int:
-        """One of `count` equally probable symbols."""
+        """Code one of `count` equally probable symbols."""
         ...
 
 
 class Writer:
-    """Writes symbols; `finish` returns the bytes."""
+    """A coder that writes symbols; `finish` returns the bytes."""
 
     def __init__(self) -> None:
         self._low, self._range, self._bytes = 0, _WORD - 1, bytearray()
@@ -76,7 +76,7 @@ class Writer:
         return value
 
     def finish(self) -> bytes:
-        """The shortest bytes that, followed by zeros, lie in the interval."""
+        """Return the shortest bytes that, followed by zeros, lie in the interval."""
         for length in range(2):  # a byte is enough, as the range is at least 2⁵⁶
             unit = 1 << (64 - 8 * length)
             inside = -(-self._low // unit) * unit
@@ -89,14 +89,16 @@ class Writer:
 
     def _narrow(self, start: int, size: int, total: int) -> None:
         if size < 1 or total > 1 << TOTAL_BITS:
-            raise ValueError(f"A symbol needs a part of at least 1 in at most 2**{TOTAL_BITS}. Got {size} in {total}.")
+            raise ValueError(
+                f"A symbol needs a part of at least 1 and a total of at most 2**{TOTAL_BITS}. Got {size} of {total}."
+            )
         step = self._range // total
         self._low += step * start
         self._range = step * size
         if self._low >= _WORD:
             self._low -= _WORD
             self._carry()
-        while self._range < _LEAST:
+        while self._range < _MIN_RANGE:
             self._bytes.append(self._low >> 56)
             self._low = (self._low << 8) & (_WORD - 1)
             self._range <<= 8
@@ -110,7 +112,7 @@ class Writer:
 
 
 class Reader:
-    """Reads what a `Writer` wrote.
+    """A coder that reads the bytes of a `Writer`.
 
     Raises:
         CorruptFile: on reading past the end.
@@ -161,10 +163,10 @@ class Reader:
         self._offset -= step * start
         self._range = step * size
         if self._offset >= self._range:
-            raise CorruptFile("The file holds a number that no writer writes: it was changed.")
-        while self._range < _LEAST:
+            raise CorruptFile("The file holds a number that the encoder never writes: it was changed.")
+        while self._range < _MIN_RANGE:
             if self._place >= len(self._data) + 8:
-                raise CorruptFile("The file ends before its network does: it was truncated.")
+                raise CorruptFile("The file ends before its network does: it was truncated. Copy it again.")
             byte = self._data[self._place] if self._place < len(self._data) else 0
             self._place += 1
             self._offset = (self._offset << 8) | byte
@@ -172,7 +174,7 @@ class Reader:
 
 
 class Meter:
-    """Adds up bits, by symbols' probabilities."""
+    """A coder that only adds up the cost of symbols in bits."""
 
     def __init__(self) -> None:
         self.bits = 0.0

@@ -1,45 +1,40 @@
-"""Where a weight's non-zeros are expected, and what the features of its columns are worth: for the fewest bits.
+"""The fit of a context model: the coefficients that cost the fewest bits in one weight.
 
-One pass gathers, for a part of the rows, the features of the columns that were chosen and of all that could have been;
-then the cost of any worths is a few products of small matrices, and one worth at a time is improved until none can be.
-Hills are tried in turn on the same choices.
+One pass over a sample of the rows gathers the features of the columns that hold non-zeros and the sums over all columns
+that could have. The cost of any coefficients is then a few products of small matrices. Coordinate descent changes one
+coefficient at a time until none lowers the cost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bayeslim.coding.coders import Meter
-from bayeslim.coding.evidence import EXPECTED, FEATURES, Evidence
-from bayeslim.coding.expected import Masses
-from bayeslim.coding.geometry import Grid, Integers
-from bayeslim.coding.hill import Hill, closest_hills
-from bayeslim.coding.positions import GAMMAS, WORTHS, Taste
+from bayeslim.coding.features import CONSTANT, FEATURES, ColumnFeatures
+from bayeslim.coding.geometry import Integers
+from bayeslim.coding.positions import COEFFICIENTS, GAMMAS, ContextModel
 
-_MOST = 4096
-_START = 6
-_BITS_OF_A_WORTH = 4.0
-_LEAST_SHARE = 2.0**-28
-_LARGEST_SUM = 2.0**56
+MAX_SAMPLED_NONZEROS = 4096
+_FIRST_CONSTANT = 6
+_BITS_PER_COEFFICIENT = 4.0
+_MIN_SHARE = 2.0**-28
+_MAX_WEIGHT_SUM = 2.0**56
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Non-zeros as choices among columns, (choices, features) each but `left`.
+    """Non-zeros as choices among columns; arrays are (choices, features) unless noted.
 
     Attributes:
-        all: features summed over the columns that were left.
-        beyond: summed over the chosen column and those after it.
-        chosen: of the chosen column.
-        left: how many were still to come, itself included.
-        scale: how many non-zeros each of them stands for.
-        first: the first column that was left, (choices,).
-        column: the chosen one, likewise.
+        all: features summed over the remaining columns.
+        beyond: features summed over the chosen column and those after it.
+        chosen: features of the chosen column.
+        left: the non-zeros still to come, this one included, (choices,).
+        scale: the number of non-zeros that each sampled one stands for.
     """
 
     all: NDArray[np.float64]
@@ -47,97 +42,65 @@ class Choices:
     chosen: NDArray[np.float64]
     left: NDArray[np.float64]
     scale: float
-    first: Integers
-    column: Integers
 
-    def under(self, heights: Integers) -> Choices:
-        """The same choices where another hill is expected: no other feature depends on it."""
-        tails = np.append(np.cumsum(heights[::-1])[::-1], 0).astype(float)
-        expected = tails[self.first], tails[self.column], heights[self.column]
-        tables = [table.copy() for table in (self.all, self.beyond, self.chosen)]
-        for table, values in zip(tables, expected, strict=True):
-            table[:, EXPECTED] = values
-        return replace(self, all=tables[0], beyond=tables[1], chosen=tables[2])
-
-    def bits(self, taste: Taste) -> float:
-        """About what the columns cost."""
-        worths = taste.values.astype(float)
-        all_ = self.all @ worths
-        if all_.max(initial=0.0) > _LARGEST_SUM:
+    def bits(self, model: ContextModel) -> float:
+        """Estimate the cost of all columns in bits."""
+        coefficients = model.coefficients.astype(float)
+        all_ = self.all @ coefficients
+        if all_.max(initial=0.0) > _MAX_WEIGHT_SUM:
             return math.inf
-        beyond = self.beyond @ worths / all_
-        after = np.maximum(beyond - self.chosen @ worths / all_, 0.0)
-        rho = 1 + (self.left - 1) * (taste.gamma / GAMMAS)
-        shares = np.maximum(beyond**rho - after**rho, _LEAST_SHARE)
-        extra = _BITS_OF_A_WORTH * sum(worth > 0 for worth in taste.worths[1:])
-        return float(-np.log2(shares).sum()) * self.scale + extra
+        beyond = self.beyond @ coefficients / all_
+        after = np.maximum(beyond - self.chosen @ coefficients / all_, 0.0)
+        rho = 1 + (self.left - 1) * (model.gamma / GAMMAS)
+        shares = np.maximum(beyond**rho - after**rho, _MIN_SHARE)
+        header = _BITS_PER_COEFFICIENT * sum(choice > 0 for choice in model.choices[1:])
+        return float(-np.log2(shares).sum()) * self.scale + header
 
 
-def best_start(
-    hits: Sequence[Integers], grid: Grid, feeders: Integers | None, expected: Masses
-) -> tuple[Hill | None, Taste]:
-    """The hill, or none, with the worths beside it, of those that are closest to how many non-zeros columns expect."""
-    best: tuple[Hill | None, Taste] = None, Taste()
-    least, choices = math.inf, gather(hits, Evidence(grid, feeders))
-    for hill in (None, *closest_hills(expected, grid)):
-        taste, bits = best_taste(choices if hill is None else choices.under(hill.heights(grid)))
-        meter = Meter()
-        if hill is not None:
-            hill.code(meter, grid)
-        if bits + meter.bits < least:
-            best, least = (hill, taste), bits + meter.bits
-    return best
+def gather_choices(rows: Sequence[Integers], features: ColumnFeatures) -> Choices:
+    """Gather the choices of a sample of rows, given the columns of every row's non-zeros.
 
-
-def gather(hits: Sequence[Integers], evidence: Evidence) -> Choices:
-    """The choices made in a weight whose rows have non-zeros in the columns `hits`; at most a few thousand of them.
-
-    There is nothing to choose in rows that are full.
+    Full rows are left out, since they leave no choice.
     """
-    size = evidence.grid.size
-    choosing = [row for row, columns in enumerate(hits) if 0 < len(columns) < size]
-    total = sum(len(hits[row]) for row in choosing)
-    looked_at = set(choosing[:: max(1, -(-total // _MOST))])
+    size = features.grid.size
+    choosing = [row for row, columns in enumerate(rows) if 0 < len(columns) < size]
+    total = sum(len(rows[row]) for row in choosing)
+    sampled = set(choosing[:: max(1, -(-total // MAX_SAMPLED_NONZEROS))])
     found: list[list[float]] = []
-    for row, columns in enumerate(hits):
+    for row, columns in enumerate(rows):
         first = 0
-        for place, column in enumerate(columns.tolist() if row in looked_at else ()):
-            values = evidence.values
+        for place, column in enumerate(columns.tolist() if row in sampled else ()):
+            values = features.values
             beyond = values[:, column:].sum(1)
             all_ = values[:, first:column].sum(1) + beyond
-            found.append([*all_, *beyond, *values[:, column], len(columns) - place, first, column])
-            evidence.touch(column)
+            found.append([*all_, *beyond, *values[:, column], len(columns) - place])
+            features.add_nonzero(column)
             first = column + 1
         if len(columns):
-            evidence.leave(columns)
-    table = np.array(found, np.float64).reshape(len(found), 3 * FEATURES + 3)
-    every, beyond, chosen, ends = np.split(table, [FEATURES, 2 * FEATURES, 3 * FEATURES], axis=1)
-    left, firsts, columns = ends.T
-    scale = total / max(len(found), 1)
-    return Choices(every, beyond, chosen, left, scale, firsts.astype(np.int64), columns.astype(np.int64))
+            features.end_row(columns)
+    table = np.array(found, np.float64).reshape(len(found), 3 * FEATURES + 1)
+    every, beyond, chosen, left = np.split(table, [FEATURES, 2 * FEATURES, 3 * FEATURES], axis=1)
+    return Choices(every, beyond, chosen, left[:, 0], total / max(len(found), 1))
 
 
-def best_taste(choices: Choices) -> tuple[Taste, float]:
-    """The worths that cost the fewest bits, found one at a time, and those bits."""
-    best = Taste((_START, *Taste().worths[1:]))
-    least = choices.bits(best)
+def fit_context(choices: Choices) -> ContextModel:
+    """Fit the context model with the fewest bits by coordinate descent."""
+    best = ContextModel((_FIRST_CONSTANT, *ContextModel().choices[1:]))
+    least, before = choices.bits(best), math.inf
     used = [feature for feature in range(FEATURES) if choices.chosen[:, feature].any()]
-    before = float("inf")
     while least < before:
         before = least
         for feature in (*used, None):
             least, best = min(
-                ((choices.bits(taste), taste) for taste in _changes(best, feature)), key=lambda found: found[0]
+                ((choices.bits(model), model) for model in _neighbours(best, feature)), key=lambda found: found[0]
             )
-    return best, least
+    return best
 
 
-def _changes(taste: Taste, feature: int | None) -> list[Taste]:
-    """The taste with every worth of one feature, or with every γ; itself first."""
+def _neighbours(model: ContextModel, feature: int | None) -> list[ContextModel]:
+    """List the model, then its copies with every coefficient of one feature, or with every γ."""
     if feature is None:
-        return [taste, *(Taste(taste.worths, gamma) for gamma in range(GAMMAS + 1))]
-    worths = range(int(feature == EXPECTED), len(WORTHS))
-    return [
-        taste,
-        *(Taste((*taste.worths[:feature], worth, *taste.worths[feature + 1 :]), taste.gamma) for worth in worths),
-    ]
+        return [model, *(ContextModel(model.choices, gamma) for gamma in range(GAMMAS + 1))]
+    before, after = model.choices[:feature], model.choices[feature + 1 :]
+    possible = range(int(feature == CONSTANT), len(COEFFICIENTS))
+    return [model, *(ContextModel((*before, choice, *after), model.gamma) for choice in possible)]

@@ -1,4 +1,4 @@
-"""Floating-point numbers as the bits that they are."""
+"""Floating-point formats: numbers as bit patterns, and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Format:
 
     Attributes:
         dtype: of tensors.
-        bits: in a number.
+        bits: of a number.
         fraction: bits after the sign and the exponent.
     """
 
@@ -28,21 +28,21 @@ class Format:
     fraction: int
 
     def patterns(self, numbers: Tensor) -> Patterns:
-        """The bits of a tensor's numbers."""
+        """Return the bit patterns of a tensor's numbers."""
         signed = numbers.contiguous().view(getattr(torch, f"int{self.bits}")).numpy()
         return signed.astype(np.int64).view(np.uint64) & np.uint64((1 << self.bits) - 1)
 
     def numbers(self, patterns: Patterns) -> Tensor:
-        """The numbers that have these bits."""
+        """Return the numbers with these bit patterns."""
         unsigned = patterns.astype(np.dtype(f"uint{self.bits}"))
         return torch.from_numpy(unsigned.view(np.dtype(f"int{self.bits}"))).view(self.dtype)
 
     def floats(self, patterns: Patterns) -> Floats:
-        """The numbers that have these bits, in double precision."""
+        """Return the numbers with these bit patterns in double precision."""
         return self.numbers(patterns).double().numpy()
 
     def nearest(self, floats: Floats) -> Patterns:
-        """The bits of the numbers nearest to some in double precision."""
+        """Round double-precision numbers to the format and return their bit patterns."""
         return self.patterns(torch.from_numpy(floats).to(self.dtype))
 
 
@@ -55,4 +55,4 @@ FORMATS = {
         (torch.float64, 64, 52),
     )
 }
-"""The formats that files know, by the tensors' type."""
+"""The floating-point formats that files hold, by dtype."""

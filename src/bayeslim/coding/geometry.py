@@ -1,7 +1,7 @@
-"""Where the entries of a weight lie: its rows are units, its columns the channels and places that they read.
+"""The layout of a weight: its rows are units, its columns the channels and places that the units read.
 
-Nothing of this is stored: it follows from the shapes of a network's tensors, in their order. A guess that is wrong (a
-square number of inputs that are no image, a layer that does not read the one before it) costs bits, never correctness.
+The layout is not stored: it follows from the shapes of a network's tensors, in their order. A wrong guess (a square
+number of inputs that are not an image, a layer that does not read the one before it) costs bits, never correctness.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-_LEAST_SIDE = 4
-_COLOURS = 3
+_MIN_IMAGE_SIDE = 4
+_COLOUR_CHANNELS = 3
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Grid:
     """The columns of a weight, numbered channel by channel, line by line.
 
     Attributes:
-        channels: how many pictures.
-        height: lines of a picture.
+        channels: the number of images.
+        height: lines of an image.
         width: places in a line.
     """
 
@@ -34,16 +34,16 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return self.channels * self.height * self.width
 
     @property
     def area(self) -> int:
-        """Columns in a channel."""
+        """Number of columns in a channel."""
         return self.height * self.width
 
     def at(self, column: int, steps: Iterable[tuple[int, int]]) -> list[int]:
-        """The columns that are so many lines and places away, where the picture has them.
+        """List the columns that are the given lines and places away and inside the image.
 
         >>> Grid(2, 3, 3).at(9, [(0, 1), (1, 0), (-1, 0)])
         [10, 12]
@@ -61,8 +61,8 @@ class Layout:
     """A weight as a matrix.
 
     Attributes:
-        rows: how many units there are.
-        columns: what they read.
+        rows: the number of units.
+        columns: the inputs that they read.
         reads_previous: whether the columns' channels are the units of the weight before.
     """
 
@@ -72,7 +72,7 @@ class Layout:
 
 
 def layouts(shapes: Sequence[Sequence[int]]) -> list[Layout]:
-    """The layouts of a network's weights, tensors of two dimensions or more, in their order."""
+    """Lay out a network's weights, the tensors of two dimensions or more, in their order."""
     found: list[Layout] = []
     for shape in shapes:
         found.append(Layout(shape[0], *_columns(shape, found[-1].rows if found else 0)))
@@ -80,19 +80,19 @@ def layouts(shapes: Sequence[Sequence[int]]) -> list[Layout]:
 
 
 def _columns(shape: Sequence[int], units: int) -> tuple[Grid, bool]:
-    """The grid of a weight's columns, and whether its channels are the `units` of the weight before."""
+    """Find the grid of a weight's columns, and whether its channels are the `units` of the weight before."""
     if len(shape) > 2:
         return Grid(shape[1], math.prod(shape[2:-1]), shape[-1]), shape[1] == units
     columns = shape[1]
     if units and columns and columns % units == 0:
-        return Grid(units, *_picture(columns // units)), True
-    for channels in (1, _COLOURS):
+        return Grid(units, *_image(columns // units)), True
+    for channels in (1, _COLOUR_CHANNELS):
         side = math.isqrt(columns // channels)
-        if channels * side * side == columns and side >= _LEAST_SIDE:
+        if channels * side * side == columns and side >= _MIN_IMAGE_SIDE:
             return Grid(channels, side, side), False
     return Grid(columns), False
 
 
-def _picture(area: int) -> tuple[int, int]:
+def _image(area: int) -> tuple[int, int]:
     side = math.isqrt(area)
     return (side, side) if side * side == area else (1, area)

@@ -1,8 +1,8 @@
-"""Units in the order that a file needs the fewest bits for.
+"""The order of hidden units that takes the fewest bits.
 
-Hidden units of a layer may change places without changing what a network says: n of them are n! networks that are one
-and the same. A file need not say which of these it holds, which is worth log2 n! bits a layer. Units that are sorted by
-how many entries they read, and by where the first is, make most of that real: a count is at most the one before.
+Permuting the n hidden units of a layer does not change the network's answers, so n! networks are equivalent and a file
+may hold any of them. That is worth log2 n! bits per layer. Sorting units by the number of entries that they read, and
+then by their first entry, saves most of it: each count is at most the one before.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bayeslim.types import Inputs, Params
 
 
 def sort_units(network: nn.Module, example: Inputs) -> nn.Module:
-    """A network that gives the same answers, its hidden units sorted.
+    """Sort the hidden units of a copy of the network; its answers stay the same.
 
-    Layers whose units cannot change places, by a check on inputs like the example, stay as they are.
+    Layers whose units cannot be permuted, by a check on inputs like the example, stay as they are.
 
     Args:
-        network: a plain network, which is not changed.
+        network: a plain network; it is not changed.
         example: inputs on which to trace and check it.
 
     Raises:
@@ -44,7 +44,7 @@ def sort_units(network: nn.Module, example: Inputs) -> nn.Module:
 
 
 def _reads(members: Alike, tensors: Params) -> list[tuple[int, ...]]:
-    """A key for each unit: those that read much come first; of equals, the one whose first entry is first."""
+    """Compute a sort key per unit: more entries first; among equals, the earlier first entry first."""
     rows = next((axis for axis in members.places if axis in members.made and _is_rows(axis, tensors)), None)
     if rows is None:
         return [()] * len(members)

@@ -1,9 +1,9 @@
-"""The values of non-zeros, in whichever of four ways takes the fewest bits.
+"""The values of a tensor's non-zeros, in the cheapest of four representations.
 
 * grid: integers times one step;
-* rows: integers times a step for each row;
-* table: few values, listed once; a table may serve several tensors;
-* raw: every value as it is, its sign and exponent by how often they occurred.
+* rows: integers times one step per row;
+* table: indices into a short list of values; several tensors may share a table;
+* raw: the bits of every value, with adaptive sign and exponent.
 """
 
 from __future__ import annotations
@@ -17,164 +17,159 @@ from numpy.typing import NDArray
 
 from bayeslim.coding.adaptive import Naturals, Symbols
 from bayeslim.coding.coders import Coder
-from bayeslim.coding.codes import LARGEST_ALPHABET, code_codes
-from bayeslim.coding.expected import Masses
+from bayeslim.coding.codes import MAX_ALPHABET, code_codes
 from bayeslim.coding.formats import Format, Patterns
 from bayeslim.coding.geometry import Grid, Integers
 from bayeslim.coding.steps import Step, Steps, common_step
 
 GRID, ROWS, TABLE, RAW = range(4)
-_LARGEST_CODE = 1 << 16
-_LARGEST_TABLE = 1 << 12
-_PIECE = 16
-_BITS_OF_A_STEP = 24.0
+_MAX_CODE = 1 << 16
+_MAX_TABLE_SIZE = 1 << 12
+_UNIFORM_BITS = 16
+_BITS_PER_STEP = 24.0
 _NO_STEP = Step(1, 0)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the non-zeros of a tensor are.
+class NonZeros:
+    """The positions of a tensor's non-zeros.
 
     Attributes:
-        hits: the columns of each row's non-zeros, rising.
+        rows: the columns of each row's non-zeros, rising.
         grid: the columns.
-        masses: how probable the sizes of their codes are to a posterior, for those that write, where there is one.
     """
 
-    hits: Sequence[Integers]
+    rows: Sequence[Integers]
     grid: Grid
-    masses: Masses | None = None
 
     @property
     def count(self) -> int:
-        """How many there are."""
-        return sum(map(len, self.hits))
+        """Number of non-zeros."""
+        return sum(map(len, self.rows))
 
-    def rows(self, listed: Patterns) -> list[Patterns]:
-        """A list of something for all non-zeros, row by row, without the rows that have none."""
-        ends = np.cumsum([len(columns) for columns in self.hits])[:-1]
-        return [part for part in np.split(listed, ends) if len(part)]
+    def split(self, values: Patterns) -> list[Patterns]:
+        """Split one value per non-zero into rows; rows without non-zeros are left out."""
+        ends = np.cumsum([len(columns) for columns in self.rows])[:-1]
+        return [part for part in np.split(values, ends) if len(part)]
 
 
-class Impossible(Exception):
-    """A way that these values cannot go."""
+class DoesNotFit(Exception):
+    """The values have no such representation."""
 
 
 class Values:
-    """Codes the values of one tensor after the other, and learns what they share: sizes of steps, and tables."""
+    """Codes the values of one tensor after the other; step sizes and tables are shared between tensors."""
 
     def __init__(self) -> None:
-        self._steps, self._sizes, self._kinds = Steps(), Naturals(_LARGEST_CODE), Symbols(4)
+        self._steps, self._sizes, self._kinds = Steps(), Naturals(_MAX_CODE), Symbols(4)
         self._tables: list[tuple[Patterns, Patterns]] = []
 
-    def best(self, patterns: Patterns, places: Places, form: Format) -> int:
-        """The way that takes the fewest bits, by about what each takes."""
+    def best_kind(self, patterns: Patterns, nonzeros: NonZeros, form: Format) -> int:
+        """Choose the representation with the lowest estimated cost."""
         costs = {RAW: _entropy(patterns >> np.uint64(form.fraction)) + len(patterns) * form.fraction}
         listed = np.unique(patterns)
-        if len(listed) <= _LARGEST_TABLE:
-            new = (
-                0 if any(_holds(table, listed) for table in self._tables) else len(listed) * (form.bits - _idle(listed))
-            )
-            costs[TABLE] = _entropy(patterns) + new
-        for kind, parts in ((GRID, [patterns]), (ROWS, places.rows(patterns))):
+        if len(listed) <= _MAX_TABLE_SIZE:
+            is_known = any(_holds(table, listed) for table in self._tables)
+            costs[TABLE] = _entropy(patterns) + (0 if is_known else len(listed) * (form.bits - _idle(listed)))
+        for kind, parts in ((GRID, [patterns]), (ROWS, nonzeros.split(patterns))):
             try:
                 codes = np.concatenate([_on_step(part, form)[1] for part in parts])
-            except Impossible:
+            except DoesNotFit:
                 continue
-            few = np.abs(codes).max() <= LARGEST_ALPHABET
-            costs[kind] = _BITS_OF_A_STEP * len(parts) + (_entropy(codes) if few else _digits(codes))
+            is_alphabet = np.abs(codes).max() <= MAX_ALPHABET
+            costs[kind] = _BITS_PER_STEP * len(parts) + (_entropy(codes) if is_alphabet else _elias_gamma(codes))
         return min(costs, key=lambda kind: costs[kind])
 
     @staticmethod
-    def lie_on_grids(patterns: Patterns, places: Places, form: Format) -> bool:
-        """Whether values are small integers times one step, or times one for each row."""
-        for parts in ([patterns], places.rows(patterns)):
+    def lie_on_grids(patterns: Patterns, nonzeros: NonZeros, form: Format) -> bool:
+        """Check whether values are small integers times one step, or times one step per row."""
+        for parts in ([patterns], nonzeros.split(patterns)):
             try:
                 for part in parts:
                     _on_step(part, form)
-            except Impossible:
+            except DoesNotFit:
                 continue
             return True
         return False
 
-    def code(self, coder: Coder, kind: int, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
-        """Pass the values of all non-zeros of a tensor, row by row, through a coder.
+    def code(self, coder: Coder, kind: int, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
+        """Code the values of all non-zeros of a tensor, row by row.
 
         Args:
-            coder: which way.
-            kind: how, for those that write.
-            patterns: the values' bits; None when reading.
-            places: where they are.
-            form: what numbers they are.
+            coder: the writer, reader or meter.
+            kind: the representation; a reader ignores it.
+            patterns: the bits of the values; None when reading.
+            nonzeros: their positions.
+            form: their floating-point format.
 
         Raises:
-            Impossible: if these values cannot go that way.
+            DoesNotFit: if these values have no such representation.
         """
-        way = (self._grid, self._rows, self._table, self._raw)[self._kinds.code(coder, kind)]
-        return way(coder, patterns, places, form)
+        code = (self._grid, self._rows, self._table, self._raw)[self._kinds.code(coder, kind)]
+        return code(coder, patterns, nonzeros, form)
 
-    def _grid(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
+    def _grid(self, coder: Coder, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
         given, codes = _on_step(patterns, form) if patterns is not None else (_NO_STEP, None)
         step = self._steps.code(coder, given)
-        codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes), places.masses)
+        codes = code_codes(coder, codes, nonzeros.rows, nonzeros.grid, self._largest(coder, codes))
         return form.nearest(step.values(codes))
 
-    def _rows(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
-        given, codes = [_NO_STEP] * len(places.hits), None
+    def _rows(self, coder: Coder, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
+        given, codes = [_NO_STEP] * len(nonzeros.rows), None
         if patterns is not None:
-            found = [_on_step(row, form) for row in places.rows(patterns)]
+            found = [_on_step(row, form) for row in nonzeros.split(patterns)]
             given, codes = [step for step, _ in found], np.concatenate([codes for _, codes in found])
-        rows = sum(len(columns) > 0 for columns in places.hits)
-        steps = [self._steps.code(coder, step) for step in given[:rows]]
-        codes = code_codes(coder, codes, places.hits, places.grid, self._most(coder, codes), places.masses)
-        parts = zip(steps, places.rows(codes.view(np.uint64)), strict=True)
+        filled_rows = sum(len(columns) > 0 for columns in nonzeros.rows)
+        steps = [self._steps.code(coder, step) for step in given[:filled_rows]]
+        codes = code_codes(coder, codes, nonzeros.rows, nonzeros.grid, self._largest(coder, codes))
+        parts = zip(steps, nonzeros.split(codes.view(np.uint64)), strict=True)
         return np.concatenate([form.nearest(step.values(part.view(np.int64))) for step, part in parts])
 
-    def _table(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
+    def _table(self, coder: Coder, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
         negative, positive = self._choose_table(coder, patterns, form)
         codes = None
         if patterns is not None:
             ranks = np.searchsorted(negative, patterns), np.searchsorted(positive, patterns)
             codes = np.where(_is_negative(patterns, form), -1 - ranks[0], 1 + ranks[1])
-        codes = code_codes(coder, codes, places.hits, places.grid, (len(negative), len(positive)), places.masses)
+        codes = code_codes(coder, codes, nonzeros.rows, nonzeros.grid, (len(negative), len(positive)))
         found = np.zeros(len(codes), np.uint64)
         found[codes > 0] = positive[codes[codes > 0] - 1]
         found[codes < 0] = negative[-codes[codes < 0] - 1]
         return found
 
-    def _raw(self, coder: Coder, patterns: Patterns | None, places: Places, form: Format) -> Patterns:
+    def _raw(self, coder: Coder, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
         heads = Symbols(1 << (form.bits - form.fraction))
-        given = patterns.tolist() if patterns is not None else [0] * places.count
+        given = patterns.tolist() if patterns is not None else [0] * nonzeros.count
         found = [
-            heads.code(coder, one >> form.fraction) << form.fraction | _code_bits(coder, one, form.fraction)
+            heads.code(coder, one >> form.fraction) << form.fraction | _code_uniform(coder, one, form.fraction)
             for one in given
         ]
         return np.array(found, np.uint64)
 
-    def _most(self, coder: Coder, codes: Integers | None) -> tuple[int, int]:
-        """The largest absolute values of negative and of positive codes."""
+    def _largest(self, coder: Coder, codes: Integers | None) -> tuple[int, int]:
+        """Code the largest absolute values of negative and of positive codes."""
         given = (0, 0) if codes is None else (max(-int(codes.min()), 0), max(int(codes.max()), 0))
         return self._sizes.code(coder, given[0]), self._sizes.code(coder, given[1])
 
     def _choose_table(self, coder: Coder, patterns: Patterns | None, form: Format) -> tuple[Patterns, Patterns]:
-        """An earlier table, or a new one: the values of either sign, in the order of their size."""
+        """Code which earlier table to use, or a new one: the values of either sign, sorted by size."""
         wanted = np.unique(patterns) if patterns is not None else np.zeros(0, np.uint64)
-        fits = (place for place, table in enumerate(self._tables) if _holds(table, wanted))
-        place = coder.uniform(next(fits, len(self._tables)), len(self._tables) + 1)
-        if place == len(self._tables):
+        fitting = (index for index, table in enumerate(self._tables) if _holds(table, wanted))
+        index = coder.uniform(next(fitting, len(self._tables)), len(self._tables) + 1)
+        if index == len(self._tables):
             self._tables.append(self._new_table(coder, wanted, form))
-        return self._tables[place]
+        return self._tables[index]
 
     def _new_table(self, coder: Coder, wanted: Patterns, form: Format) -> tuple[Patterns, Patterns]:
-        if len(wanted) > _LARGEST_TABLE:
-            raise Impossible
+        if len(wanted) > _MAX_TABLE_SIZE:
+            raise DoesNotFit
         idle = coder.uniform(_idle(wanted), form.bits)
         negative = _is_negative(wanted, form)
 
         def entries(given: list[int], sign: int) -> Patterns:
             count = self._sizes.code(coder, len(given))
             padded = given or [0] * count
-            found = [_code_bits(coder, entry >> idle, form.bits - 1 - idle) << idle | sign for entry in padded]
+            found = [_code_uniform(coder, entry >> idle, form.bits - 1 - idle) << idle | sign for entry in padded]
             return np.array(found, np.uint64)
 
         return entries(wanted[negative].tolist(), 1 << (form.bits - 1)), entries(wanted[~negative].tolist(), 0)
@@ -182,19 +177,19 @@ class Values:
 
 def _on_step(patterns: Patterns, form: Format) -> tuple[Step, Integers]:
     found = common_step(form.floats(patterns))
-    if found is None or np.abs(found[1]).max() > _LARGEST_CODE:
-        raise Impossible
+    if found is None or np.abs(found[1]).max() > _MAX_CODE:
+        raise DoesNotFit
     return found
 
 
 def _entropy(symbols: NDArray[Any]) -> float:
-    """About what adaptive symbols cost: their entropy, and a few bits for each that there is."""
+    """Estimate the bits of adaptive symbols: their entropy, and four bits per distinct symbol."""
     counts = np.unique(symbols, return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum()) + 4.0 * len(counts)
 
 
-def _digits(codes: Integers) -> float:
-    """About what codes of too many kinds to learn cost: their sign, how many digits they have, and those."""
+def _elias_gamma(codes: Integers) -> float:
+    """Estimate the bits of codes with a large alphabet: the sign, the adaptive length and the digits."""
     digits = np.floor(np.log2(np.abs(codes)))
     return float(digits.sum()) + len(codes) + _entropy(digits)
 
@@ -204,7 +199,7 @@ def _holds(table: tuple[Patterns, Patterns], wanted: Patterns) -> bool:
 
 
 def _idle(patterns: Patterns) -> int:
-    """How many of the last bits are zero in all patterns."""
+    """Count the last bits that are zero in all patterns."""
     joint = int(np.bitwise_or.reduce(patterns)) if len(patterns) else 1
     return (joint & -joint).bit_length() - 1
 
@@ -213,10 +208,10 @@ def _is_negative(patterns: Patterns, form: Format) -> NDArray[np.bool_]:
     return (patterns >> np.uint64(form.bits - 1)).astype(np.bool_)
 
 
-def _code_bits(coder: Coder, number: int, bits: int) -> int:
-    """The lowest bits of a number, as they are."""
+def _code_uniform(coder: Coder, number: int, bits: int) -> int:
+    """Code the lowest bits of a number with equal probabilities."""
     found = 0
-    for place in range(0, bits, _PIECE):
-        size = min(_PIECE, bits - place)
+    for place in range(0, bits, _UNIFORM_BITS):
+        size = min(_UNIFORM_BITS, bits - place)
         found |= coder.uniform(number >> place & (1 << size) - 1, 1 << size) << place
     return found

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.types import Inputs, arguments
+from bayeslim.types import Inputs, arguments, with_batch_size
 
 EXAMPLE = "slim_example"
 """The attribute in which a compacted network keeps inputs to trace it on."""
@@ -50,18 +50,6 @@ def rows_of(example: Inputs) -> int:
     if rows == 0:
         raise ShapeMismatch("The example holds an empty batch. Pass at least one row.")
     return rows
-
-
-def with_batch_size(example: Inputs, size: int) -> Inputs:
-    """Cut or repeat the rows of the example to another batch size."""
-    rows = rows_of(example)
-
-    def resize(x: Any) -> Any:
-        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
-            return x
-        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
-
-    return pytree.tree_map(resize, example)
 
 
 def batches(network: nn.Module, example: Inputs) -> list[Inputs]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import rows_of, run_example, takes, tensors_in, with_batch_size
+from bayeslim.compact.example import rows_of, run_example, takes, tensors_in
 from bayeslim.compact.guards import Guard, violations
 from bayeslim.compact.trace import Trace, quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.types import Inputs, device_of, to_device
+from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
 _RELATIVE_ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 

@@ -100,7 +100,7 @@ def _(posterior: Kronecker, kept: Kept, mean: Mapping[str, Tensor]) -> Kronecker
                 'Laplace(corrected=False, damping="exact"), or compact the plain network and fit that.'
             )
         factors.append(_part_of_layer(own, block.layer, kept) if shrinks else own)
-    rest = {name: sliced(curvature, kept.get(name, {})) for name, curvature in posterior._curvature.items()}
+    rest = {name: sliced(curvature, kept.get(name, {})) for name, curvature in posterior.rest_curvature.items()}
     return Kronecker(mean, factors, _prior(posterior, kept), rest=rest, damping=posterior.damping)
 
 

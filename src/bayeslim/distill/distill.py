@@ -27,18 +27,21 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bayeslim import stochastic
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian
+from bayeslim.distill.student import Student
 from bayeslim.distill.targets import Online, inputs_of, kept
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
-from bayeslim.methods import Laplace, Method, Student, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
+from bayeslim.replica import replicate
 from bayeslim.train import fit as train
-from bayeslim.train.loaders import check_inputs, check_loader
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.loaders import Loader, check_inputs, check_loader
 from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
 
 UNLIKE, TIMES = 0.02, 3
@@ -167,8 +170,8 @@ def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelih
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)
-    with torch.no_grad(), stochastic.evaluating(network):
-        outputs = call(network, to_device(first, device_of(network)))
+    with torch.no_grad():
+        outputs = call(replicate(network), to_device(first, device_of(network)))
     if outputs.shape == prediction.mean.shape:
         return Gaussian(float(prediction.variance.mean().sqrt()))
     if outputs.shape == (*prediction.mean.shape[:-1], 2 * prediction.mean.shape[-1]):
@@ -217,7 +220,7 @@ def _check(teacher: Any, student: Any, how: Any, samples: Any) -> None:
         raise UnsupportedModel(
             f'A Dirichlet is over classes, and the teacher\'s likelihood is {teacher.likelihood.name}. Use how="probs".'
         )
-    if how != "online" and train._rank_and_world()[1] > 1:
+    if how != "online" and rank_and_world()[1] > 1:
         raise BayeslimError(
             f'how="{how}" keeps the teacher\'s answers in one process. Distil in one, or use how="online" in several.'
         )

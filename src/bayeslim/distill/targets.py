@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim import stochastic
-from bayeslim.app.data.loader import Loader
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.divergences import told, told_of_probabilities
 from bayeslim.errors import BayeslimError, ShapeMismatch
@@ -18,6 +16,7 @@ from bayeslim.likelihoods import Categorical
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import Loader
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
 
@@ -96,8 +95,9 @@ def _one_draw(teacher: Bayesian, inputs: Inputs) -> Prediction:
     if isinstance(networks, Particles):
         # `predict` takes particles in their order, so that one alone would always be the same
         network = networks.network(int(torch.randint(networks.count, ())), teacher.model)
-        with torch.no_grad(), stochastic.evaluating(teacher):
-            outputs = call(teacher.model, to_device(inputs, device_of(teacher.model)), network)
+        inputs = to_device(inputs, device_of(teacher.model))
+        with torch.no_grad():
+            outputs = call(teacher.replica(inputs).model, inputs, network)
     else:
         outputs = predict(teacher, inputs, samples=1, batch_size=None).samples[0]
     return teacher.likelihood.predict(outputs.unsqueeze(0))

@@ -17,10 +17,10 @@ from bayeslim.compact.trace import evaluating_copy
 from bayeslim.errors import BayeslimError
 from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
-from bayeslim.export.files import write_file
 from bayeslim.export.integer_onnx import to_integer_onnx
 from bayeslim.export.onnx import to_onnx
 from bayeslim.export.program import to_program
+from bayeslim.io.files import write_file
 from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.posteriors import Particles
 from bayeslim.quantise.result import Quantised

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimWarning, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Laplace
+from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.particles import Particles, tensors_of
-from bayeslim.predict.predict import stacks_of, unstacked
+from bayeslim.predict.predict import draws_of
 from bayeslim.types import Inputs, Params, call
 
 OUTPUTS = ("mean", "variance", "entropy", "aleatoric", "epistemic")
@@ -88,8 +88,7 @@ def ensemble(bnn: Bayesian, samples: int | None = None, generator: torch.Generat
         draws = (posterior.network(k, first) for k in posterior.spread(samples))
     else:
         names = posterior.names
-        stacks = stacks_of(posterior, bnn.model, samples, generator)
-        draws = (network for stack in stacks for network in unstacked(stack))
+        draws = draws_of(posterior, samples, generator)
     own = tensors_of(first)
     random = {id(own[name]) for name in names}
     fixed = {id(t): t for t in (*first.parameters(), *first.buffers()) if id(t) not in random}

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayeslim.app import zoo
-from bayeslim.app.zoo.entry import entry_of
 from bayeslim.compact.example import EXAMPLE, batches, run_example
 from bayeslim.compact.rebuild import put_tensors
 from bayeslim.compact.sparse import SEPARATOR, pack, unpack
@@ -25,6 +23,7 @@ from bayeslim.compact.trace import evaluating_copy
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, UnsupportedModel
 from bayeslim.export.check import ExportFailed, prove
 from bayeslim.export.portable import as_graph, build, describe
+from bayeslim.io.networks import config_of, create
 from bayeslim.types import Inputs, Params, to_device
 
 _TENSOR, _CONSTANT = "network:", "constant:"
@@ -36,7 +35,7 @@ _MAX_EXPANSION_FACTOR = 4096
 
 def architecture_of(model: nn.Module) -> dict[str, Any]:
     """Describe a network: class, entry in the zoo, sizes if it was compacted."""
-    found = {"class": type(model).__name__, "zoo": entry_of(model)}
+    found = {"class": type(model).__name__, "zoo": config_of(model)}
     if hasattr(model, EXAMPLE) or _is_cut(model, found["zoo"]):
         found["sizes"] = {path: _integers(module) for path, module in model.named_modules() if _integers(module)}
     return found
@@ -156,7 +155,7 @@ def _is_cut(model: nn.Module, zoo_config: Any) -> bool:
     if zoo_config is None:
         return False
     with torch.device("meta"):
-        whole = zoo.create(**zoo_config).state_dict()
+        whole = create(**zoo_config).state_dict()
     state = model.state_dict()
     return any(name in state and state[name].shape != tensor.shape for name, tensor in whole.items())
 

@@ -1,4 +1,4 @@
-"""Variational families: the distributions q(w) that `Variational` fits, one file each.
+"""Variational families, one file each: the distributions q(w) of `Variational`.
 
     DiagonalGaussian      independent weights: the mean field
     SparseGaussian        the mean field whose weights are zero once they are mostly noise
@@ -20,13 +20,7 @@ from bayeslim.families.mixture import MixtureOfGaussians
 from bayeslim.families.point import Point
 from bayeslim.families.sparse import SparseGaussian
 
-FAMILIES: dict[str, type[Family]] = {
-    c.name: c for c in (DiagonalGaussian, SparseGaussian, DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point)
-}
-"""Families by the name they are saved under; a new one is added here."""
-
 __all__ = [
-    "FAMILIES",
     "Density",
     "DiagonalGaussian",
     "Draw",

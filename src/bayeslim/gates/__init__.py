@@ -18,13 +18,7 @@ from bayeslim.gates.information_bottleneck import InformationBottleneck
 from bayeslim.gates.normal_jeffreys import NormalJeffreys
 from bayeslim.gates.truncated_log_normal import TruncatedLogNormal
 
-GATES: dict[str, type[Gate]] = {
-    c.name: c for c in (NormalJeffreys, HalfCauchy, TruncatedLogNormal, HardConcrete, InformationBottleneck, Bernoulli)
-}
-"""Gates by the name they are saved under; a new one is added here."""
-
 __all__ = [
-    "GATES",
     "Bernoulli",
     "Gate",
     "HalfCauchy",

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from bayeslim.noise import current_generator
 from bayeslim.priors import Prior
 from bayeslim.types import Params
 
@@ -146,7 +147,9 @@ def bounded_exp(exponent: Tensor) -> Tensor:
 def uniform(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Draw u ~ U(0, 1) beside a tensor, never 0 or 1, whose logits would be infinite."""
     half_step = 0.5 * torch.finfo(like.dtype).eps
-    return torch.rand(shape, dtype=like.dtype, device=like.device).clamp(half_step, 1 - half_step)
+    generator = current_generator(like.device)
+    uniform = torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
+    return uniform.clamp(half_step, 1 - half_step)
 
 
 def check_per(value: Any) -> None:

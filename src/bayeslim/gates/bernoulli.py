@@ -31,10 +31,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayeslim.gates.base import Gate, bounded_exp, positive, precise, uniform
+from bayeslim.io.registry import register
 from bayeslim.priors import Normal, Prior
 from bayeslim.types import Params
 
 
+@register("gate")
 @dataclass(frozen=True)
 class Bernoulli(Gate):
     """Gates that are zero with probability p and 1/(1 − p) otherwise.

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from bayeslim.gates.base import Gate, bounded_exp, positive, precise
 from bayeslim.gates.centred import centred_kl
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal
 from bayeslim.priors import Prior
 from bayeslim.types import Params
@@ -35,6 +36,7 @@ from bayeslim.types import Params
 CONSTANT = 0.5 * (1 + math.log(2))
 
 
+@register("gate")
 @dataclass(frozen=True)
 class HalfCauchy(Gate):
     """Gates with a horseshoe prior: most close to zero, and some as large as they like.

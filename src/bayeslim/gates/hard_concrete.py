@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 
 from bayeslim.gates.base import Gate, check_per, positive, precise, uniform
+from bayeslim.io.registry import register
 from bayeslim.types import Params
 
 NODES = 24
 
 
+@register("gate")
 @dataclass(frozen=True)
 class HardConcrete(Gate):
     """Gates in [0, 1] that are exactly 0 or 1 most of the time.

@@ -22,9 +22,11 @@ from torch import Tensor
 
 from bayeslim.gates.base import check_per, positive
 from bayeslim.gates.gaussian import GaussianGate
+from bayeslim.io.registry import register
 from bayeslim.types import Params
 
 
+@register("gate")
 @dataclass(frozen=True)
 class InformationBottleneck(GaussianGate):
     """Gates z ~ N(μ, σ²) that pay for the information they let through.

@@ -34,6 +34,7 @@ from bayeslim.errors import UnsupportedModel
 from bayeslim.gates.base import bounded_exp, precise
 from bayeslim.gates.centred import centred_kl
 from bayeslim.gates.gaussian import GaussianGate
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal
 from bayeslim.priors import LogUniform, Prior
 from bayeslim.types import Params
@@ -42,6 +43,7 @@ ENTROPY = 0.5 * (1 + math.log(2 * math.pi))
 """Of a standard normal variable."""
 
 
+@register("gate")
 @dataclass(frozen=True)
 class NormalJeffreys(GaussianGate):
     """Gates that are a priori flat in log |z|: Gaussian ones, or log-normal scales of the weights' prior.

@@ -22,12 +22,14 @@ from torch import Tensor
 from bayeslim.gates import truncated_normal
 from bayeslim.gates.base import Gate, positive, precise, uniform
 from bayeslim.gates.truncated_normal import log_mass, log_mass_over_edge
+from bayeslim.io.registry import register
 from bayeslim.types import Params
 
 WIDEST = 10.0
 """The largest log σ that counts: beyond it q is the prior, to nine digits."""
 
 
+@register("gate")
 @dataclass(frozen=True)
 class TruncatedLogNormal(Gate):
     """Gates in (0, 1], a priori flat in log z.

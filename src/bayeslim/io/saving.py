@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from bayeslim.app import zoo
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import CorruptFile
+from bayeslim.errors import BayeslimError, CorruptFile, NotRegistered
 from bayeslim.export.stored import architecture_of, read_program, resize_, unpacked, write_plain
+from bayeslim.io.networks import create
+from bayeslim.io.registry import entry_of, registered
 from bayeslim.io.storage import check_fits, decode, encode, read_folder, write_folder
 from bayeslim.noise import kept_random_state
-from bayeslim.posteriors import POSTERIORS, Posterior
+from bayeslim.posteriors import Posterior
 from bayeslim.prune.plan import Plan
 from bayeslim.types import Inputs, Params, device_of
 
@@ -127,9 +128,13 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
     posteriors = {}
     for key, value in bnn.state.items():
         if isinstance(value, Posterior):
+            entry = entry_of(value)
+            if entry is None:
+                name = type(value).__name__
+                raise BayeslimError(f'{name} cannot be saved: decorate the class with @bl.register("posterior").')
             own = value.tensors()
             # A tensor file keeps no order, and a covariance between parameters, or a seeded draw of them, needs one.
-            posteriors[key] = {"kind": value.kind, "config": encode(value.config(), tensors), "tensors": list(own)}
+            posteriors[key] = {"kind": entry[1], "config": encode(value.config(), tensors), "tensors": list(own)}
             tensors.update({f"posterior:{key}:{name}": tensor for name, tensor in own.items()})
     tensors.update({f"mask:{name}": mask for name, mask in bnn.masks.items()})
     return {
@@ -148,11 +153,15 @@ def _bayesian_config(bnn: Bayesian, tensors: Params) -> dict[str, Any]:
 
 
 def _restore(key: str, entry: Any, tensors: Params) -> Posterior:
-    kind = entry.get("kind") if isinstance(entry, dict) else None
-    if not isinstance(kind, str) or kind not in POSTERIORS:
-        raise CorruptFile(f"The file holds a posterior of a kind that this bayeslim does not have: {kind!r}.")
+    if not isinstance(entry, dict):
+        raise CorruptFile(f"The file does not describe its posterior: {entry!r}.")
+    try:
+        posterior_class = registered("posterior", entry["kind"])
+    except NotRegistered as error:
+        raise CorruptFile(f"The file holds a posterior that cannot be built here. {error}") from error
     own = {name: tensors[f"posterior:{key}:{name}"] for name in entry["tensors"]}
-    return POSTERIORS[kind].restore(decode(entry["config"], tensors), own)
+    posterior: Posterior = posterior_class.restore(decode(entry["config"], tensors), own)
+    return posterior
 
 
 def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Module | None:
@@ -175,7 +184,7 @@ def _zoo_network(arguments: Any, sizes: Any, state: Params) -> nn.Module:
             raise CorruptFile("The file names a network far larger than the weights it holds.")
         with torch.device("meta"):
             # Without memory first: a file must not make us allocate far more than it holds.
-            outline = zoo.create(**arguments)
+            outline = create(**arguments)
         if sizes is not None:
             if sum(tensor.numel() for tensor in outline.state_dict().values()) > _LARGEST_CUT * room:
                 raise CorruptFile("The file names a network far larger than the weights it holds.")
@@ -183,7 +192,7 @@ def _zoo_network(arguments: Any, sizes: Any, state: Params) -> nn.Module:
         whole = outline.state_dict()
         check_fits(whole, {name: state[name] for name in whole if name in state}, "the architecture it names")
         with kept_random_state():
-            network = zoo.create(**arguments)
+            network = create(**arguments)
         if sizes is not None:
             resize_(network, state, sizes)
         return network

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Evidence, Fit, Prediction
+from bayeslim.train.fit import fit
 from bayeslim.types import Batch, Batches, Inputs, Params, call, fitting, split_batch
 
 if TYPE_CHECKING:
@@ -92,12 +93,10 @@ class Method:
     Attributes:
         name: in files, reports and on the command line.
         default_sites: what is random, if nobody says.
-        only_calls: whether predictions call networks and do no more, so that inputs in small parts are quickest.
     """
 
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
-    only_calls: ClassVar[bool] = True
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:
@@ -135,8 +134,6 @@ class Method:
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
         """Minimise the loss by gradient descent."""
-        from bayeslim.train.fit import fit
-
         return fit(bnn, loader, **options)
 
     def posterior(self, bnn: Bayesian) -> Posterior:
@@ -168,6 +165,10 @@ class Method:
     ) -> Prediction | None:
         """A prediction for all inputs, which come in parts, or None to leave it to the posterior's type."""
         return None
+
+    def improper(self, bnn: Bayesian) -> list[str]:
+        """Name the priors that do not integrate to one; with any, there is no evidence."""
+        return sorted({type(prior).__name__ for prior in bnn.priors.values() if not prior.is_proper})
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence | None:
         """An evidence, or None to leave it to the posterior's type."""

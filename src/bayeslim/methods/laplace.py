@@ -2,9 +2,9 @@
 
     p(w|D) ≈ N(w*, P⁻¹)        P = H + δ        H = Σ_n J_nᵀ (−∇²_f log p(y_n|f_n)) J_n,  the generalised Gauss-Newton
 
-with w* the weights as they are (the MAP estimate) and δ = 1/std² the precision of a Normal prior. The structure says
-what is kept of H: Kronecker factors of each layer, its diagonal, all of it, or its leading eigenvectors. Predictions
-come from the linearised network (`bayeslim.linearised`), for which this Gaussian is the posterior, in closed form.
+with w* the weights as they are (the MAP estimate) and δ = 1/std² the precision of a Normal prior. The structure of H is
+Kronecker factors of each layer, its diagonal, the full matrix, or its leading eigenvectors. Predictions come from the
+linearised network (`bayeslim.predict.linearised`), whose posterior this Gaussian is, in closed form.
 
 MacKay 1992 · Ritter, Botev & Barber 2018 · Immer et al. 2021, arXiv:2008.08217
 Daxberger et al. 2021, arXiv:2106.14806
@@ -20,26 +20,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
-from bayeslim.evidence import marginal_likelihood
-from bayeslim.evidence import tune_prior as prior_search
+from bayeslim.evidence import marginal_likelihood, tune_prior
+from bayeslim.io.registry import register
 from bayeslim.methods.shared.curvature_posterior import Curvature, Structure, current, examples_in, measured
 from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.subnetwork import Subnetwork, settled
-from bayeslim.noise import kept_random_state
+from bayeslim.noise import drawing_from, kept_random_state, random_seed
 from bayeslim.posteriors import Gaussian
-from bayeslim.predict import linearised
-from bayeslim.predict import links as gaussian_outputs
+from bayeslim.predict import linearised, links
 from bayeslim.priors import Normal
+from bayeslim.replica import replicate
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.samplers.run import ordered_by
-from bayeslim.stochastic import evaluating
+from bayeslim.train import fit as train
+from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Batches, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train.fit import Epoch
 
-MANY_OUTPUTS = 512
+MAX_SOLVED_OUTPUTS = 512
 """With more outputs an example than this, the linearised network is sampled rather than solved for."""
 
 Tune = Literal["evidence", "online", "grid", "cross-validation"]
@@ -53,6 +52,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+@register("method")
 @dataclass(frozen=True)
 class Laplace(FoundPosterior):
     """The posterior of a network that is already trained.
@@ -82,7 +82,6 @@ class Laplace(FoundPosterior):
     rank: int = 100
 
     name: ClassVar[str] = "laplace"
-    only_calls: ClassVar[bool] = False
     missing: ClassVar[str] = (
         "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
         "network, or bnn.fit(loader, epochs=...) to train it first."
@@ -109,7 +108,7 @@ class Laplace(FoundPosterior):
         return "full" if isinstance(self.subset, Subnetwork) else "kron"
 
     def convert(self, bnn: Bayesian) -> None:
-        """Nothing is put in; a prior that is not Normal is refused here, before any work."""
+        """Refuse a prior that is not Normal, before any work."""
         for name, prior in bnn.priors.items():
             if not isinstance(prior, Normal):
                 raise UnsupportedModel(
@@ -133,7 +132,7 @@ class Laplace(FoundPosterior):
         progress: bool = True,
         **training: Any,
     ) -> Fit:
-        """Measure the curvature at the network's weights; train them first if `epochs` is given.
+        """Measure the curvature at the network's weights, after training if asked to.
 
         Args:
             bnn: the network.
@@ -151,8 +150,6 @@ class Laplace(FoundPosterior):
             progress: show a progress bar.
             **training: options of `bayeslim.train.fit`, with `epochs`.
         """
-        from bayeslim.train import fit as train
-
         _check_options(tune, epochs, validate, training)
         if hasattr(loader, "__next__"):  # a generator: several passes need to see all of it
             loader = list(loader)
@@ -164,10 +161,10 @@ class Laplace(FoundPosterior):
             network.state["posterior"] = found.posterior
             return found.posterior
 
-        def tune_online(epoch: Epoch) -> None:
+        def tune_online(epoch: train.Epoch) -> None:
             if epoch.number % tune_every == 0:
                 measure(bnn, loader)
-                epoch.metrics["log_evidence"] = prior_search.by_evidence_(bnn, loader, per_layer)
+                epoch.metrics["log_evidence"] = tune_prior.by_evidence_(bnn, loader, per_layer)
 
         result = Fit()
         if epochs is not None:
@@ -182,11 +179,11 @@ class Laplace(FoundPosterior):
                 torch.manual_seed(seed)
             measure(bnn, loader)
             if tune in ("evidence", "online"):
-                result.details["log_evidence"] = prior_search.by_evidence_(bnn, loader, per_layer)
+                result.details["log_evidence"] = tune_prior.by_evidence_(bnn, loader, per_layer)
             elif tune == "grid":
-                prior_search.by_validation_(bnn, validate)
+                tune_prior.by_validation_(bnn, validate)
             elif tune == "cross-validation":
-                prior_search.by_cross_validation_(bnn, loader, measure, folds)
+                tune_prior.by_cross_validation_(bnn, loader, measure, folds)
         if not bnn.num_data_given:
             bnn.num_data = examples_in(loader)
         result.details["points"] = points
@@ -196,45 +193,54 @@ class Laplace(FoundPosterior):
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """The linearised network's prediction in closed form, or by draws of it where there is none."""
+        """Predict with the linearised network, in closed form where there is one."""
         if how == "sample":
             return None
         if how in ("mean", "map"):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
-        if how not in gaussian_outputs.LINKS:
-            ways = ", ".join((*gaussian_outputs.LINKS, "sample", "mean", "map"))
+        if how not in links.LINKS:
+            ways = ", ".join((*links.LINKS, "sample", "mean", "map"))
             raise ValueError(f"how must be one of {ways} for laplace. Got {how!r}.")
         posterior = current(bnn)
-        first = call(bnn.model, next(batches()))
-        solved = linearised.has_closed_form(posterior) and first[0].numel() <= MANY_OUTPUTS
+        first = call(bnn.model, next(iter(batches())))
+        solved = linearised.has_closed_form(posterior) and first[0].numel() <= MAX_SOLVED_OUTPUTS
         if not solved and how in ("auto", "glm", "joint"):
             draws = linearised.linearised_draws(bnn.model, posterior, batches, samples, generator)
             return bnn.likelihood.predict(draws)
-        outputs = linearised.output_gaussians(bnn.model, posterior, batches())
-        return gaussian_outputs.concatenate(
+        with drawing_from(generator):
+            seed = random_seed()  # for the same draws in every part of the inputs, however large the parts are
+        return links.concatenate(
             [
-                gaussian_outputs.summarise(bnn.likelihood, mean, covariance, samples, how, generator)
-                for mean, covariance in gaussian_outputs.gathered(outputs)
+                links.summarise(
+                    bnn.likelihood, mean, covariance, samples, how, torch.Generator(mean.device).manual_seed(seed)
+                )
+                for mean, covariance in links.gathered(linearised.output_gaussians(bnn.model, posterior, batches()))
             ]
         )
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence:
-        """The marginal likelihood of the Gaussian; exact for a linear network with a Gaussian likelihood."""
+        """Compute the marginal likelihood of the Gaussian.
+
+        It is exact for a linear network with a Gaussian likelihood.
+        """
         posterior = current(bnn)
         data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
-        value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, prior_search.prior_mean(bnn))
+        value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, tune_prior.prior_mean(bnn))
         return Evidence(float(value), "laplace", is_bound=False, num_data=data.examples)
 
 
 def _check_first_batch(bnn: Bayesian, loader: Any) -> None:
-    """Refuse data that do not fit the network or the likelihood, as training would: curvatures need no targets."""
-    with torch.no_grad(), evaluating(bnn), ordered_by(loader, 0):
+    """Refuse data that do not fit the network or the likelihood, as training would.
+
+    The curvature does not read the targets, and would not find out.
+    """
+    with torch.no_grad(), ordered_by(loader, 0):
         batch = next(iter(loader), None)
         if batch is None:
             return
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
         bnn.likelihood.check_targets(targets)
-        each = bnn.likelihood.log_prob(call(bnn.model, inputs), targets)
+        each = bnn.likelihood.log_prob(call(replicate(bnn.model), inputs), targets)
     if not bool(torch.isfinite(each).all()):
         raise NonFiniteLoss(
             f"The log-likelihood of the first batch is {float(each[~torch.isfinite(each)][0])}. Look for NaN or "

@@ -1,11 +1,10 @@
-"""Posteriors: distributions over the named parameters of a model, one file a family."""
+"""Posteriors: distributions over the named parameters of a model, one file each."""
 
 from bayeslim.posteriors.base import Posterior, check_masks
-from bayeslim.posteriors.conditioned import Conditioned
 from bayeslim.posteriors.dense import Dense
 from bayeslim.posteriors.diagonal import Diagonal
 from bayeslim.posteriors.gated import Gated, Scales
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Conditioned, Gaussian
 from bayeslim.posteriors.kronecker import Kronecker
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.posteriors.lowrank import LowRank
@@ -14,13 +13,7 @@ from bayeslim.posteriors.mixture import Mixture
 from bayeslim.posteriors.particles import Particles
 from bayeslim.posteriors.saliency import group_saliency, saliency, slice_indices
 
-POSTERIORS: dict[str, type[Posterior]] = {
-    p.kind: p for p in (Diagonal, Kronecker, Dense, LowRank, LowRankCovariance, Mixture, Particles, Conditioned, Gated)
-}
-"""Posteriors by the name they are saved under; a new family is added here."""
-
 __all__ = [
-    "POSTERIORS",
     "Conditioned",
     "Dense",
     "Diagonal",

@@ -1,7 +1,7 @@
-"""What every posterior can do: a distribution over the named parameters of the user's own model.
+"""The base of all posteriors: a distribution over the named parameters of the user's own model.
 
-A posterior is data. Whatever a user wants after inference (predictions, evidence, a pruning plan, a bit width) is a
-function of it. Parameters it does not name are not random: they keep the model's own values.
+A posterior is data. Predictions, evidence, pruning plans and bit widths are functions of it. Parameters that it leaves
+out are not random: they keep the model's own values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Posterior(ABC):
     """A distribution over parameters by name."""
 
     kind: ClassVar[str]
-    """The name it is saved under."""
+    """The name in saved files."""
 
     @property
     @abstractmethod
@@ -45,19 +45,19 @@ class Posterior(ABC):
 
     @abstractmethod
     def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """One draw, or `n` independent draws stacked in front, (n, *shape)."""
+        """Draw once, or `n` times independently, stacked in front, (n, *shape)."""
 
     @abstractmethod
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Log q(w) of one setting of all its parameters, a scalar."""
+        """Compute log q(w) of one setting of all its parameters, a scalar."""
 
     @abstractmethod
     def condition(self, masks: Mapping[str, Tensor]) -> Posterior:
-        """The posterior given that w = 0 wherever a mask is False (pruning is conditioning)."""
+        """Condition on w = 0 wherever a mask is False (pruning is conditioning)."""
 
     @abstractmethod
     def tensors(self) -> Params:
-        """Everything it is made of, as named tensors, for saving."""
+        """Collect all its state as named tensors, for saving."""
 
     @classmethod
     @abstractmethod
@@ -65,11 +65,11 @@ class Posterior(ABC):
         """Build it again from `config()` and `tensors()`."""
 
     def config(self) -> dict[str, Any]:
-        """What `restore` needs beside the tensors, JSON-able."""
+        """Describe the JSON settings that `restore` needs beside the tensors."""
         return {}
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device; itself, if it is there already."""
+        """Move it to a device; return itself if it is there already."""
         own = self.tensors()
         if all(tensor.device == device for tensor in own.values()):
             return self
@@ -77,12 +77,12 @@ class Posterior(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters it is a distribution over."""
+        """The names of its parameters."""
         return tuple(self.mean)
 
     @property
     def num_parameters(self) -> int:
-        """How many scalar parameters are random."""
+        """The number of random scalar parameters."""
         return sum(t.numel() for t in self.mean.values())
 
     def __repr__(self) -> str:

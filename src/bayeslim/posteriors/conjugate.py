@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +42,25 @@ class Solver:
 
 
 DEFAULT_SOLVER = Solver()
+
+
+@dataclass(frozen=True)
+class Solve:
+    """How the survivors of one layer were solved for.
+
+    Attributes:
+        how: "joint", or "row" if every row was solved by itself.
+        iterations: of conjugate gradients; 0 for a direct solve.
+        residual: ‖b − P_RR x‖ / ‖b‖ at the end, in float64.
+    """
+
+    how: Literal["joint", "row"]
+    iterations: int
+    residual: float
+
+    def __str__(self) -> str:
+        steps = f"{self.iterations} iterations, " if self.iterations else ""
+        return f"{self.how}: {steps}residual {self.residual:.1e}"
 
 
 @dataclass(frozen=True, eq=False)

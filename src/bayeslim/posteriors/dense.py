@@ -1,8 +1,8 @@
 """The full Gaussian N(μ, P⁻¹) over some or all weights of the named parameters.
 
 With `indices` it is a subnetwork: those weights are random with a full precision, the others of the same parameters are
-point masses at the mean (Daxberger et al. 2021, arXiv:2010.14689; the precision is the subnetwork's own block). All by
-Cholesky; conditioning is exact.
+point masses at the mean (Daxberger et al. 2021, arXiv:2010.14689; the precision is the subnetwork's own block). All
+solves are by Cholesky; conditioning is exact.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Dense(Gaussian):
     """A Gaussian with a full precision.
 
@@ -34,7 +36,7 @@ class Dense(Gaussian):
         indices: flat indices of the random weights by name; None makes all of them random.
 
     Attributes:
-        jitter: what had to be added to the diagonal to factor it, relative to its mean; zero unless a warning said so.
+        jitter: the amount added to the diagonal to factor it, relative to its mean; zero unless a warning said so.
     """
 
     kind: ClassVar[str] = "dense"
@@ -80,46 +82,46 @@ class Dense(Gaussian):
 
     @property
     def support(self) -> Params:
-        """Which weights are random."""
+        """Masks of the random weights."""
         return self.scatter(torch.ones_like(self.places, dtype=torch.bool))
 
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P v over the random weights, zero elsewhere."""
+        """Compute P v over the random weights, zero elsewhere."""
         return self.scatter(self.gather(params) @ self.precision)
 
     def covariance_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P⁻¹ v over the random weights, zero elsewhere."""
+        """Compute P⁻¹ v over the random weights, zero elsewhere."""
         return self.scatter(torch.cholesky_solve(self.gather(params)[..., None], self.factor)[..., 0])
 
     def log_det_precision(self) -> Tensor:
-        """log|P|."""
+        """Compute log|P|."""
         return 2 * self.factor.diagonal().double().log().sum().cpu()
 
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """L⁻ᵀ ε, with P = L Lᵀ."""
+        """Draw L⁻ᵀ ε, with P = L Lᵀ."""
         draw = self.factor.new_empty((len(self.places), 1 if n is None else n)).normal_(generator=generator)
         draw = torch.linalg.solve_triangular(self.factor.mT, draw, upper=True).mT
         return self.scatter(draw[0] if n is None else draw)
 
     def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> KeptWeights:
-        """P_RR."""
+        """Restrict P to the kept weights."""
         return KeptWeights(self, self.layout.vector(kept, self.places).bool()[self.places])
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Dense:
-        """The same curvature under another prior precision."""
+        """Keep the curvature, and take another prior precision."""
         return Dense(self._mean, self.curvature, prior_precision, indices=self.indices)
 
     def gather(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The random weights as a vector, (..., n)."""
+        """Gather the random weights into a vector, (..., n)."""
         return self.layout.vector(params, self.precision)[..., self.places]
 
     def scatter(self, vector: Tensor) -> Params:
-        """Parameters by name from a vector over the random weights, zero elsewhere."""
+        """Scatter a vector over the random weights into parameters, zero elsewhere."""
         whole = vector.new_zeros((*vector.shape[:-1], self.layout.size))
         return self.layout.params(whole.index_copy(-1, self.places, vector))
 
     def tensors(self) -> Params:
-        """Means, indices, curvature and prior precision."""
+        """Collect means, indices, curvature and prior precision."""
         tensors = {f"mean:{name}": t for name, t in self._mean.items()} | {"precision": self.curvature}
         tensors |= {f"indices:{name}": t for name, t in self.indices.items()}
         return {k: t.detach().contiguous() for k, t in (tensors | priors.to_tensors(self.prior_precision)).items()}
@@ -135,7 +137,7 @@ class Dense(Gaussian):
         )
 
 
-class KeptWeights:
+class KeptWeights(Restriction):
     """P_RR of a dense posterior, factored."""
 
     def __init__(self, base: Dense, kept: Tensor):
@@ -144,16 +146,16 @@ class KeptWeights:
         self.factor, _ = cholesky(base.precision[self.places][:, self.places])
 
     def solve(self, params: Mapping[str, Tensor]) -> Params:
-        """P_RR⁻¹ v_R."""
+        """Compute P_RR⁻¹ v_R."""
         target = self.base.gather(params)[..., self.places, None]
         return self._scatter(torch.cholesky_solve(target, self.factor)[..., 0])
 
     def log_det(self) -> Tensor:
-        """log|P_RR|."""
+        """Compute log|P_RR|."""
         return 2 * self.factor.diagonal().double().log().sum().cpu()
 
     def variance(self) -> Params:
-        """The diagonal of P_RR⁻¹."""
+        """Compute the diagonal of P_RR⁻¹."""
         return self._scatter(torch.cholesky_inverse(self.factor).diagonal())
 
     def _scatter(self, vector: Tensor) -> Params:
@@ -166,7 +168,7 @@ def _all_indices(mean: Mapping[str, Tensor]) -> Params:
 
 
 def _places(mean: Mapping[str, Tensor], indices: Mapping[str, Tensor]) -> Tensor:
-    """Where the random weights are in the long vector of all parameters."""
+    """Find the indices of the random weights in the vector of all parameters."""
     for name, index in indices.items():
         if name not in mean:
             raise ShapeMismatch(f'The indices of "{name}" belong to no parameter. Parameters: {", ".join(mean)}.')

@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Diagonal(Posterior):
     """A fully factorised Gaussian.
 
@@ -48,15 +50,15 @@ class Diagonal(Posterior):
         return {name: std.square() for name, std in self._std.items()}
 
     def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """W = μ + σ ε."""
+        """Draw w = μ + σ ε."""
         lead = () if n is None else (n,)
         like = {name: std.expand((*lead, *std.shape)) for name, std in self._std.items()}
         noise = standard_normals_like(like, like, generator=generator)
-        # In place: on a CPU new memory takes as long as the sum.
+        # In place, since on a CPU the allocation of a result takes as long as the sum.
         return {n: noise[n].mul_(self._std[n]).add_(mean).to(mean.dtype) for n, mean in self._mean.items()}
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Σ log N(wᵢ | μᵢ, σᵢ²); a point mass counts as 0 at its point and −∞ elsewhere."""
+        """Sum log N(wᵢ | μᵢ, σᵢ²); a point mass counts as 0 at its point, −∞ elsewhere."""
         total = torch.zeros((), dtype=torch.float64)
         for name, mean in self._mean.items():
             std = self._std[name]
@@ -69,7 +71,7 @@ class Diagonal(Posterior):
         return total
 
     def condition(self, masks: Mapping[str, Tensor]) -> Diagonal:
-        """Zero mean and zero spread where a mask is False; the rest stays."""
+        """Set mean and spread to zero where a mask is False; the rest stays."""
         kept = check_masks(masks, self._mean)
         return Diagonal(
             {name: mean * kept[name] for name, mean in self._mean.items()},
@@ -77,7 +79,7 @@ class Diagonal(Posterior):
         )
 
     def tensors(self) -> Params:
-        """`mean:name` and `std:name`."""
+        """Collect `mean:name` and `std:name`."""
         return {f"mean:{n}": t for n, t in self._mean.items()} | {
             f"std:{n}": t.contiguous() for n, t in self._std.items()
         }

@@ -23,7 +23,7 @@ class FlatLayout:
 
     @classmethod
     def of(cls, params: Mapping[str, Tensor]) -> FlatLayout:
-        """The layout of parameters in the order they come."""
+        """Take the layout of parameters, in their order."""
         return cls({name: value.shape for name, value in params.items()})
 
     @property
@@ -32,7 +32,7 @@ class FlatLayout:
         return sum(shape.numel() for shape in self.shapes.values())
 
     def vector(self, params: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """(..., D), in the dtype and on the device of `like`."""
+        """Lay parameters end to end, (..., D), in the dtype and on the device of `like`."""
         parts = []
         for name, shape in self.shapes.items():
             value = params[name]
@@ -40,7 +40,7 @@ class FlatLayout:
         return torch.cat(parts, -1)
 
     def params(self, vector: Tensor) -> Params:
-        """Parameters by name from a vector (..., D)."""
+        """Split a vector (..., D) into parameters by name."""
         parts = vector.split([shape.numel() for shape in self.shapes.values()], -1)
         return {
             name: part.reshape(*vector.shape[:-1], *shape)

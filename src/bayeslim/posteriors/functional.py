@@ -21,19 +21,19 @@ from bayeslim.posteriors.layer_matrix import LayerMatrix
 
 Turn: TypeAlias = Callable[[Tensor], Tensor]
 
-CHUNK = 2**25
-"""How many numbers a chunk of summed gradients holds at most, unless one example has more."""
+MAX_NUMBERS_PER_CHUNK = 2**25
+"""Summed gradients are formed in chunks of examples that hold at most this many numbers, or one example."""
 
 
 def diagonal_functional_covariance(
     layer: LayerMatrix, variance: Mapping[str, Tensor], inputs: Tensor, gradients: Tensor
 ) -> Tensor:
-    """The covariance that a layer's independent weights give the network's outputs.
+    """Compute the output covariance due to a layer's independent weights.
 
     Args:
         layer: the layer's layout.
         variance: marginal variances by name, of at least the layer's parameters.
-        inputs: what the layer multiplies its weights with, (B, T, groups · inputs), without the bias's 1.
+        inputs: the layer's input features at every position, (B, T, groups · inputs), without the bias's 1.
         gradients: gradients of each network output with respect to the layer's, (C, B, T, groups · outputs).
 
     Returns:
@@ -44,7 +44,11 @@ def diagonal_functional_covariance(
 
 
 def positions(layer: LayerMatrix, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs with the bias's 1 as (B, T, groups, inputs), and gradients as (B, C, T, groups, outputs)."""
+    """Shape inputs, with the bias's 1, and gradients by position and group.
+
+    Returns:
+        (B, T, groups, inputs) and (B, C, T, groups, outputs).
+    """
     groups, outputs, width = layer.size
     features = width - (layer.bias is not None)
     fits = (
@@ -67,20 +71,20 @@ def positions(layer: LayerMatrix, inputs: Tensor, gradients: Tensor) -> tuple[Te
 def gradient_covariance(
     variance: Tensor, a: Tensor, g: Tensor, turn_inputs: Turn | None = None, turn_outputs: Turn | None = None
 ) -> Tensor:
-    """Σ_oi J_coi σ²_oi J_c'oi with J = Σ_t g_t a_tᵀ, in chunks of examples.
+    """Compute Σ_oi J_coi σ²_oi J_c'oi with J = Σ_t g_t a_tᵀ, in chunks of examples.
 
     Args:
         variance: σ², (groups, outputs, inputs).
         a: (B, T, groups, inputs).
         g: (B, C, T, groups, outputs).
-        turn_inputs: into the basis that σ² is in, Q_Aᵀ a for vectors (..., groups, inputs).
+        turn_inputs: rotates vectors (..., groups, inputs) into the basis of σ², Q_Aᵀ a.
         turn_outputs: likewise, Q_Gᵀ g.
 
     Returns:
         (B, C, C).
     """
     examples, classes, uses, _, outputs = g.shape
-    # J is turned instead where that is fewer vectors
+    # J is rotated instead where it has fewer vectors
     if turn_inputs is not None and uses <= classes * outputs:
         a, turn_inputs = turn_inputs(a), None
     if turn_outputs is not None and uses <= a.shape[-1]:
@@ -89,7 +93,7 @@ def gradient_covariance(
         spread = torch.einsum("bgi,goi->bgo", a[:, 0].square(), variance)
         return _gram((g[:, :, 0] * spread.sqrt()[:, None]).flatten(2)[:, None])
     std = variance.sqrt().unsqueeze(2)
-    step = max(1, CHUNK // (classes * std.numel()))
+    step = max(1, MAX_NUMBERS_PER_CHUNK // (classes * std.numel()))
     covariance = g.new_empty(examples, classes, classes)
     for start in range(0, examples, step):
         part = slice(start, start + step)
@@ -103,15 +107,15 @@ def gradient_covariance(
 
 
 def _gradients(g: Tensor, a: Tensor) -> Tensor:
-    """J = Σ_t g_t a_tᵀ, (B, groups, outputs, C, inputs), with memory in the order that `_gram` wants."""
+    """Compute J = Σ_t g_t a_tᵀ, (B, groups, outputs, C, inputs), laid out for `_gram`."""
     if g.device.type == "cpu":
         return torch.einsum("bctgo,btgi->bgioc", g, a).permute(0, 1, 3, 4, 2)
     return torch.einsum("bctgo,btgi->bgoci", g, a)
 
 
 def _gram(x: Tensor) -> Tensor:
-    """The sum of products x_m x_mᵀ for each of a batch, (B, M, C, n) to (B, C, C)."""
+    """Sum the products x_m x_mᵀ of each example, (B, M, C, n) to (B, C, C)."""
     if x.device.type != "cpu":
-        return (x @ x.mT).sum(1)  # many small products fill a GPU better than few long ones
+        return (x @ x.mT).sum(1)  # many small products use a GPU better than few long ones
     x = x.permute(0, 3, 1, 2).flatten(1, 2).contiguous()  # with outputs last in memory, products are fast on a CPU
     return x.mT @ x

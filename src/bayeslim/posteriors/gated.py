@@ -14,20 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from bayeslim.errors import BayeslimError, CorruptFile
+from bayeslim.errors import BayeslimError
+from bayeslim.gates import Gate
+from bayeslim.gates.placement import Part, Place
+from bayeslim.io.registry import register, registered
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.posteriors.diagonal import Diagonal
 from bayeslim.types import Params
-
-if TYPE_CHECKING:
-    from bayeslim.gates import Gate
-    from bayeslim.gates.placement import Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ class Scales:
 
     @cached_property
     def fixed(self) -> Tensor:
-        """What multiplies the weights of the mean network, (count,): zero where closed."""
+        """The scales of the mean network, (count,): zero where closed."""
         scale = self.gate.fixed(self.own)
         if not self.closes:
             scale = self.gate.mean(self.own) if self.gate.multiplies else torch.ones_like(scale)
@@ -58,33 +57,34 @@ class Scales:
 
     @cached_property
     def expected(self) -> Tensor:
-        """E[z] of what multiplies the weights, (count,): `fixed`, but for gates whose mean network has others."""
+        """E[z] of the scales, (count,): `fixed`, except for gates whose mean network uses other values."""
         return self.gate.mean(self.own).masked_fill(self.closed, 0.0) if self.gate.multiplies else self.fixed
 
     @cached_property
     def closed(self) -> Tensor:
-        """Which gates are zero, (count,)."""
+        """The mask of gates that are zero, (count,)."""
         return ~self.gate.opened(self.own) | self.cut if self.closes else self.cut
 
     @cached_property
     def variance(self) -> Tensor:
-        """Of what multiplies the weights, (count,)."""
+        """The variance of the scales, (count,)."""
         if not self.gate.multiplies:
             return torch.zeros_like(self.fixed)
         return self.gate.variance(self.own).masked_fill(self.closed, 0.0)
 
     def draw(self, shape: tuple[int, ...]) -> Tensor:
-        """Draws of what multiplies the weights, (*shape, count)."""
+        """Draw the scales, (*shape, count)."""
         if not self.gate.multiplies:
             return self.fixed.expand(*shape, -1)
         return self.gate.draw(self.own, shape).masked_fill(self.closed, 0.0)
 
 
+@register("posterior")
 class Gated(Posterior):
     """A posterior over scaled weights.
 
     Args:
-        base: over the weights before they are scaled, w̃; all that gates scale is among them, points too.
+        base: over the weights before they are scaled, w̃, with all parameters that gates scale, points included.
         scales: the gates.
     """
 
@@ -96,7 +96,7 @@ class Gated(Posterior):
 
     @cached_property
     def mean(self) -> Params:
-        """E[w], exactly zero behind closed gates; of hard-concrete gates, with what their paper takes for E[z]."""
+        """E[w], exactly zero behind closed gates; hard-concrete gates use the E[z] of their paper."""
         return self._moments[0]
 
     @cached_property
@@ -118,11 +118,11 @@ class Gated(Posterior):
         return means, variances
 
     def marginals(self) -> Diagonal:
-        """Independent weights with the same means and variances."""
+        """Make independent weights with the same means and variances."""
         return Diagonal(self.mean, self.std)
 
     def opened(self) -> Gated:
-        """As it was trained: with the noise of gates that count as closed."""
+        """Open the gates that count as closed, as in training."""
         return Gated(self.base, [replace(one, closes=False) for one in self.scales])
 
     def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
@@ -138,7 +138,7 @@ class Gated(Posterior):
         return weights
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Not in closed form."""
+        """Raise: the density has no closed form."""
         raise BayeslimError(
             "The density of weights that share random scales is an integral over all scales, which has no closed form. "
             "Take draws (posterior.sample), or the density of the weights before they are scaled: "
@@ -146,16 +146,16 @@ class Gated(Posterior):
         )
 
     def condition(self, masks: Mapping[str, Tensor]) -> Gated:
-        """Zeros where a mask is False; a gate all of whose weights are cut is closed. The rest stays."""
+        """Set weights to zero where a mask is False, and close gates without weights."""
         kept = check_masks(masks, self.base.mean)
         scales = [replace(one, cut=one.cut | ~_left(one.place, kept)) for one in self.scales]
         return Gated(self.base.condition(masks), scales)
 
     def silenced(self, masks: Mapping[str, Tensor]) -> Params:
-        """Masks of the shifts and norms behind closed gates all of whose weights go.
+        """Mask the shifts and norms behind closed gates all of whose weights go.
 
-        A plan ranks weights. What else a closed gate scales (a convolution's bias, a norm's scale and shift) is as
-        little needed as those, and goes with them, so that training cannot bring it back.
+        A plan ranks weights. A closed gate also scales a convolution's bias, or a norm's scale and shift. These go with
+        the weights, so that training cannot bring them back.
 
         Args:
             masks: of the weights, True = kept; those without a mask stay.
@@ -176,7 +176,7 @@ class Gated(Posterior):
         return found
 
     def config(self) -> dict[str, Any]:
-        """The base's kind and configuration, the gates and where they stand."""
+        """Describe the base's kind and configuration, the gates and their places."""
         scales = [
             {"gate": one.gate, "place": asdict(one.place), "own": list(one.own), "closes": one.closes}
             for one in self.scales
@@ -184,7 +184,7 @@ class Gated(Posterior):
         return {"base": self.base.kind, "base_config": self.base.config(), "scales": scales}
 
     def tensors(self) -> Params:
-        """All of the base's, and of every gate."""
+        """Collect the tensors of the base and of every gate."""
         tensors = {f"base/{name}": t for name, t in self.base.tensors().items()}
         for scales in self.scales:
             tensors[f"cut:{scales.place.name}"] = scales.cut
@@ -194,11 +194,7 @@ class Gated(Posterior):
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `config()` and `tensors()`."""
-        from bayeslim.gates.placement import Part, Place
-        from bayeslim.posteriors import POSTERIORS
-
-        if config["base"] not in POSTERIORS:
-            raise CorruptFile(f"A gated posterior has a base of a kind that this bayeslim does not have: {config!r}.")
+        base_class = registered("posterior", config["base"])
         inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
         scales = []
         for entry in config["scales"]:
@@ -206,11 +202,11 @@ class Gated(Posterior):
             place = Place(**(entry["place"] | {"parts": parts}))
             own = {name: tensors[f"own:{place.parameter(name)}"] for name in entry["own"]}
             scales.append(Scales(entry["gate"], place, own, tensors[f"cut:{place.name}"], entry["closes"]))
-        return cls(POSTERIORS[config["base"]].restore(config["base_config"], inner), scales)
+        return cls(base_class.restore(config["base_config"], inner), scales)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters it is a distribution over."""
+        """The names of its parameters."""
         return self.base.names
 
     def __repr__(self) -> str:
@@ -222,6 +218,6 @@ class Gated(Posterior):
 
 
 def _left(place: Place, kept: Params) -> Tensor:
-    """Which gates have something left to scale, (count,)."""
+    """Mask the gates that have a weight left to scale, (count,)."""
     each = [place.gathered(kept[part.parameter], part).any(1) for part in place.parts]
     return torch.stack(each).any(0)

@@ -1,46 +1,50 @@
-"""Correlated Gaussians N(μ, P⁻¹) over named parameters, each family known by products with its precision P.
+"""Correlated Gaussians N(μ, P⁻¹) over named parameters, and the same given that some weights are zero.
 
-Conditioning on zeros is the same for all of them. With R the kept weights and S the cut ones, a point w moves to
+Each family is known by products with its precision P. With R the kept weights and S the cut ones, a point w moves to
 
-    T(w)_R = w_R + P_RR⁻¹ P_RS w_S,        T(w)_S = 0,
+    T(w)_R = w_R + P_RR⁻¹ P_RS w_S,        T(w)_S = 0.
 
-so that T(μ) is the conditional mean, and T of a sample is a sample of the conditional (Matheron's rule). A family only
-says how it solves with P_RR: its `restrict`.
+T(μ) is the conditional mean, and T of a sample is a sample of the conditional N(T(μ)_R, P_RR⁻¹) (Matheron's rule:
+Wilson et al. 2021, arXiv:2011.04026). A family only has to solve with P_RR: its `restrict`. A conditioned posterior
+keeps its base, since a conditioned Kronecker posterior is no longer Kronecker.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import CorruptFile, ShapeMismatch
+from bayeslim.io.registry import register, registered
 from bayeslim.posteriors.base import Posterior, check_masks
-from bayeslim.posteriors.conjugate import Solver
+from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
-
-if TYPE_CHECKING:
-    from bayeslim.posteriors.conditioned import Conditioned
 
 How = Literal["joint", "row"]
 
 
-class Restriction(Protocol):
-    """P_RR, the precision of the kept weights; everything is by name and zero where cut."""
+class Restriction(ABC):
+    """P_RR, the precision of the kept weights; all values are by name and zero where cut."""
 
+    @abstractmethod
     def solve(self, params: Mapping[str, Tensor]) -> Params:
-        """P_RR⁻¹ v_R; leading dimensions are separate right-hand sides."""
+        """Compute P_RR⁻¹ v_R; leading dimensions are separate right-hand sides."""
 
+    @abstractmethod
     def log_det(self) -> Tensor:
-        """log|P_RR|."""
+        """Compute log|P_RR|."""
 
+    @abstractmethod
     def variance(self) -> Params:
-        """The diagonal of P_RR⁻¹."""
+        """Compute the diagonal of P_RR⁻¹."""
 
 
 class Gaussian(Posterior):
@@ -48,40 +52,40 @@ class Gaussian(Posterior):
 
     @abstractmethod
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P v."""
+        """Compute P v."""
 
     @abstractmethod
     def covariance_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P⁻¹ v."""
+        """Compute P⁻¹ v."""
 
     @abstractmethod
     def log_det_precision(self) -> Tensor:
-        """log|P| over the random weights, differentiable in a prior precision that requires gradients."""
+        """Compute log|P| over the random weights, differentiable in a prior precision that requires gradients."""
 
     @abstractmethod
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """One draw, or `n` stacked in front, of N(0, P⁻¹)."""
+        """Draw once, or `n` times stacked in front, from N(0, P⁻¹)."""
 
     @abstractmethod
     def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> Restriction:
-        """P_RR for a boolean mask of every parameter, True = kept."""
+        """Restrict P to the kept weights, given by a boolean mask of every parameter, True = kept."""
 
     @abstractmethod
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Self:
-        """The same curvature and mean under another prior precision."""
+        """Keep the curvature and the mean, and take another prior precision."""
 
     @property
     def support(self) -> Params:
-        """Which weights are random, as booleans by name; the others are point masses at the mean."""
+        """Masks of the random weights by name; the others are point masses at the mean."""
         return {name: torch.ones_like(value, dtype=torch.bool) for name, value in self.mean.items()}
 
     def sample(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """μ + P^(-1/2) ε, in the mean's dtype."""
+        """Draw μ + P^(-1/2) ε, in the mean's dtype."""
         noise = self.noise(n, generator=generator)
         return {name: (value + noise[name]).to(value.dtype) for name, value in self.mean.items()}
 
     def quadratic(self, params: Mapping[str, Tensor]) -> Tensor:
-        """(w − μ)ᵀ P (w − μ), a scalar."""
+        """Compute (w − μ)ᵀ P (w − μ), a scalar."""
         off = {name: params[name].double() - value.double() for name, value in self.mean.items()}
         image = self.precision_product(off)
         total = torch.zeros((), dtype=torch.float64)
@@ -90,7 +94,7 @@ class Gaussian(Posterior):
         return total
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """½ log|P| − ½ (w − μ)ᵀ P (w − μ) − n/2 log 2π; −∞ where a point mass is missed."""
+        """Compute ½ log|P| − ½ (w − μ)ᵀ P (w − μ) − n/2 log 2π; −∞ away from a point mass."""
         count = 0
         for name, random in self.support.items():
             value = params[name]
@@ -102,7 +106,7 @@ class Gaussian(Posterior):
         return 0.5 * (self.log_det_precision() - self.quadratic(params) - count * math.log(2 * math.pi))
 
     def functional_covariance(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        """J P⁻¹ Jᵀ of materialised Jacobians.
+        """Compute J P⁻¹ Jᵀ of materialised Jacobians.
 
         Args:
             jacobian: (B, C, *shape) by name.
@@ -126,7 +130,7 @@ class Gaussian(Posterior):
         tolerance: float = Solver.tolerance,
         max_iterations: int = Solver.max_iterations,
     ) -> Conditioned:
-        """The posterior given w = 0 wherever a mask is False: survivors move to where the precision wants them.
+        """Condition on w = 0 wherever a mask is False: survivors move to their conditional mean.
 
         Args:
             masks: by name, True = kept; parameters without a mask are kept whole.
@@ -136,8 +140,6 @@ class Gaussian(Posterior):
             tolerance: relative residual at which conjugate gradients stop (Kronecker only).
             max_iterations: most iterations of conjugate gradients; a warning when they do not suffice.
         """
-        from bayeslim.posteriors.conditioned import Conditioned
-
         if how not in ("joint", "row"):
             raise ValueError(f'how must be "joint" or "row". Got {how!r}.')
         kept = check_masks(masks, self.mean)
@@ -149,7 +151,7 @@ class Gaussian(Posterior):
         return Conditioned(self, kept, {name: value.to(self.mean[name].dtype) for name, value in mean.items()}, solver)
 
     def rowwise_mean(self, kept: Mapping[str, Tensor]) -> Params:
-        """The conditional mean with each output's row on its own; only families with rows have one."""
+        """Compute the conditional mean with each output's row on its own; only families with rows can."""
         raise ValueError(
             f'how="row" needs a Kronecker posterior. {type(self).__name__} is solved exactly by how="joint".'
         )
@@ -158,6 +160,118 @@ class Gaussian(Posterior):
 def survivors(
     base: Gaussian, restriction: Restriction, kept: Mapping[str, Tensor], params: Mapping[str, Tensor]
 ) -> Params:
-    """T(w): where kept weights go when the others are set to zero; leading dimensions are separate points."""
+    """Compute T(w), where kept weights go when the others are zero; leading dimensions are separate points."""
     moved = restriction.solve(base.precision_product({name: params[name] * ~kept[name] for name in kept}))
     return {name: (params[name].to(moved[name]) + moved[name]) * kept[name] for name in kept}
+
+
+@register("posterior")
+class Conditioned(Gaussian):
+    """A Gaussian posterior conditioned on zeros; made by `Gaussian.condition`.
+
+    Args:
+        base: the posterior before the cut.
+        masks: by name, True = kept; parameters without a mask are kept whole.
+        mean: the conditional mean, zero where cut.
+        solver: when iterative solves with P_RR stop.
+    """
+
+    kind: ClassVar[str] = "conditioned"
+
+    def __init__(
+        self, base: Gaussian, masks: Mapping[str, Tensor], mean: Mapping[str, Tensor], solver: Solver = DEFAULT_SOLVER
+    ):
+        self.base = base
+        self.masks = check_masks(masks, base.mean)
+        self._mean = {name: mean[name] * self.masks[name] for name in base.mean}
+        self.solver = solver
+
+    @cached_property
+    def restriction(self) -> Restriction:
+        """P_RR."""
+        return self.base.restrict(self.masks, self.solver)
+
+    @property
+    def mean(self) -> Params:
+        """The conditional mean, zero where cut."""
+        return self._mean
+
+    @cached_property
+    def variance(self) -> Params:
+        """The diagonal of P_RR⁻¹, zero where cut.
+
+        Exact, except for a Kronecker layer that keeps more than `kept.MAX_EXACT_WEIGHTS` weights: there it is each
+        row's own variance times the factor by which correlations between rows raised it before the cut.
+        """
+        return self.restriction.variance()
+
+    @property
+    def support(self) -> Params:
+        """Masks of the random weights: those kept, and random in the base."""
+        return {name: random & self.masks[name] for name, random in self.base.support.items()}
+
+    def precision_product(self, params: Mapping[str, Tensor]) -> Params:
+        """Compute P_RR v_R."""
+        return self._cut(self.base.precision_product(self._cut(params)))
+
+    def covariance_product(self, params: Mapping[str, Tensor]) -> Params:
+        """Compute P_RR⁻¹ v_R."""
+        return self.restriction.solve(params)
+
+    def log_det_precision(self) -> Tensor:
+        """Compute log|P_RR|; for a large Kronecker layer a stochastic estimate, the same at every call."""
+        return self.restriction.log_det()
+
+    def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
+        """Draw by Matheron's rule from a draw of the base."""
+        return survivors(self.base, self.restriction, self.masks, self.base.noise(n, generator=generator))
+
+    def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> Restriction:
+        """Restrict P to the weights kept both times."""
+        return self.base.restrict({name: kept[name] & mask for name, mask in self.masks.items()}, solver)
+
+    def condition(
+        self,
+        masks: Mapping[str, Tensor],
+        how: How = "joint",
+        *,
+        tolerance: float = Solver.tolerance,
+        max_iterations: int = Solver.max_iterations,
+    ) -> Conditioned:
+        """Condition the base once on the zeros of both cuts."""
+        kept = check_masks(masks, self._mean)
+        both = {name: mask & kept[name] for name, mask in self.masks.items()}
+        return self.base.condition(both, how, tolerance=tolerance, max_iterations=max_iterations)
+
+    def with_prior_precision(self, prior_precision: PriorPrecision) -> Conditioned:
+        """Keep the zeros and the mean, and take another prior precision."""
+        return Conditioned(self.base.with_prior_precision(prior_precision), self.masks, self._mean, self.solver)
+
+    def config(self) -> dict[str, Any]:
+        """Describe the base's kind and configuration, and the solver."""
+        return {"base": self.base.kind, "base_config": self.base.config(), "solver": asdict(self.solver)}
+
+    def tensors(self) -> Params:
+        """Collect means, masks, and all tensors of the base."""
+        tensors = {f"mean:{name}": t for name, t in self._mean.items()}
+        tensors |= {f"mask:{name}": t for name, t in self.masks.items()}
+        return {k: t.detach().contiguous() for k, t in tensors.items()} | {
+            f"base/{name}": t for name, t in self.base.tensors().items()
+        }
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        """Build it again from `config()` and `tensors()`."""
+        base_class = registered("posterior", config["base"])
+        if not issubclass(base_class, Gaussian):
+            raise CorruptFile(f'A conditioned posterior needs a Gaussian base. Got "{config["base"]}".')
+        inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
+        return cls(
+            base_class.restore(config["base_config"], inner),
+            {n.removeprefix("mask:"): t for n, t in tensors.items() if n.startswith("mask:")},
+            {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")},
+            Solver(**config["solver"]),
+        )
+
+    def _cut(self, params: Mapping[str, Tensor]) -> Params:
+        return {name: params[name] * mask for name, mask in self.masks.items()}

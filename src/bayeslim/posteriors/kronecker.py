@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.factor import Factor
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.kept import KeptBlock, rowwise_survivors
 from bayeslim.posteriors.kronecker_block import Damping, KroneckerBlock, KroneckerFactors
 from bayeslim.posteriors.layer_matrix import LayerMatrix
@@ -25,6 +26,7 @@ from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Kronecker(Gaussian):
     """A Gaussian with Kronecker-factored layers.
 
@@ -51,17 +53,17 @@ class Kronecker(Gaussian):
         if damping not in ("exact", "sqrt"):
             raise ValueError(f'damping must be "exact" or "sqrt". Got {damping!r}.')
         self._mean = dict(mean)
-        self._curvature = dict(rest or {})
+        self.rest_curvature = dict(rest or {})
         self.factors = tuple(factors)
         self.prior_precision = prior_precision
         self.damping: Damping = damping
-        layers = _layers(self._mean, self.factors, self._curvature)
+        layers = _layers(self._mean, self.factors, self.rest_curvature)
         resolved = priors.resolve(prior_precision, self._mean)
         self.blocks = tuple(
             KroneckerBlock.under(f, layer, _layer_prior(layer, resolved, self._mean, f.inputs.values), damping)
             for f, layer in zip(self.factors, layers, strict=True)
         )
-        self.rest = {name: _total(name, self._mean[name], c, resolved[name]) for name, c in self._curvature.items()}
+        self.rest = {name: _total(name, self._mean[name], c, resolved[name]) for name, c in self.rest_curvature.items()}
 
     @property
     def mean(self) -> Params:
@@ -118,7 +120,7 @@ class Kronecker(Gaussian):
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Kronecker:
         """The same curvature under another prior precision; no new eigendecomposition for one number a layer."""
-        return Kronecker(self._mean, self.factors, prior_precision, rest=self._curvature, damping=self.damping)
+        return Kronecker(self._mean, self.factors, prior_precision, rest=self.rest_curvature, damping=self.damping)
 
     def config(self) -> dict[str, Any]:
         """The layers' layouts and the damping."""
@@ -130,7 +132,7 @@ class Kronecker(Gaussian):
     def tensors(self) -> Params:
         """Means, eigendecompositions, the rest's curvature and the prior precision."""
         tensors = {f"mean:{name}": t for name, t in self._mean.items()}
-        tensors |= {f"rest:{name}": t for name, t in self._curvature.items()}
+        tensors |= {f"rest:{name}": t for name, t in self.rest_curvature.items()}
         for f in self.factors:
             for side, factor in (("outputs", f.outputs), ("inputs", f.inputs)):
                 tensors[f"{side}.values:{f.weight}"] = factor.values
@@ -167,7 +169,7 @@ class Kronecker(Gaussian):
         return {name: found[name] for name in self._mean}
 
 
-class KeptLayers:
+class KeptLayers(Restriction):
     """P_RR of a Kronecker posterior: every layer by itself."""
 
     def __init__(self, base: Kronecker, kept: Mapping[str, Tensor], solver: Solver):

@@ -56,7 +56,7 @@ class LayerMatrix:
         return self.groups, outputs, count // (self.groups * outputs) + (self.bias is not None)
 
     def matrix(self, params: Mapping[str, Tensor]) -> Tensor:
-        """V from the layer's parameters; leading dimensions stay in front, (..., groups, outputs, inputs)."""
+        """Make V, (..., groups, outputs, inputs), from the layer's parameters."""
         weight = params[self.weight]
         lead = weight.shape[: weight.ndim - len(self.shape)]
         groups, outputs, _ = self.size
@@ -69,7 +69,7 @@ class LayerMatrix:
         return torch.cat([matrix, params[self.bias].reshape(*lead, groups, outputs, 1)], -1)
 
     def params(self, matrix: Tensor) -> Params:
-        """The layer's parameters from V."""
+        """Split V into the layer's parameters."""
         lead = matrix.shape[:-3]
         groups, outputs, _ = self.size
         weight = matrix if self.bias is None else matrix[..., :-1]

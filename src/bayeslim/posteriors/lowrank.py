@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class LowRank(Gaussian):
     """A Gaussian with a low-rank plus diagonal precision.
 
@@ -76,35 +78,35 @@ class LowRank(Gaussian):
         return self.kept.variance()
 
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P v."""
+        """Compute P v."""
         v = self.layout.vector(params, self.prior)
         return self.layout.params((v @ self.root) @ self.root.mT + self.prior * v)
 
     def covariance_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P⁻¹ v."""
+        """Compute P⁻¹ v."""
         return self.kept.solve(params)
 
     def log_det_precision(self) -> Tensor:
-        """log|P|."""
+        """Compute log|P|."""
         return self.kept.log_det()
 
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """P⁻¹ r with r ~ N(0, P)."""
+        """Draw P⁻¹ r with r ~ N(0, P)."""
         lead = () if n is None else (n,)
         white = self.root.new_empty((*lead, sum(self.root.shape))).normal_(generator=generator)
         prior, data = white.split(self.root.shape, -1)
         return self.layout.params(self.kept.solve_vector(prior * self.prior.sqrt() + data @ self.root.mT))
 
     def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> KeptRows:
-        """P_RR, low-rank as well."""
+        """Restrict P to the kept weights; it stays low-rank."""
         return KeptRows(self, self.layout.vector(kept, self.prior).bool())
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> LowRank:
-        """The same curvature under another prior precision."""
+        """Keep the curvature, and take another prior precision."""
         return LowRank(self._mean, self.factor, self.eigenvalues, prior_precision)
 
     def tensors(self) -> Params:
-        """Means, directions, eigenvalues and prior precision."""
+        """Collect means, directions, eigenvalues and prior precision."""
         tensors = {f"mean:{name}": t for name, t in self._mean.items()}
         tensors |= {"factor": self.factor, "eigenvalues": self.eigenvalues}
         return {k: t.detach().contiguous() for k, t in (tensors | priors.to_tensors(self.prior_precision)).items()}
@@ -116,7 +118,7 @@ class LowRank(Gaussian):
         return cls(mean, tensors["factor"], tensors["eigenvalues"], priors.from_tensors(tensors))
 
 
-class KeptRows:
+class KeptRows(Restriction):
     """P_RR of a low-rank posterior by Woodbury on the kept rows of U."""
 
     def __init__(self, base: LowRank, kept: Tensor):
@@ -127,21 +129,21 @@ class KeptRows:
         self.factor, _ = cholesky(capacitance + torch.eye(len(capacitance)).to(capacitance))
 
     def solve_vector(self, v: Tensor) -> Tensor:
-        """P_RR⁻¹ v_R of a vector (..., D)."""
+        """Compute P_RR⁻¹ v_R of a vector (..., D)."""
         v = v * self.mask / self.base.prior.sqrt()
         inner = torch.cholesky_solve((v @ self.whitened)[..., None], self.factor)[..., 0]
         return (v - inner @ self.whitened.mT) / self.base.prior.sqrt()
 
     def solve(self, params: Mapping[str, Tensor]) -> Params:
-        """P_RR⁻¹ v_R."""
+        """Compute P_RR⁻¹ v_R."""
         return self.base.layout.params(self.solve_vector(self.base.layout.vector(params, self.base.prior)))
 
     def log_det(self) -> Tensor:
-        """log|P_RR|."""
+        """Compute log|P_RR|."""
         inner = 2 * self.factor.diagonal().double().log().sum()
         return (inner + self.base.prior[self.mask].double().log().sum()).cpu()
 
     def variance(self) -> Params:
-        """The diagonal of P_RR⁻¹."""
+        """Compute the diagonal of P_RR⁻¹."""
         explained = torch.linalg.solve_triangular(self.factor, self.whitened.mT, upper=False).square().sum(0)
         return self.base.layout.params((1 - explained) * self.mask / self.base.prior)

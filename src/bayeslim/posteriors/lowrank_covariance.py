@@ -1,7 +1,7 @@
 """The Gaussian with a low-rank plus diagonal *covariance*: N(μ, diag(σ²) + U Uᵀ), as `LowRankGaussian` fits it.
 
-It is w = μ + σ ε + U z with z ~ N(0, I_r) shared by all weights. So what zeros S say of the other weights they say
-through z alone: given w_S = 0,
+It is w = μ + σ ε + U z with z ~ N(0, I_r) shared by all weights. The zeros S inform the other weights
+through z alone. Given w_S = 0,
 
     z ~ N(m, C),    C = (I + U_Sᵀ diag(σ_S²)⁻¹ U_S)⁻¹,    m = −C U_Sᵀ diag(σ_S²)⁻¹ μ_S,
 
@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import check_masks
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
 from bayeslim.posteriors.flat import FlatLayout
-from bayeslim.posteriors.gaussian import Gaussian, How
+from bayeslim.posteriors.gaussian import Gaussian, How, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
 
+@register("posterior")
 class LowRankCovariance(Gaussian):
     """A Gaussian with a low-rank plus diagonal covariance.
 
@@ -71,7 +73,7 @@ class LowRankCovariance(Gaussian):
 
     @property
     def support(self) -> Params:
-        """Which weights are random: those with a spread."""
+        """Masks of the random weights: those with a spread."""
         return {name: std > 0 for name, std in self.own_std.items()}
 
     @cached_property
@@ -85,23 +87,23 @@ class LowRankCovariance(Gaussian):
         return _root(self.scaled)
 
     def covariance_product(self, params: Mapping[str, Tensor]) -> Params:
-        """Σ v."""
+        """Compute Σ v."""
         v = self.layout.vector(params, self.sigma)
         return self.layout.params(self.sigma.square() * v + (v @ self.directions.mT) @ self.directions)
 
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
-        """Σ⁻¹ v by Woodbury, zero at point masses."""
+        """Compute Σ⁻¹ v by Woodbury, zero at point masses."""
         inverse = torch.where(self.random, 1 / self.sigma.where(self.random, 1.0), 0.0)
         v = self.layout.vector(params, self.sigma) * inverse
         inner = torch.cholesky_solve((v @ self.scaled.mT)[..., None], self.root)[..., 0]
         return self.layout.params((v - inner @ self.scaled) * inverse)
 
     def log_det_precision(self) -> Tensor:
-        """−log|Σ| = −Σ 2 log σ − log|M|."""
+        """Compute −log|Σ| = −Σ 2 log σ − log|M|."""
         return -2 * (self.sigma[self.random].log().sum() + self.root.diagonal().log().sum()).cpu()
 
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """σ ε + U z."""
+        """Draw σ ε + U z."""
         lead = () if n is None else (n,)
         spreads = {name: std.expand((*lead, *std.shape)) for name, std in self.own_std.items()}
         latent = self.directions.new_empty((*lead, len(self.directions)))
@@ -110,7 +112,7 @@ class LowRankCovariance(Gaussian):
         return {name: along[name].to(std.dtype) + std * white[name] for name, std in self.own_std.items()}
 
     def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> GivenZeros:
-        """P_RR, whose inverse is the covariance given the zeros."""
+        """Restrict P to the kept weights: the inverse is the covariance given the zeros."""
         return GivenZeros(self.condition(kept))
 
     def condition(  # type: ignore[override]
@@ -121,7 +123,10 @@ class LowRankCovariance(Gaussian):
         tolerance: float = DEFAULT_SOLVER.tolerance,
         max_iterations: int = DEFAULT_SOLVER.max_iterations,
     ) -> LowRankCovariance:
-        """The posterior given w = 0 wherever a mask is False: exact, and of the same form; no solver has a say."""
+        """Condition on w = 0 wherever a mask is False, exactly and in the same form.
+
+        The solver's options are not used.
+        """
         if how == "row":
             self.rowwise_mean(masks)
         kept = check_masks(masks, self._mean)
@@ -142,11 +147,11 @@ class LowRankCovariance(Gaussian):
         )
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> NoReturn:
-        """There is none to change."""
+        """Raise: this family does not keep its prior apart."""
         raise TypeError("A fitted covariance does not keep its prior apart: fit again with another prior.")
 
     def tensors(self) -> Params:
-        """Means, spreads and directions."""
+        """Collect means, spreads and directions."""
         tensors = {f"mean:{n}": t for n, t in self._mean.items()} | {f"std:{n}": t for n, t in self.own_std.items()}
         return {k: t.contiguous() for k, t in (tensors | {f"factor:{n}": t for n, t in self.factor.items()}).items()}
 
@@ -158,26 +163,26 @@ class LowRankCovariance(Gaussian):
         return cls(mean, std, {name: tensors[f"factor:{name}"] for name in mean})
 
 
-class GivenZeros:
+class GivenZeros(Restriction):
     """P_RR, known by its inverse."""
 
     def __init__(self, conditional: LowRankCovariance):
         self.conditional = conditional
 
     def solve(self, params: Mapping[str, Tensor]) -> Params:
-        """P_RR⁻¹ v_R."""
+        """Compute P_RR⁻¹ v_R."""
         return self.conditional.covariance_product(params)
 
     def log_det(self) -> Tensor:
-        """log|P_RR|."""
+        """Compute log|P_RR|."""
         return self.conditional.log_det_precision()
 
     def variance(self) -> Params:
-        """The diagonal of P_RR⁻¹."""
+        """Compute the diagonal of P_RR⁻¹."""
         return self.conditional.variance
 
 
 def _root(B: Tensor) -> Tensor:
-    """The Cholesky factor of I + B Bᵀ."""
+    """Factor I + B Bᵀ by Cholesky."""
     root: Tensor = torch.linalg.cholesky(B @ B.mT + torch.eye(len(B), dtype=B.dtype, device=B.device))
     return root

@@ -1,8 +1,8 @@
 """A mixture of networks with independent Gaussian weights: q(w) = Σ_c π_c Π N(wᵢ | μ_ci, σ_ci²).
 
 One component is drawn for all weights together, so weights are dependent although each component's are not. Given that
-the weights S are zero, a component is left with its other weights where they were, and counts as much as it expected
-those zeros:
+the weights S are zero, a component keeps its other weights where they were, and its weight is multiplied by its density
+at those zeros:
 
     π_c' ∝ π_c Π_{i∈S} N(0 | μ_ci, σ_ci²).
 
@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.posteriors.diagonal import Diagonal
 from bayeslim.types import Params
 
 
+@register("posterior")
 class Mixture(Posterior):
     """A mixture of fully factorised Gaussians.
 
@@ -93,12 +95,12 @@ class Mixture(Posterior):
         }
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Log Σ_c π_c q_c(w); a point mass counts as 0 at its point and −∞ elsewhere."""
+        """Compute log Σ_c π_c q_c(w); a point mass is 0 at its point, −∞ elsewhere."""
         each = torch.stack([component.log_prob(params) for component in self.components])
         return (self.log_weights.to(each) + each).logsumexp(0)
 
     def condition(self, masks: Mapping[str, Tensor]) -> Mixture:
-        """Every component given the zeros, by how much it expected them."""
+        """Condition every component, and weight it by its density at the zeros."""
         kept = check_masks(masks, {name: mean[0] for name, mean in self.means.items()})
         cut = [
             Diagonal({n: part.mean[n][~kept[n]] for n in kept}, {n: part.std[n][~kept[n]] for n in kept})
@@ -107,7 +109,7 @@ class Mixture(Posterior):
         zeros = {name: value.new_zeros(int((~kept[name]).sum())) for name, value in self.mean.items()}
         log_weights = self.log_weights + torch.stack([part.log_prob(zeros) for part in cut]).to(self.log_weights)
         if not bool(log_weights.isfinite().any()):
-            log_weights = self.log_weights  # none has these zeros within its reach, so none is preferred
+            log_weights = self.log_weights  # all densities underflow to zero, so that the weights stay
         return Mixture(
             log_weights,
             {name: mean * kept[name] for name, mean in self.means.items()},
@@ -115,7 +117,7 @@ class Mixture(Posterior):
         )
 
     def tensors(self) -> Params:
-        """`log_weights`, `mean:name` and `std:name`."""
+        """Collect `log_weights`, `mean:name` and `std:name`."""
         tensors = {"log_weights": self.log_weights}
         tensors |= {f"mean:{name}": mean for name, mean in self.means.items()}
         return {k: t.contiguous() for k, t in (tensors | {f"std:{n}": s for n, s in self.stds.items()}).items()}

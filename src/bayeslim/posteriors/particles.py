@@ -1,11 +1,11 @@
 """Particles: S networks of equal weight, q(w) = (1/S) Σ_s δ(w − w_s).
 
-What samplers, ensembles and Stein's method leave behind. There is no density, so nothing that needs one (an ELBO, the
-Savage-Dickey ratio) can be had from it. Every particle carries its own buffers: the statistics of a batch norm belong
-to the weights they were gathered with.
+The result of samplers, ensembles and Stein's method. There is no density, so that an ELBO or a Savage-Dickey ratio
+cannot be computed. Every particle carries its own buffers: the statistics of a batch norm belong to the weights they
+were gathered with.
 
-Given zeros, every particle is left with its other weights where they were: S points say nothing of how weights move
-together in a small neighbourhood.
+Given zeros, every particle keeps its other weights where they were: S points do not show how weights vary together in a
+small neighbourhood.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.io.registry import register
 from bayeslim.posteriors.base import Posterior, check_masks
 from bayeslim.types import Params
 
-STRETCH = 2**22
-"""How many values of all particles together are looked at in single precision at a time."""
+MAX_VALUES_PER_CHUNK = 2**22
+"""Statistics are computed over chunks of weights that hold at most this many values of all particles together."""
 
 
+@register("posterior")
 class Particles(Posterior):
     """Equally weighted networks.
 
     Args:
         values: the weights of all networks by parameter name, (S, *shape). They may be of a lower precision than the
             network's, or on another device: they are converted when they are used.
-        buffers: what else differs between the networks, by name, (S, *shape): their buffers, and parameters that were
-            trained as points. What is named nowhere is the model's own.
+        buffers: other tensors that differ between the networks, by name, (S, *shape): buffers, and parameters that were
+            trained as points. All others are the model's own.
         chains: how many Markov chains they come from, one after the other and equally long, in the order drawn.
         averaged: whether the one network that stands for them is their mean, with that of their buffers, whatever the
             method says (`bayeslim.align`).
@@ -90,28 +92,28 @@ class Particles(Posterior):
         return self.particle(self.nearest_to_mean())
 
     def nearest_to_mean(self) -> int:
-        """Which particle lies nearest to the mean."""
+        """Find the particle nearest to the mean."""
         distances = torch.zeros(self.count, dtype=torch.float64)
         for value in self.values.values():
-            for part in _stretches(value):
+            for part in _chunks(value):
                 distances += (part - part.mean(0)).square().sum(1, dtype=torch.float64).cpu()
         return int(distances.argmin())
 
     def particle(self, k: int) -> Params:
-        """The weights of one particle."""
+        """Take the weights of one particle."""
         return {name: value[k] for name, value in self.values.items()}
 
     def buffers_of(self, k: int) -> Params:
-        """A copy of the buffers of one particle; a forward pass may write to them."""
+        """Copy the buffers of one particle; a forward pass may write to them."""
         return {name: value[k].clone() for name, value in self.buffers.items()}
 
     def network(self, k: int, model: nn.Module) -> Params:
-        """Weights and buffers of one particle, of the precision and on the device of the model's own."""
+        """Take weights and buffers of one particle, in the model's dtype and device."""
         own = tensors_of(model)
         return {name: tensor.to(own[name]) for name, tensor in (self.particle(k) | self.buffers_of(k)).items()}
 
     def spread(self, n: int) -> list[int]:
-        """`n` of the particles, evenly spread over all of them; all, if there are no more than that."""
+        """Choose `n` particles, evenly spread over all of them; all, if there are fewer."""
         if n >= self.count:
             return list(range(self.count))
         return [(2 * i + 1) * self.count // (2 * n) for i in range(n)]
@@ -123,14 +125,14 @@ class Particles(Posterior):
         return {name: value[chosen.to(value.device)] for name, value in self.values.items()}
 
     def log_prob(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Not defined."""
+        """Raise: particles have no density."""
         raise BayeslimError(
-            f"{self.count} particles have no density, so neither an evidence nor a score that is made of one can be "
-            "had from them. Use bl.Variational() or bl.Laplace() for these, or one of the scores across particles."
+            f"{self.count} particles have no density, so that neither an evidence nor a score based on one can be "
+            "computed. Use bl.Variational() or bl.Laplace() for these, or one of the scores across particles."
         )
 
     def condition(self, masks: Mapping[str, Tensor]) -> Particles:
-        """Zeros in every particle where a mask is False; the rest stays."""
+        """Set weights to zero in every particle where a mask is False; the rest stays."""
         kept = check_masks(masks, self.particle(0) | self.buffers_of(0))
         cut = {name: value * kept[name] for name, value in (self.values | self.buffers).items() if name in masks}
         return Particles(
@@ -141,7 +143,7 @@ class Particles(Posterior):
         )
 
     def tensors(self) -> Params:
-        """`value:name` and `buffer:name`."""
+        """Collect `value:name` and `buffer:name`."""
         return {f"value:{n}": t.contiguous() for n, t in self.values.items()} | {
             f"buffer:{n}": t.contiguous() for n, t in self.buffers.items()
         }
@@ -156,17 +158,17 @@ class Particles(Posterior):
         return cls(parts["value"], buffers=parts["buffer"], **config)
 
     def config(self) -> dict[str, Any]:
-        """How many chains, and whether their mean stands for them."""
+        """Describe the number of chains, and whether their mean stands for them."""
         return {"chains": self.chains, "averaged": self.averaged}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters it is a distribution over."""
+        """The names of its parameters."""
         return tuple(self.values)
 
     @property
     def num_parameters(self) -> int:
-        """How many scalar parameters are random."""
+        """The number of random scalar parameters."""
         return sum(value[0].numel() for value in self.values.values())
 
     def __repr__(self) -> str:
@@ -174,7 +176,7 @@ class Particles(Posterior):
 
 
 def tensors_of(model: nn.Module) -> Params:
-    """A model's own parameters and then its buffers by name, each one once, in half the time that torch takes."""
+    """Collect a model's parameters, then its buffers, by name, each one once."""
     modules = [(f"{path}." if path else "", vars(module)) for path, module in model.named_modules()]
     found: Params = {}
     seen = set()
@@ -188,28 +190,28 @@ def tensors_of(model: nn.Module) -> Params:
 
 
 def stacked(networks: list[Params]) -> Params:
-    """One tensor a name, (S, *shape), of S networks' tensors."""
+    """Stack the tensors of S networks by name, (S, *shape)."""
     return {name: torch.stack([network[name] for network in networks]) for name in networks[0]}
 
 
 def spread_of(values: Tensor) -> Tensor:
-    """The standard deviation of values (S, ...), at least in single precision; zero, not nearly so, if all agree."""
+    """Compute the standard deviation of values (S, ...); exactly zero if all agree."""
     if len(values) == 1:
         return torch.zeros_like(values[0], dtype=_precise(values))
-    found = [part.std(0).masked_fill((part == part[:1]).all(0), 0.0) for part in _stretches(values)]
+    found = [part.std(0).masked_fill((part == part[:1]).all(0), 0.0) for part in _chunks(values)]
     return torch.cat(found).view(values.shape[1:])
 
 
 def _averaged(value: Tensor) -> Tensor:
-    return torch.cat([part.mean(0) for part in _stretches(value)]).view(value.shape[1:]).to(value.dtype)
+    return torch.cat([part.mean(0) for part in _chunks(value)]).view(value.shape[1:]).to(value.dtype)
 
 
-def _stretches(value: Tensor) -> Iterator[Tensor]:
-    """All particles a stretch of weights at a time, (S, n), so that there is no precise copy of all of them."""
+def _chunks(value: Tensor) -> Iterator[Tensor]:
+    """Yield all particles a chunk of weights at a time, (S, n), at least in float32."""
     flat = value.reshape(len(value), -1)
-    return (part.to(_precise(value)) for part in flat.split(max(1, STRETCH // len(value)), 1))
+    return (part.to(_precise(value)) for part in flat.split(max(1, MAX_VALUES_PER_CHUNK // len(value)), 1))
 
 
 def _precise(value: Tensor) -> torch.dtype:
-    """What to add values up in: not in half precision."""
+    """Choose the dtype of sums: at least float32."""
     return torch.promote_types(value.dtype, torch.float32)

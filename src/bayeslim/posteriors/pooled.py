@@ -1,4 +1,4 @@
-"""The posterior of pooled data: what two posteriors over the same parameters know together.
+"""The posterior of pooled data, from two posteriors over the same parameters.
 
     p(w | D₁, D₂) ∝ p(w) p(D₁|w) p(D₂|w)        P = δ + H₁ + H₂
 
@@ -16,22 +16,21 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import BayeslimError
-from bayeslim.posteriors.conditioned import Conditioned
 from bayeslim.posteriors.dense import Dense
 from bayeslim.posteriors.factor import Factor
-from bayeslim.posteriors.gaussian import Gaussian
+from bayeslim.posteriors.gaussian import Conditioned, Gaussian
 from bayeslim.posteriors.kronecker import Kronecker
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
 
 
 @singledispatch
 def pooled(first: Gaussian, second: Gaussian, sizes: tuple[int, int], mean: Mapping[str, Tensor]) -> Gaussian:
-    """The posterior of the data of both, at `mean`, under the second's prior.
+    """Pool the data of two posteriors, at `mean`, under the second's prior.
 
     Args:
         first: the posterior of the earlier data.
         second: that of the later data alone, of the same structure, its prior included.
-        sizes: how many examples each has seen.
+        sizes: the number of examples of each.
         mean: of the result.
     """
     raise BayeslimError(
@@ -51,7 +50,7 @@ def _(first: Kronecker, second: Gaussian, sizes: tuple[int, int], mean: Mapping[
         inputs = _mixture(old.inputs, new.inputs, share, 1 - share)
         outputs = _mixture(old.outputs, new.outputs, 1.0, 1.0)
         factors.append(KroneckerFactors(new.weight, outputs, inputs, new.bias, transposed=new.transposed))
-    rest = {name: value + second._curvature[name] for name, value in first._curvature.items()}
+    rest = {name: value + second.rest_curvature[name] for name, value in first.rest_curvature.items()}
     return Kronecker(mean, factors, second.prior_precision, rest=rest, damping=second.damping)
 
 
@@ -80,7 +79,7 @@ def _same(first: Gaussian, second: Gaussian) -> None:
 
 
 def _mixture(first: Factor, second: Factor, a: float, b: float) -> Factor:
-    """The factor of a M₁ + b M₂."""
+    """Decompose a M₁ + b M₂."""
     if first.vectors is None and second.vectors is None:
         return Factor(a * first.values + b * second.values, None)
     return Factor.of(a * first.matrix + b * second.matrix)

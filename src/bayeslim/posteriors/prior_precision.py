@@ -20,9 +20,9 @@ PriorPrecision: TypeAlias = float | Tensor | Mapping[str, float | Tensor]
 
 
 def resolve(prior_precision: PriorPrecision, mean: Mapping[str, Tensor]) -> Params:
-    """The precision of each parameter, a scalar or a tensor that broadcasts to its shape.
+    """Find the precision of each parameter: a scalar, or a tensor that broadcasts.
 
-    Parameters that share an entry get the same tensor object, so that sharing can be seen.
+    Parameters that share an entry get the same tensor object, which shows that they share it.
 
     Raises:
         ShapeMismatch: for a parameter without a precision, a precision without a parameter, or shapes that do not fit.
@@ -59,7 +59,7 @@ def resolve(prior_precision: PriorPrecision, mean: Mapping[str, Tensor]) -> Para
 
 
 def diagonal(resolved: Mapping[str, Tensor], mean: Mapping[str, Tensor], like: Tensor) -> Params:
-    """Resolved precisions as full tensors of the parameters' shapes, in the dtype and on the device of `like`."""
+    """Expand resolved precisions to the parameters' shapes, as tensors like `like`."""
     return {
         name: (resolved[name].reshape(()) if resolved[name].numel() == 1 else resolved[name])
         .to(like)
@@ -69,14 +69,14 @@ def diagonal(resolved: Mapping[str, Tensor], mean: Mapping[str, Tensor], like: T
 
 
 def to_tensors(prior_precision: PriorPrecision) -> Params:
-    """A prior precision as named tensors, for saving."""
+    """Write a prior precision as named tensors, for saving."""
     if not isinstance(prior_precision, Mapping):
         return {"prior": _tensor(prior_precision).detach()}
     return {f"prior:{key}": _tensor(value).detach() for key, value in prior_precision.items()}
 
 
 def from_tensors(tensors: Mapping[str, Tensor]) -> PriorPrecision:
-    """The inverse of `to_tensors`; other tensors are ignored."""
+    """Read a prior precision from named tensors; others are ignored."""
     if "prior" in tensors:
         return tensors["prior"]
     return {key.removeprefix("prior:"): value for key, value in tensors.items() if key.startswith("prior:")}
@@ -94,7 +94,7 @@ def _checked(what: str, value: float | Tensor) -> Tensor:
 
 
 def _fits(shape: torch.Size, target: torch.Size) -> bool:
-    """Whether a tensor of `shape` expands to `target`."""
+    """Tell whether a tensor of `shape` expands to `target`."""
     return len(shape) <= len(target) and all(
         n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)
     )

@@ -1,4 +1,4 @@
-"""What it costs to cut: the loss in log-density at the best point that has the cut weights at zero.
+"""The cost of a cut: the loss in log-density at the best point with the cut weights at zero.
 
     one weight:  μ_i² / 2Σ_ii        a set S together:  ½ μ_Sᵀ Σ_SS⁻¹ μ_S
 
@@ -32,7 +32,7 @@ Group = Mapping[str, Tensor]
 
 
 def slice_indices(shape: Sequence[int], dim: int, index: int | Sequence[int] | Tensor) -> Tensor:
-    """Flat indices of slices of a parameter, such as a unit's rows (dim 0) or columns (dim 1).
+    """Find the flat indices of slices, such as a unit's rows (dim 0) or columns (dim 1).
 
     >>> slice_indices((2, 3), 1, 2).tolist()
     [2, 5]
@@ -43,7 +43,10 @@ def slice_indices(shape: Sequence[int], dim: int, index: int | Sequence[int] | T
 
 
 def saliency(posterior: Posterior) -> Params:
-    """μ² / 2Σ_ii by name, for each weight alone; infinite for a point mass away from zero, zero for one at zero."""
+    """Compute μ² / 2Σ_ii of each weight alone.
+
+    It is infinite for a point mass away from zero, zero for one at zero.
+    """
     variance = posterior.variance
     return {
         name: (value.to(variance[name]).square() / (2 * variance[name])).nan_to_num(0.0, posinf=torch.inf)
@@ -53,7 +56,9 @@ def saliency(posterior: Posterior) -> Params:
 
 @singledispatch
 def group_saliency(posterior: Posterior, groups: Sequence[Group]) -> Tensor:
-    """½ μ_Sᵀ Σ_SS⁻¹ μ_S for each group of weights S, in float64; infinite if S holds a point mass away from zero.
+    """Compute ½ μ_Sᵀ Σ_SS⁻¹ μ_S for each group of weights S, in float64.
+
+    It is infinite if S holds a point mass away from zero.
 
     Args:
         posterior: a Gaussian: diagonal, Kronecker, dense, low-rank or conditioned (for the last two, a solve a group).
@@ -156,7 +161,7 @@ class UnitSaliency:
         return (self.block.outputs.rotate(self.mean).square() / inverse).double().sum(1).cpu() / 2
 
     def cost(self, group: Group) -> float:
-        """½ μ_Sᵀ Σ_SS⁻¹ μ_S of the group's weights in this layer."""
+        """Compute ½ μ_Sᵀ Σ_SS⁻¹ μ_S of the group's weights in this layer."""
         codes = [group[name].cpu() + start for name, start in self.starts.items() if name in group]
         places = self.place[torch.cat(codes)].unique()
         _, outputs, inputs = self.mean.shape
@@ -177,7 +182,7 @@ class UnitSaliency:
         return total
 
     def _several(self, index: int, chosen: Tensor, by_column: bool = False) -> float:
-        """Several whole rows (or columns): one small solve for each eigenvalue of the other side."""
+        """Solve for several whole rows (or columns), once per eigenvalue of the other side."""
         mine, other = self.block.outputs, self.block.inputs
         variance, mean = self.block.eigenvalues.reciprocal()[index], self.mean[index]
         if by_column:
@@ -196,7 +201,7 @@ class UnitSaliency:
 
 
 def _half_quadratic(covariance: Tensor, mean: Tensor) -> float:
-    """½ Σ μᵀ Σ⁻¹ μ over a batch."""
+    """Sum ½ μᵀ Σ⁻¹ μ over a batch."""
     factor, _ = cholesky(covariance.double())
     white = torch.linalg.solve_triangular(factor, mean.double()[..., None], upper=False)
     return float(white.square().sum()) / 2
@@ -209,7 +214,7 @@ def _kept(shape: torch.Size, index: Tensor) -> Tensor:
 
 
 def _checked(group: Group, posterior: Posterior) -> Params:
-    """The group, once its names and indices are known to fit the posterior."""
+    """Check that a group's names and indices fit the posterior, and return it."""
     mean = posterior.mean
     for name, index in group.items():
         if name not in mean:

@@ -1,4 +1,4 @@
-"""Priors p(w): what is believed of a weight before the data.
+"""Priors p(w) of the weights.
 
 A prior is data; `log_prob` is elementwise, and `kl` is KL(q ‖ p) for a diagonal Gaussian q, summed over the weights: in
 closed form where one exists, else by Monte Carlo.
@@ -23,17 +23,8 @@ from bayeslim.priors.scale_mixture import ScaleMixture
 from bayeslim.priors.soft_sharing import SoftSharing
 from bayeslim.priors.student_t import StudentT
 from bayeslim.priors.table import Priors
-from bayeslim.priors.torch_distributions import DISTRIBUTIONS
-
-PRIORS: dict[str, type[Prior]] = {
-    c.name: c
-    for c in (Normal, Laplace, ScaleMixture, SoftSharing, StudentT, LogUniform, RelevanceDetermination, Distribution)
-}
-"""Priors by the name they are saved under; a new one is added here."""
 
 __all__ = [
-    "DISTRIBUTIONS",
-    "PRIORS",
     "Distribution",
     "Laplace",
     "Learnable",

@@ -1,4 +1,4 @@
-"""The Student-t prior: tails that fall off like |w|^−(ν+1), so that large weights cost little.
+"""The Student-t prior: tails that fall off like |w|^−(ν+1).
 
     p(w) = Γ((ν+1)/2) / (Γ(ν/2) √(νπ) s) · (1 + w²/(ν s²))^(−(ν+1)/2)
 
@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
-from bayeslim.noise import drawing_from
+from bayeslim.io.registry import register
+from bayeslim.noise import seeding_torch_from
 from bayeslim.priors.learnable import Learnable
 
 
+@register("prior")
 @dataclass(frozen=True, repr=False)
 class StudentT(Learnable):
     """Student's t with `df` degrees of freedom, around zero.
@@ -28,7 +30,7 @@ class StudentT(Learnable):
     Attributes:
         df: ν, the degrees of freedom.
         scale: s; not the standard deviation, which is s √(ν/(ν−2)) for ν > 2 and else infinite.
-        samples: draws for the KL.
+        samples: the number of draws that estimate the KL.
     """
 
     df: float | Tensor = 3.0
@@ -37,11 +39,11 @@ class StudentT(Learnable):
     name: ClassVar[str] = "student_t"
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """What the hyperparameters may be."""
+        """Return the constraint of each hyperparameter."""
         return {"df": constraints.positive, "scale": constraints.positive}
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """−(ν+1)/2 log(1 + w²/(ν s²)) less the logarithm of the normaliser."""
+        """Compute −(ν+1)/2 log(1 + w²/(ν s²)) minus the log normaliser."""
         df, scale = self.setting_like("df", weight), self.setting_like("scale", weight)
         normaliser = torch.lgamma(df / 2) - torch.lgamma((df + 1) / 2) + 0.5 * (math.pi * df).log() + scale.log()
         return -0.5 * (df + 1) * torch.log1p((weight / scale).square() / df) - normaliser
@@ -50,5 +52,5 @@ class StudentT(Learnable):
         """Draw weights of a shape."""
         draws = torch.empty(shape)
         df, scale = self.setting_like("df", draws), self.setting_like("scale", draws)
-        with drawing_from(generator):
+        with seeding_torch_from(generator):
             return torch.distributions.StudentT(df.expand(shape), scale=scale).sample()

@@ -1,24 +1,28 @@
-"""The priors of a network's random parameters, as they are now, and where those that are learned keep their values."""
+"""The priors of a network's random parameters, with their learned hyperparameters."""
 
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from bayeslim.posteriors import Mixture, Posterior
 from bayeslim.priors.base import Prior
 from bayeslim.priors.learnable import CLOSED_FORM, Learnable
 
+if TYPE_CHECKING:
+    from bayeslim.posteriors import Posterior
+
 
 class Hyperparameters(nn.Module):
-    """The learned hyperparameters of one prior, each as `raw_<name>` in an unconstrained scale (log s of a scale s).
+    """The learned hyperparameters of one prior.
+
+    Each is kept as `raw_<name>` on an unconstrained scale: log s for a scale s.
 
     Args:
-        prior: as it was given; its values are where learning starts.
+        prior: the prior as it was given; its values are the initial ones.
         like: the parameters that it is the prior of.
     """
 
@@ -32,7 +36,7 @@ class Hyperparameters(nn.Module):
             value = torch.as_tensor(prior.setting(name), dtype=precise, device=like[0].device).detach()
             self.transforms[name] = biject_to(prior.hyperparameters()[name])
             self.shapes[name] = value.shape
-            # One dimension at least: sharding takes no scalars.
+            # At least one dimension: scalars cannot be sharded.
             raw = self.transforms[name].inv(value).reshape(value.shape or (1,)).clone()
             if prior.learned_by == CLOSED_FORM:
                 self.register_buffer(f"raw_{name}", raw)
@@ -40,32 +44,34 @@ class Hyperparameters(nn.Module):
                 self.register_parameter(f"raw_{name}", nn.Parameter(raw))
 
     def values(self) -> dict[str, Tensor]:
-        """The hyperparameters, differentiable in what is trained."""
+        """Compute the hyperparameters, differentiable in the raw ones."""
         return {
             name: transform(getattr(self, f"raw_{name}")).reshape(self.shapes[name])
             for name, transform in self.transforms.items()
         }
 
     def now(self) -> Prior:
-        """The prior with these hyperparameters."""
+        """Make the prior with the present hyperparameters."""
         return self.prior.with_settings(self.values())
 
     def set_(self, name: str, value: Tensor) -> None:
-        """Give a hyperparameter another value."""
+        """Set a hyperparameter."""
         raw: Tensor = getattr(self, f"raw_{name}")
         with torch.no_grad():
             raw.copy_(self.transforms[name].inv(value.to(raw)).reshape(raw.shape))
 
 
 class Priors(Mapping[str, Prior]):
-    """The prior of every random parameter by name. What is learned stands in it as it is now, differentiable.
+    """The prior of every random parameter by name, at its present hyperparameters.
+
+    Learned hyperparameters are differentiable.
 
     Args:
         given: the priors by name; one object under several names is learned as one.
         parameters: the random parameters.
 
     Attributes:
-        given: likewise, as it was before learning.
+        given: the priors before learning.
         learned: the hyperparameters of every prior that is learned.
     """
 
@@ -81,7 +87,7 @@ class Priors(Mapping[str, Prior]):
                 self._learned_of.update(dict.fromkeys(names, own))
 
     def shared(self) -> list[list[str]]:
-        """The names of the parameters that have the very same prior, together."""
+        """Group the names of the parameters that have the same prior object."""
         groups: dict[int, list[str]] = {}
         for name, prior in self.given.items():
             groups.setdefault(id(prior), []).append(name)
@@ -109,7 +115,7 @@ class Priors(Mapping[str, Prior]):
         return dict(self.items()) | dict(other)
 
     def items(self) -> ItemsView[str, Prior]:
-        """Names and priors, those that are shared computed once."""
+        """List names and priors; a shared prior is computed once."""
         if not len(self.learned):
             return self.given.items()
         now = {id(own): own.now() for own in self._learned_of.values()}
@@ -119,14 +125,14 @@ class Priors(Mapping[str, Prior]):
         }.items()
 
     def values(self) -> ValuesView[Prior]:
-        """The priors."""
+        """List the priors."""
         return dict(self.items()).values()
 
     def __repr__(self) -> str:
         return repr(dict(self.items()))
 
     def log_hyperprior(self) -> Tensor | None:
-        """The log-density of what is learned under its hyperpriors; None if there are none."""
+        """Compute the log-density of learned hyperparameters; None without hyperpriors."""
         if not len(self.learned):
             return None
         found = [own.prior.log_hyperprior(own.values()) for own in self._distinct()]
@@ -135,11 +141,14 @@ class Priors(Mapping[str, Prior]):
 
     @property
     def has_closed_forms(self) -> bool:
-        """Whether some are learned in closed form."""
+        """Whether some hyperparameters are learned in closed form."""
         return any(own.prior.learned_by == CLOSED_FORM for own in self._distinct())
 
     def maximise_(self, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Set what is learned in closed form to where it is best for a posterior, over the weights that are left."""
+        """Set hyperparameters learned in closed form to their optimum for a posterior.
+
+        Cut weights do not count.
+        """
         for own in self._distinct():
             if own.prior.learned_by != CLOSED_FORM:
                 continue
@@ -164,9 +173,11 @@ def _is_learned(prior: Prior) -> TypeGuard[Learnable]:
 
 
 def _expected(prior: Learnable, posterior: Posterior, name: str) -> Tensor:
-    """The statistic of every weight, in double precision; of a mixture, averaged over its components."""
-    if isinstance(posterior, Mixture):
-        each = torch.stack([_expected(prior, component, name) for component in posterior.components])
-        shares = posterior.weights.to(each).view(-1, *[1] * (each.ndim - 1))
-        return (shares * each).sum(0)
+    """Compute the statistic of every weight in float64, averaged over components."""
+    mixture: Any = posterior
+    if hasattr(mixture, "components"):
+        each = torch.stack([_expected(prior, component, name) for component in mixture.components])
+        shares = mixture.weights.to(each).view(-1, *[1] * (each.ndim - 1))
+        averaged: Tensor = (shares * each).sum(0)
+        return averaged
     return prior.statistic(posterior.mean[name].double(), posterior.variance[name].double().sqrt())

@@ -1,6 +1,6 @@
 """Pruning by the posterior: criteria, budgets, plans, and the cut as conditioning.
 
-`plan` decides what goes and `prune` carries it out; see `score` for what the criteria mean.
+`plan` decides what to cut and `prune` carries it out; `criteria/` has the scores.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from bayeslim.compact.compact import compact
 from bayeslim.prune.align import align
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import CRITERIA, Criterion, default_criterion
-from bayeslim.prune.decide import plan
-from bayeslim.prune.plan import EmptyLayer, NothingToCut, ParameterCut, Plan
+from bayeslim.prune.cuts import EmptyLayer, NothingToCut, ParameterCut
+from bayeslim.prune.fine_tune import fine_tune
+from bayeslim.prune.plan import Plan, plan
 from bayeslim.prune.prune import prune
-from bayeslim.prune.tune import fine_tune
 
 __all__ = [
     "CRITERIA",

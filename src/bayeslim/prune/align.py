@@ -1,16 +1,16 @@
 """Aligning particles: the same networks, with their hidden units in one order.
 
-A network computes the same when its hidden units change places, rows of what makes them and columns of what reads them
-together. Networks trained from different starts differ by such permutations at least, so that their weights can neither
-be averaged nor compared one by one. Here every particle's units are matched to those of the first:
+A network computes the same function when its hidden units are permuted: the rows that make them and the columns that
+read them together. Networks trained from different starts differ by such permutations at least, so that their weights
+can neither be averaged nor compared one by one. Here every particle's units are matched to those of the first:
 
     max over permutations P of  ⟨w₁, P(w_k)⟩,   one layer at a time, the others held, until none changes.
 
-Each layer's problem is an assignment between its units. Which units can change places is read off the traced network
-(`bayeslim.compact.units`), and every aligned particle is checked to answer as before.
+Each layer's problem is an assignment between its units. The traced network shows which units can be
+permuted (`bayeslim.compact.units`), and every aligned particle is checked to compute the same outputs as before.
 
-Copies of one network come together exactly. Networks from different starts are not copies: their aligned mean is far
-better than the mean of the unaligned, the more so the wider they are, but mostly worse than any of them.
+Permuted copies of one network are matched exactly. Networks from different starts are not copies: their aligned
+mean is far better than their unaligned mean, the more so the wider they are, but mostly worse than any of them.
 
 Ainsworth, Hayase & Srinivasa 2023, arXiv:2209.04836
 """
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import UnitGraph, units
 from bayeslim.compact.alike import Alike, alike
@@ -31,18 +30,19 @@ from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.prune.assignment import best_assignment
+from bayeslim.replica import replicate
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, Params, call, device_of, to_device
 
-SWEEPS = 100
-"""The most rounds over all layers; a handful is usual."""
+MAX_SWEEPS = 100
+"""The most rounds over all layers; fewer than ten are usual."""
 
 
 def align(bnn: Bayesian, example: Inputs, *, average: bool = False) -> Bayesian:
-    """A copy of `bnn` whose particles have their hidden units in the order of the first one's; each computes as before.
+    """Permute the hidden units of all particles to match the first one's, in a copy.
 
-    Scores across particles then compare like with like, and their mean is closer to a network: use it before pruning an
-    ensemble, or before averaging it.
+    Each particle computes the same function as before. Scores across particles then compare corresponding weights, and
+    their mean is closer to a network: use it before pruning an ensemble, or before averaging it.
 
     Args:
         bnn: a fitted network whose posterior is made of particles.
@@ -88,13 +88,13 @@ def align(bnn: Bayesian, example: Inputs, *, average: bool = False) -> Bayesian:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Units that can change places, and the names of weights, by which they are compared."""
+    """Units that can be permuted, and the names of the weights to compare them by."""
 
     units: Alike
     weights: frozenset[str]
 
     def rows(self, tensors: Params) -> Tensor:
-        """All weights of each unit, a row each."""
+        """Collect all weights of each unit in a row."""
         parts = []
         for (name, dim), places in self.units.places.items():
             if name in self.weights:
@@ -103,7 +103,7 @@ class _Layer:
 
 
 def _layers(graph: UnitGraph, posterior: Particles) -> list[_Layer]:
-    """The units whose every part differs between particles."""
+    """Find the units all of whose parameters differ between particles."""
     carried = posterior.values.keys() | posterior.buffers.keys()
     return [
         _Layer(members, frozenset(graph.shapes))
@@ -113,8 +113,8 @@ def _layers(graph: UnitGraph, posterior: Particles) -> list[_Layer]:
 
 
 def _match(first: Params, own: Params, layers: list[_Layer]) -> None:
-    """Permute a particle's units in place, layer by layer, for as long as they come closer to the first one's."""
-    for _ in range(SWEEPS):
+    """Permute a particle's units in place while they come closer to the first one's."""
+    for _ in range(MAX_SWEEPS):
         changed = False
         for layer in layers:
             gains = layer.rows(first) @ layer.rows(own).T
@@ -129,12 +129,13 @@ def _match(first: Params, own: Params, layers: list[_Layer]) -> None:
 
 def _check_same(bnn: Bayesian, before: Params, after: Params, example: Inputs) -> None:
     model: nn.Module = bnn.model
-    with torch.no_grad(), stochastic.evaluating(model):
+    model = replicate(model)
+    with torch.no_grad():
         wanted = call(model, example, before)
         given = call(model, example, {name: value.to(before[name]) for name, value in after.items()})
     gap = float((wanted - given).abs().max() / wanted.abs().max().clamp_min(1e-12))
     if not gap < 1e-3:
         raise UnsupportedModel(
-            f"Units of {bnn.sites.model} that are alike in their weights are not in what becomes of them: with their "
-            f"places changed the network answers otherwise (by {gap:.2g} of its largest output). It cannot be aligned."
+            f"Units of {bnn.sites.model} look interchangeable and are not: with the units permuted the "
+            f"outputs differ by {gap:.2g} of the largest output. This network cannot be aligned."
         )

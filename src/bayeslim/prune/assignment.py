@@ -1,4 +1,4 @@
-"""The assignment problem: which column for which row, so that the sum of the chosen entries is largest.
+"""The assignment problem: one column for each row, so that the sum of the chosen entries is largest.
 
 Shortest augmenting paths with dual prices, O(n³): each row in turn is given the column that raises the sum most, moving
 others along a path of reduced costs where that pays (Kuhn 1955; Jonker & Volgenant 1987).
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def best_assignment(gains: Tensor) -> list[int]:
-    """The column of every row of a square matrix.
+    """Assign a column to every row of a square matrix.
 
     >>> import torch
     >>> best_assignment(torch.tensor([[4.0, 3.0], [3.0, 0.0]]))
@@ -22,7 +22,7 @@ def best_assignment(gains: Tensor) -> list[int]:
     """
     costs: NDArray[Any] = -gains.double().cpu().numpy()
     n = len(costs)
-    # Row and column 0 are where every path starts; the others are counted from 1.
+    # Every path starts at row and column 0; the matrix starts at 1.
     row_price, column_price = np.zeros(n + 1), np.zeros(n + 1)
     row_of = np.zeros(n + 1, dtype=np.int64)
     for row in range(1, n + 1):

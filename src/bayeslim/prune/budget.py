@@ -10,9 +10,9 @@ from typing import Any, Literal
 from bayeslim.sites import Selection
 
 COUNTED = ("sparsity", "parameters", "flops", "bytes", "threshold")
-"""Goals known from the network alone."""
+"""Goals that the network alone determines."""
 MEASURED = ("latency", "max_error_increase", "evidence")
-"""Goals found by trying cuts out."""
+"""Goals that are searched by trying cuts."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Budget:
 
     @property
     def goal(self) -> str:
-        """Which goal was given."""
+        """The name of the given goal."""
         return self._given()[0]
 
     @property

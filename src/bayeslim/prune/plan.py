@@ -1,178 +1,45 @@
-"""A `Plan`: what to cut, as data. `bayeslim.plan` makes it and `bayeslim.prune` carries it out."""
+"""`plan`: what to cut from a network to meet a budget.
+
+All candidates are ranked once, and a cut is always a beginning of the ranking: every goal is a search for one number,
+the number of candidates to cut.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayeslim.errors import BayeslimError, NoSiteMatched, ShapeMismatch, closest
-from bayeslim.prune import plan_json
-from bayeslim.sites import Sites
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
-    from bayeslim.prune.budget import Budget
-
-
-BY_HAND = "by hand"
-"""The criterion of a plan that was written rather than made."""
-
-
-class NothingToCut(BayeslimError, ValueError):
-    """A plan that cuts nothing, or a budget that is met already."""
+from bayeslim.bayesian import Bayesian
+from bayeslim.posteriors import Gated, Gaussian
+from bayeslim.prune.apply import apply_plan
+from bayeslim.prune.budget import Budget
+from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, weight_candidates
+from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
+from bayeslim.prune.cuts import BY_HAND, Cuts, EmptyLayer, NothingToCut
+from bayeslim.prune.price import price
+from bayeslim.prune.ranking import Ranking, rank
+from bayeslim.prune.search import fewest, harm, most
+from bayeslim.prune.settings import Settings, check_finite, check_settings
+from bayeslim.prune.unit_candidates import unit_candidates
+from bayeslim.types import Inputs, Params
 
 
-class EmptyLayer(BayeslimError, ValueError):
-    """A plan that cuts everything in a layer."""
-
-
-@dataclass(frozen=True)
-class ParameterCut:
-    """What a plan does to one parameter: its name and shape, how many of its weights stay, and a remark."""
-
-    name: str
-    shape: tuple[int, ...]
-    kept: int
-    remark: str = ""
-
-    @property
-    def size(self) -> int:
-        """How many weights it has."""
-        return torch.Size(self.shape).numel()
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Plan:
-    """What to cut. Frozen; printed as a table; equal plans have equal contents.
-
-    Attributes:
-        masks: True = kept, by parameter name, on the CPU.
-        criterion: what weights were ranked by.
-        granularity: "weight", "unit" or N:M, such as "2:4".
-        budget: the budget it was made for, in words.
-        thresholds: by parameter (by layer for units), the lowest score that stays.
-        left: why parameters, or parts of them, were left alone.
-        unread: of a cut by units, the weights that go because nothing reads their unit any more, True by parameter
-            name. Survivors make up for a unit where it was read, and not a second time where it was made.
-    """
-
-    masks: Mapping[str, Tensor]
-    criterion: str = BY_HAND
-    granularity: str = "weight"
-    budget: str = ""
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    left: Mapping[str, str] = field(default_factory=dict)
-    unread: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, mask in (*self.masks.items(), *self.unread.items()):
-            if not isinstance(name, str) or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-                kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-                raise TypeError(f"A plan's masks are boolean tensors by parameter name, True = kept. Got {kind}.")
-        for name, gone in self.unread.items():
-            cut = ~self.masks[name] if name in self.masks else None
-            if cut is None or cut.shape != gone.shape or bool((gone & ~cut).any()):
-                raise ValueError(f'The unread weights of "{name}" must be among those that its mask cuts.')
-        for attribute in ("masks", "unread"):
-            copies = {name: mask.detach().cpu().clone() for name, mask in getattr(self, attribute).items()}
-            object.__setattr__(self, attribute, MappingProxyType(copies))
-        object.__setattr__(self, "thresholds", MappingProxyType(dict(self.thresholds)))
-        object.__setattr__(self, "left", MappingProxyType(dict(self.left)))
-
-    @property
-    def parameters(self) -> tuple[ParameterCut, ...]:
-        """What happens to each parameter it names."""
-        return tuple(
-            ParameterCut(name, tuple(mask.shape), int(mask.sum()), self.left.get(name, ""))
-            for name, mask in self.masks.items()
-        )
-
-    @property
-    def cut(self) -> int:
-        """How many parameters it sets to zero, biases included."""
-        return sum(p.size - p.kept for p in self.parameters)
-
-    @property
-    def sparsity(self) -> float:
-        """The fraction of the weights it names (parameters with two or more dimensions) that it sets to zero."""
-        weights = [p for p in self.parameters if len(p.shape) > 1] or list(self.parameters)
-        return sum(p.size - p.kept for p in weights) / max(1, sum(p.size for p in weights))
-
-    def check(self, network: Bayesian | nn.Module) -> None:
-        """Raise unless the plan fits a network, cuts something, and leaves something in every weight.
-
-        Raises:
-            ShapeMismatch: for a plan of another network.
-            NothingToCut: if it cuts nothing.
-            EmptyLayer: if it cuts a whole weight matrix.
-        """
-        sites = getattr(network, "sites", None)
-        shapes = {n: tuple(p.shape) for n, p in network.named_parameters()}
-        if isinstance(sites, Sites):
-            shapes = {site.name: site.shape for site in sites}
-        kind = sites.model if isinstance(sites, Sites) else type(network).__name__
-        for name, mask in self.masks.items():
-            if name not in shapes:
-                hint = closest(name, shapes) or ", ".join(list(shapes)[:3])
-                raise ShapeMismatch(
-                    f'The plan is for another model: it cuts "{name}", which {kind} does not have. '
-                    f"Closest names: {hint}."
-                )
-            if shapes[name] != tuple(mask.shape):
-                raise ShapeMismatch(
-                    f'The plan is for another model: its mask of "{name}" is {tuple(mask.shape)}, the parameter of '
-                    f"{kind} {shapes[name]}."
-                )
-        if not self.cut:
-            raise NothingToCut("The plan cuts nothing. Make one with bl.plan(bnn, bl.Budget(sparsity=0.5)).")
-        for p in self.parameters:
-            if len(p.shape) > 1 and not p.kept:
-                raise EmptyLayer(
-                    f'The plan cuts all {p.size:,} weights of "{p.name}", so nothing would pass it. Use '
-                    'Budget(..., empty_layers="keep best"), scope="layer", or plan.undo to leave it alone.'
-                )
-
-    def merge(self, other: Plan) -> Plan:
-        """The plan that cuts what either cuts.
-
-        Raises:
-            ShapeMismatch: if they are for different models.
-        """
-        for name, mask in other.masks.items():
-            if name in self.masks and self.masks[name].shape != mask.shape:
-                raise ShapeMismatch(
-                    f'Plans for different models cannot be merged: "{name}" is {tuple(self.masks[name].shape)} in one '
-                    f"and {tuple(mask.shape)} in the other."
-                )
-        masks = dict(other.masks) | {n: mask & other.masks.get(n, mask) for n, mask in self.masks.items()}
-        both = {name: value for name, value in self.left.items() if other.left.get(name) == value}
-        unread = dict(other.unread) | {n: gone | other.unread.get(n, gone) for n, gone in self.unread.items()}
-        return Plan(
-            {name: masks[name] for name in dict.fromkeys((*self.masks, *other.masks))},
-            _joined(self.criterion, other.criterion),
-            _joined(self.granularity, other.granularity),
-            _joined(self.budget, other.budget),
-            left=both,
-            unread=unread,
-        )
+class Plan(Cuts):
+    """What to cut, as data: decided by `bayeslim.plan`, or written by hand; carried out by `bayeslim.prune`."""
 
     def tighten(self, bnn: Bayesian, budget: Budget, **options: Any) -> Plan:
-        """A plan that cuts what this one cuts, and more of `bnn`, to meet a tighter budget.
+        """Cut what this plan cuts, and more of `bnn`, to meet a tighter budget.
 
         Args:
             bnn: the network it is for.
             budget: the new budget.
             options: as for `bayeslim.plan`; criterion and granularity are this plan's unless given.
         """
-        from bayeslim.prune.criteria import CRITERIA
-        from bayeslim.prune.decide import plan
-
         named = {"criterion": "auto" if self.criterion == BY_HAND else self.criterion, "granularity": self.granularity}
         if "criterion" not in options and named["criterion"] not in ("auto", *CRITERIA):
             raise ValueError(
@@ -183,76 +50,219 @@ class Plan:
             raise ValueError(f"The plan has cuts by {self.granularity}. Pass the granularity= to go on with.")
         return plan(bnn, budget, start=self, **(named | options))
 
-    def undo(self, *names: str) -> Plan:
-        """The plan without its cuts in some parameters.
 
-        Args:
-            names: of parameters or modules, or regular expressions that match whole parameter names.
-        """
-        chosen = {n for n in self.masks for s in names if n == s or n.startswith(f"{s}.") or _matches(s, n)}
-        if not chosen:
-            raise NoSiteMatched(
-                f"undo({', '.join(map(repr, names))}) matches none of the parameters of the plan: "
-                f"{', '.join(self.masks)}."
-            )
-        masks = {n: torch.ones_like(mask) if n in chosen else mask for n, mask in self.masks.items()}
-        left = {**self.left, **dict.fromkeys(sorted(chosen), "its cuts were undone")}
-        thresholds = {n: t for n, t in self.thresholds.items() if n not in chosen}
-        # Which of the other cuts are read by what is back is not known, so none counts as unread.
-        return replace(self, masks=masks, left=left, thresholds=thresholds, unread={})
+def plan(
+    bnn: Bayesian,
+    budget: Budget | None = None,
+    *,
+    granularity: str = "weight",
+    criterion: str | Criterion | WeightScores = "auto",
+    example: Inputs = None,
+    validate: Iterable[Any] | None = None,
+    start: Plan | None = None,
+) -> Plan:
+    """Decide what to cut; nothing is changed.
 
-    def to_json(self) -> str:
-        """The plan as JSON, masks as compressed bits."""
-        return plan_json.dumps(self)
+    Args:
+        bnn: a fitted Bayesian network.
+        budget: how much to cut. None is for N:M patterns: every layer that can takes the pattern.
+        granularity: "weight"; "unit" (neurons, channels, heads, recurrent units: all that compaction can remove); or
+            "N:M", N of every M neighbouring inputs, such as "2:4".
+        criterion: the score to rank by: "auto", a name in `bayeslim.prune.CRITERIA`, or a function of posterior and
+            priors that gives every weight a score, higher = keep.
+        example: inputs of the network, needed for units, flops and latency.
+        validate: validation data for `Budget(max_error_increase=...)` and `Budget(evidence=True)`; never test data.
+        start: a plan whose cuts are taken for granted.
 
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """A plan from `to_json`.
+    Raises:
+        NothingToCut: if the budget is met already, or no cut is harmless.
+        EmptyLayer: if a layer would lose everything.
 
-        Raises:
-            CorruptFile: if the text is anything else.
-        """
-        return cls(**plan_json.loads(text))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self.to_json() == other.to_json()
-
-    def __hash__(self) -> int:
-        return hash(self.to_json())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        maps = dict(self.thresholds), dict(self.left), dict(self.unread)
-        return Plan, (dict(self.masks), self.criterion, self.granularity, self.budget, *maps)
-
-    def __repr__(self) -> str:
-        kept = sum(p.kept for p in self.parameters)
-        budget = f" for {self.budget}" if self.budget else ""
-        lines = [
-            f"Plan: {100 * self.sparsity:.2f} % of the weights go ({self.cut:,} parameters of {kept + self.cut:,}), "
-            f"by {self.criterion} of each {self.granularity}{budget}"
-        ]
-        width = max((len(name) for name in (*self.masks, *self.left)), default=0)
-        for p in self.parameters:
-            shape = "×".join(map(str, p.shape))
-            share = 100 * (1 - p.kept / max(p.size, 1))
-            score = f"  score ≥ {self.thresholds[p.name]:.4g}" if p.name in self.thresholds else ""
-            remark = f"  {p.remark}" if p.remark else ""
-            lines.append(
-                f"  {p.name:<{width}}  {shape:>14}  {p.size:>11,} -> {p.kept:<11,} {share:6.2f} %{score}{remark}"
-            )
-        lines += [f"  {n:<{width}}  {'left alone':>14}  {why}" for n, why in self.left.items() if n not in self.masks]
-        return "\n".join(lines)
+    >>> import bayeslim as bl
+    >>> bnn = bl.bayesianize(torch.nn.Linear(8, 4), bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    >>> plan(bnn, Budget(sparsity=0.75)).sparsity
+    0.75
+    """
+    return decide(bnn, budget, Settings(granularity, criterion, example, validate), start)
 
 
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.fullmatch(pattern, name) is not None
-    except re.error as error:
-        raise NoSiteMatched(f"undo({pattern!r}) is neither a name nor a regular expression: {error}.") from None
+def decide(
+    bnn: Bayesian,
+    budget: Budget | None,
+    settings: Settings,
+    start: Plan | None = None,
+    *,
+    share: float = 1.0,
+    reference: Bayesian | None = None,
+) -> Plan:
+    """Decide a cut that goes a share of the way to the budget.
+
+    Args:
+        bnn: the network.
+        budget: the goal.
+        settings: how to decide.
+        start: a plan whose cuts are taken for granted.
+        share: how far to go: on the logarithm of the remaining amount for counted goals, of the increase for an error.
+        reference: the network whose error an increase is measured from; `bnn` if not given.
+    """
+    ranking, criterion = ranked(bnn, budget, settings, start)
+    candidates = ranking.candidates
+    if budget is None:
+        count = ranking.limit
+    elif budget.goal in ("max_error_increase", "evidence"):
+        count = _harmless(bnn, budget, settings, ranking, share, reference)
+    else:
+        count = _counted(bnn, budget, settings, ranking)
+        if share < 1 and count > ranking.gone:
+            left = len(candidates) - ranking.gone
+            count = len(candidates) - round(left * ((len(candidates) - count) / left) ** share)
+    silent = _newly_silent(bnn, ranking) if count <= ranking.gone else False
+    if count <= ranking.gone and not silent:
+        raise NothingToCut(_nothing(budget, ranking))
+    count = max(count, ranking.gone)
+    return plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
 
 
-def _joined(one: str, other: str) -> str:
-    return one if one == other else " + ".join(part for part in (one, other) if part)
+def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
+    """Rank all candidates, and return the ranking with its criterion."""
+    n_of_m = check_settings(bnn, budget, settings)
+    posterior = bnn.posterior_
+    criterion = find_criterion(settings.criterion, posterior, settings.granularity == "unit")
+    if budget is not None and budget.threshold is not None and settings.criterion == "auto":
+        raise ValueError(
+            f'A threshold belongs to a criterion, and "auto" may stand for another one later (here {criterion.name}). '
+            f'Pass criterion="{criterion.name}", or another.'
+        )
+    # Marginal variances of correlated weights are expensive, and joint scores of units do not use them.
+    joint = settings.granularity == "unit" and isinstance(posterior, Gaussian)
+    check_finite(posterior, with_variance=criterion.name != "magnitude" and not joint)
+    if start is not None and start.cut:
+        start.check(bnn)
+    masks: Params = {name: mask.cpu() for name, mask in bnn.masks.items()}
+    for name, mask in (start.masks if start is not None and start.cut else {}).items():
+        masks[name] = masks[name] & mask if name in masks else mask
+    pruning = Pruning(bnn, posterior, criterion, tuple(budget.protect) if budget else (), masks)
+    if n_of_m is not None:
+        candidates = block_candidates(pruning, *n_of_m)
+    elif settings.granularity == "unit":
+        candidates = unit_candidates(pruning, settings.example)
+    else:
+        candidates = weight_candidates(pruning)
+    if isinstance(posterior, Gated):
+        candidates = replace(candidates, masks=_with_silenced(candidates, posterior))
+    if budget is None:
+        return rank(candidates, "global", keep_best=False), criterion
+    by_size = criterion.additive and budget.goal != "threshold"
+    return rank(candidates, budget.scope, budget.empty_layers == "keep best", by_size), criterion
+
+
+def _with_silenced(candidates: Candidates, posterior: Gated) -> Callable[[Tensor], Params]:
+    """Extend the masks of a cut to the biases and norms that go with closed gates."""
+
+    def masks(cut: Tensor) -> Params:
+        own = candidates.masks(cut)
+        silent = {name: mask.cpu() for name, mask in posterior.silenced(own).items()}
+        return own | {name: mask & own.get(name, mask) for name, mask in silent.items()}
+
+    return masks
+
+
+def _newly_silent(bnn: Bayesian, ranking: Ranking) -> bool:
+    """Tell whether biases or norms of closed gates are left, with no weight to cut."""
+    posterior = bnn.posterior_
+    if not isinstance(posterior, Gated):
+        return False
+    silent = posterior.silenced(ranking.candidates.masks(ranking.cut(ranking.gone)))
+    return any(bool((bnn.masks.get(n, torch.ones_like(mask)) & ~mask).any()) for n, mask in silent.items())
+
+
+def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking) -> int:
+    """Count the candidates to cut for a counted goal."""
+    candidates = ranking.candidates
+    if budget.goal == "threshold":
+        count = ranking.gone + int((candidates.scores[ranking.order[ranking.gone :]] < budget.value).sum())
+        if count > ranking.limit:
+            raise EmptyLayer(_emptied(budget, ranking, f"No score there is {budget.value:g} or more"))
+        return count
+    target = budget.value
+    if budget.goal == "sparsity":
+        size = sum(bnn.model.get_parameter(name).numel() for name in candidates.weights)
+        target = size - round(budget.value * size)
+    counted = price(budget.goal, bnn.mean_network(), candidates, settings.example)
+
+    def left(count: int) -> float:
+        return counted(candidates.masks(ranking.cut(count)))
+
+    least = left(ranking.limit)
+    if least > target:
+        reached = _shown(budget, least, candidates, bnn)
+        if ranking.blocked:
+            raise EmptyLayer(_emptied(budget, ranking, f"In the order of scores, weights can be cut to {reached}"))
+        extreme = "most" if budget.goal == "sparsity" else "least"
+        raise ValueError(
+            f"{budget} cannot be met: the {extreme} that can be reached is {reached}. Protect less, or ask for less."
+        )
+    return fewest(left, target, ranking.gone, ranking.limit)
+
+
+def _harmless(
+    bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking, share: float, reference: Bayesian | None
+) -> int:
+    """Count the candidates that can be cut within a goal on validation data."""
+    assert settings.validate is not None
+    is_fine = harm(reference or bnn, budget, settings.validate, share)
+
+    def harmless(count: int) -> bool:
+        return is_fine(apply_plan(bnn, plan_of(ranking, count, "", settings.granularity, ""), settings.how))
+
+    return most(harmless, ranking.gone, ranking.limit, len(ranking.candidates))
+
+
+def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budget: str) -> Plan:
+    """Make the plan that cuts the first `count` of a ranking."""
+    candidates = ranking.candidates
+    chosen = ranking.cut(count)
+    masks = {n: m for n, m in candidates.masks(chosen).items() if n in candidates.weights or not bool(m.all())}
+    stays = torch.ones(len(candidates), dtype=torch.bool)
+    stays[chosen] = False
+    left = {name: why for name, why in candidates.left.items() if name not in masks}
+    thresholds: dict[str, float] = {}
+    for place, layer in enumerate(candidates.layer_names):
+        scores = candidates.scores[stays & (candidates.layers == place)]
+        finite = scores[torch.isfinite(scores)]
+        if len(finite):
+            thresholds[layer] = float(finite.min())
+        if layer in ranking.spared and len(scores) == 1:
+            left[layer] = "its best one is kept, all others are cut"
+        elif layer in masks and bool(masks[layer].all()):
+            left[layer] = "all its scores are above the cut"
+    return Plan(masks, criterion, granularity, budget, thresholds, left, candidates.unread(chosen))
+
+
+def _nothing(budget: Budget | None, ranking: Ranking) -> str:
+    gone = f"{ranking.gone:,} of {len(ranking.candidates):,} are cut already"
+    if budget is None:
+        return f"Nothing is left to cut: {gone}."
+    if budget.goal in ("max_error_increase", "evidence"):
+        return f"No cut keeps within {budget} on the validation data; {gone}. Allow more, or fine-tune first."
+    if budget.goal == "threshold":
+        return (
+            f"No score is below {budget.value:g} ({gone}). Raise the threshold, or train longer: a prior that "
+            "favours zero lowers more and more scores."
+        )
+    return f"{budget} is met without cutting anything: {gone}. Ask for more."
+
+
+def _emptied(budget: Budget, ranking: Ranking, remark: str) -> str:
+    return (
+        f'{budget} cannot be met without cutting everything in "{ranking.blocked}". {remark}. '
+        'Use Budget(..., empty_layers="keep best") to leave such layers their best, scope="layer", or protect them.'
+    )
+
+
+def _shown(budget: Budget, least: float, candidates: Candidates, bnn: Bayesian) -> str:
+    if budget.goal == "sparsity":
+        size = sum(bnn.model.get_parameter(name).numel() for name in candidates.weights)
+        return f"a sparsity of {1 - least / max(size, 1):.4f}"
+    number = f"{least:.3g} s" if budget.goal == "latency" else f"{math.ceil(least):,}"
+    return f"{number} ({budget.goal})"

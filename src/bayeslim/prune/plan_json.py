@@ -1,7 +1,7 @@
 """Plans as JSON: masks as bits, eight a byte, deflated, in base 64.
 
-Reading takes nothing on trust: every field has its type, a mask has exactly the bits its shape asks for, and no more
-memory is taken than a text of its length can stand for.
+Reading checks everything: every field has its type, a mask has exactly the bits of its shape, and the memory taken is
+bounded by the length of the text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import json
 import math
 import zlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,18 +18,19 @@ import torch
 from torch import Tensor
 
 from bayeslim.errors import CorruptFile
+from bayeslim.posteriors.conjugate import Solve
 
 if TYPE_CHECKING:
-    from bayeslim.prune.plan import Plan
+    from bayeslim.prune.cuts import Cuts
 
 FORMAT = "bayeslim plan"
-VERSION = 1
-_DEFLATE_AT_MOST = 1032
-"""The most bytes that one deflated byte can stand for."""
+VERSION = 2
+MAX_BYTES_PER_DEFLATED_BYTE = 1032
+MAX_DIMENSIONS = 16
 
 
-def dumps(plan: Plan) -> str:
-    """A plan as JSON."""
+def dumps(plan: Cuts) -> str:
+    """Write a plan as JSON."""
     return json.dumps(
         {
             "format": FORMAT,
@@ -40,13 +42,15 @@ def dumps(plan: Plan) -> str:
             "left": dict(plan.left),
             "masks": {name: _encoded(mask) for name, mask in plan.masks.items()},
             "unread": {name: _encoded(mask) for name, mask in plan.unread.items()},
+            "notes": list(plan.notes),
+            "solves": {name: asdict(solve) for name, solve in plan.solves.items()},
         },
         allow_nan=False,
     )
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The fields of a plan, from `dumps`.
+    """Read the fields of a plan from the text of `dumps`.
 
     Raises:
         CorruptFile: if the text is no plan.
@@ -56,6 +60,7 @@ def loads(text: str) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError) as error:
         raise CorruptFile(f"A plan must be JSON as written by Plan.to_json. {error}.") from None
     expected = {"format", "version", "criterion", "granularity", "budget", "thresholds", "left", "masks", "unread"}
+    expected |= {"notes", "solves"}
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise CorruptFile(f'This JSON is no plan: "format" must be "{FORMAT}". Write plans with Plan.to_json.')
     if fields.get("version") != VERSION:
@@ -64,10 +69,13 @@ def loads(text: str) -> dict[str, Any]:
         raise CorruptFile(f"A plan has the fields {sorted(expected)}. Got {sorted(fields)}.")
     for name in ("criterion", "granularity", "budget"):
         _require(isinstance(fields[name], str), f'"{name}" must be text')
-    for name in ("thresholds", "left", "masks", "unread"):
+    for name in ("thresholds", "left", "masks", "unread", "solves"):
         _require(isinstance(fields[name], dict), f'"{name}" must be an object')
     _require(all(isinstance(why, str) for why in fields["left"].values()), "reasons must be text")
     _require(all(_is_number(t) for t in fields["thresholds"].values()), "thresholds must be finite numbers")
+    notes = fields["notes"]
+    _require(isinstance(notes, list) and all(isinstance(note, str) for note in notes), "notes must be a list of text")
+    solves = {name: _solve(name, entry) for name, entry in fields["solves"].items()}
     masks, unread = (
         {name: _decoded(name, entry) for name, entry in fields[part].items()} for part in ("masks", "unread")
     )
@@ -75,7 +83,7 @@ def loads(text: str) -> dict[str, Any]:
         among = name in masks and masks[name].shape == gone.shape and not bool((masks[name] & gone).any())
         _require(among, f'the unread weights of "{name}" are not among those that are cut')
     own = {name: fields[name] for name in ("criterion", "granularity", "budget", "thresholds", "left")}
-    return own | {"masks": masks, "unread": unread}
+    return own | {"masks": masks, "unread": unread, "notes": tuple(notes), "solves": solves}
 
 
 def _encoded(mask: Tensor) -> dict[str, Any]:
@@ -86,7 +94,7 @@ def _encoded(mask: Tensor) -> dict[str, Any]:
 def _decoded(name: str, entry: Any) -> Tensor:
     _require(isinstance(entry, dict) and set(entry) == {"shape", "kept"}, f'the mask of "{name}" needs shape and kept')
     shape, text = entry["shape"], entry["kept"]
-    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= 16
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= MAX_DIMENSIONS
     _require(
         whole and isinstance(text, str), f'the mask of "{name}" must have a shape of whole numbers and bits as text'
     )
@@ -95,7 +103,7 @@ def _decoded(name: str, entry: Any) -> Tensor:
     reader = zlib.decompressobj()
     try:
         packed = base64.b64decode(text, validate=True)
-        fits = size <= _DEFLATE_AT_MOST * len(packed)
+        fits = size <= MAX_BYTES_PER_DEFLATED_BYTE * len(packed)
         bits = reader.decompress(packed, size + 1) if fits else b""
     except (ValueError, zlib.error) as error:
         raise CorruptFile(f'The plan is damaged: the mask of "{name}" cannot be read ({error}).') from None
@@ -104,6 +112,13 @@ def _decoded(name: str, entry: Any) -> Tensor:
     flat = np.unpackbits(np.frombuffer(bits, dtype=np.uint8))
     _require(not flat[count:].any(), f'the mask of "{name}" has bits beyond its shape {shape}')
     return torch.from_numpy(flat[:count].astype(bool)).reshape(shape)
+
+
+def _solve(name: str, entry: Any) -> Solve:
+    _require(isinstance(entry, dict) and set(entry) == {"how", "iterations", "residual"}, f'the solve of "{name}"')
+    fits = entry["how"] in ("joint", "row") and type(entry["iterations"]) is int and _is_number(entry["residual"])
+    _require(fits, f'the solve of "{name}" needs "joint" or "row", a number of iterations and a residual')
+    return Solve(**entry)
 
 
 def _is_number(value: Any) -> bool:

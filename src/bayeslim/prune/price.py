@@ -1,7 +1,7 @@
-"""What a cut leaves: weights, parameters, arithmetic, bytes and seconds, each falling as more goes.
+"""The price of a network after a cut: weights, parameters, arithmetic, bytes or seconds. It falls as more is cut.
 
 The arithmetic of a layer is in proportion to the weights it has left. Products between activations (attention scores)
-count in full, so the network never takes more than is said.
+count in full, so that the count is an upper bound.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from bayeslim.compact import compaction, cost
 from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.compact.trace import evaluating_copy
-from bayeslim.prune.items import Items
+from bayeslim.prune.candidates import Candidates
 from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, Params, device_of, to_device
 
 Price = Callable[[Params], float]
-"""What a network costs after cutting by masks."""
+"""The price of a network after cutting by masks."""
 
 
-def price(goal: str, model: nn.Module, items: Items, example: Inputs) -> Price:
-    """How to count what a goal is about.
+def price(goal: str, model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
+    """Make the function that counts the price of a goal.
 
     Args:
         goal: "sparsity" (counted as weights left), "parameters", "flops", "bytes" or "latency".
         model: the plain network.
-        items: what can go.
+        candidates: everything that could be cut.
         example: inputs, for flops and latency.
     """
     if goal == "sparsity":
-        return lambda masks: float(sum(int(masks[name].sum()) for name in items.weights))
+        return lambda masks: float(sum(int(masks[name].sum()) for name in candidates.weights))
     if goal == "parameters":
         total = sum(p.numel() for p in model.parameters())
         return lambda masks: float(total - _cut(masks))
     if goal == "bytes":
-        return _unit_bytes(model) if items.graph is not None else _sparse_bytes(model)
-    return _flops(model, example) if goal == "flops" else _latency(model, items, example)
+        return _unit_bytes(model) if candidates.graph is not None else _sparse_bytes(model)
+    return _flops(model, example) if goal == "flops" else _latency(model, candidates, example)
 
 
 def _cut(masks: Params) -> int:
@@ -66,7 +66,7 @@ def _flops(model: nn.Module, example: Inputs) -> Price:
 
 
 def flops_by_parameter(model: nn.Module, example: Inputs) -> dict[str, float]:
-    """The additions and multiplications of one call in which each parameter takes part."""
+    """Count the additions and multiplications of one call by parameter."""
     network = evaluating_copy(model).cpu()
     attribution = _Attribution({p.untyped_storage().data_ptr(): name for name, p in network.named_parameters()})
     with own_layers(), warnings.catch_warnings():
@@ -78,7 +78,7 @@ def flops_by_parameter(model: nn.Module, example: Inputs) -> dict[str, float]:
 
 
 class _Attribution(TorchDispatchMode):
-    """Adds the arithmetic of every product to the parameter whose memory it reads."""
+    """Attributes the arithmetic of every product to the parameter whose memory it reads."""
 
     def __init__(self, owners: dict[int, str]):
         super().__init__()
@@ -99,7 +99,7 @@ class _Attribution(TorchDispatchMode):
 
 
 def _sparse_bytes(model: nn.Module) -> Price:
-    """Stored with zeros left out."""
+    """Count stored bytes with zeros left out."""
     state = _stored(model)
 
     def size(masks: Params) -> float:
@@ -109,7 +109,7 @@ def _sparse_bytes(model: nn.Module) -> Price:
 
 
 def _unit_bytes(model: nn.Module) -> Price:
-    """Stored without the units that go; buffers count in full."""
+    """Count stored bytes without the cut units; buffers count in full."""
     state = _stored(model)
 
     def size(masks: Params) -> float:
@@ -120,21 +120,27 @@ def _unit_bytes(model: nn.Module) -> Price:
 
 
 def _stored(model: nn.Module) -> Params:
-    """The tensors of a state dict, tied ones once, under the names of `named_parameters`."""
+    """Collect the tensors of a state dict, tied ones once, under parameter names."""
     state = {name: p.detach().cpu() for name, p in model.named_parameters()}
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return state | {name: t.detach().cpu() for name, t in model.state_dict().items() if name not in known}
 
 
-def _latency(model: nn.Module, items: Items, example: Inputs) -> Price:
+def _latency(model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
     def latency(masks: Params) -> float:
-        return seconds_a_call(compaction(model, masks, example, units=items.graph).network, example)
+        return seconds_a_call(compaction(model, masks, example, units=candidates.graph).network, example)
 
     return latency
 
 
 def seconds_a_call(model: nn.Module, example: Inputs, at_least: float = 0.2) -> float:
-    """The median time of a call in eval mode on the example, from calls that take `at_least` seconds together."""
+    """Measure the median time of a call in eval mode on the example.
+
+    Args:
+        model: the network.
+        example: its inputs.
+        at_least: the seconds that all measured calls take together.
+    """
     model = model.eval()
     device = device_of(model)
     inputs = to_device(example, device)

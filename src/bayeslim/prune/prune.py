@@ -1,7 +1,7 @@
 """`prune`: cut by a plan or to a budget, at once or in steps.
 
 In steps, each cut goes the same factor of the way: with R steps left, (what the goal leaves / what is left)^(1/R) of
-the items stay. Between cuts the posterior is found again where the last cut left the network, since the curvature
+the candidates stay. Between cuts the posterior is found again where the last cut left the network, since the curvature
 changes as weights go (the ranking after ten small cuts is not the one before the first).
 """
 
@@ -11,15 +11,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.methods import Laplace
+from bayeslim.methods.laplace import Laplace
 from bayeslim.posteriors.gaussian import How
+from bayeslim.prune.apply import apply_plan, condition
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import Criterion, WeightScores
-from bayeslim.prune.cut import condition, cut
-from bayeslim.prune.decide import Settings, decide
-from bayeslim.prune.plan import NothingToCut, Plan
+from bayeslim.prune.cuts import NothingToCut
+from bayeslim.prune.plan import Plan, decide
+from bayeslim.prune.settings import Settings
 from bayeslim.train.fit import fit
-from bayeslim.train.progress import progress
+from bayeslim.train.progress import progress as progress_bar
+from bayeslim.train.progress import showing
 from bayeslim.types import Inputs
 
 
@@ -35,6 +37,7 @@ def prune(
     granularity: str = "weight",
     criterion: str | Criterion | WeightScores = "auto",
     how: How = "joint",
+    progress: bool = True,
 ) -> Bayesian:
     """Cut weights or units: a new network whose posterior is conditioned on the zeros. `bnn` is not touched.
 
@@ -54,13 +57,21 @@ def prune(
         criterion: as for `plan`.
         how: "joint" solves for all survivors of a layer together; "row" (Kronecker only) for each row alone, faster
             and approximate.
+        progress: whether to show progress bars; `BAYESLIM_PROGRESS=0` in the environment turns all of them off.
     """
     settings = Settings(granularity, criterion, example, validate, how)
     _check(bnn, what, settings, refresh, steps, fine_tune)
-    if isinstance(what, Plan):
-        return refreshed(cut(bnn, what, how), refresh, fine_tune, how)
+    with showing(progress):
+        if isinstance(what, Plan):
+            return refreshed(apply_plan(bnn, what, how), refresh, fine_tune, how)
+        return _in_steps(bnn, what, settings, refresh, steps, fine_tune)
+
+
+def _in_steps(
+    bnn: Bayesian, what: Budget, settings: Settings, refresh: Any, steps: int, fine_tune: Mapping[str, Any] | None
+) -> Bayesian:
     pruned = bnn
-    for step in progress(range(steps), "pruning", enabled=steps > 1):
+    for step in progress_bar(range(steps), "pruning", enabled=steps > 1):
         measured = what.goal in ("max_error_increase", "evidence")
         share = (step + 1) / steps if measured else 1 / (steps - step)
         try:
@@ -69,7 +80,7 @@ def prune(
             if pruned is bnn and step + 1 == steps:
                 raise
             continue  # a small share of the way may round to no cut at all
-        pruned = refreshed(cut(pruned, chosen, how), refresh, fine_tune, how)
+        pruned = refreshed(apply_plan(pruned, chosen, settings.how), refresh, fine_tune, settings.how)
     return pruned
 
 

@@ -1,6 +1,6 @@
-"""In which order items go, and how far one may go down the list.
+"""The order in which candidates are cut, and how far down the order a cut may go.
 
-A cut is always a beginning of the ranking, so every goal is a search for one number: how many items go.
+A cut is always a beginning of the ranking, so that every goal is a search for one number: how many candidates to cut.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayeslim.prune.items import Items
+from bayeslim.prune.candidates import Candidates
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Items in the order they go.
+    """Candidates in the order in which they are cut.
 
     Attributes:
-        items: the items.
-        order: their places, first to go first; what must stay is not in it.
-        gone: how many are cut already; they stand first.
-        limit: how many may go at most.
-        blocked: the layer that would lose everything beyond the limit; "" if none.
-        spared: layers that keep their best item for that reason.
+        candidates: everything that could be cut.
+        order: their indices, first to be cut first; those that must stay are not in it.
+        gone: the number of those cut already; they stand first.
+        limit: the most that may be cut.
+        blocked: the layer that would lose everything beyond the limit; "" if there is none.
+        spared: layers that keep their best candidate for that reason.
     """
 
-    items: Items
+    candidates: Candidates
     order: Tensor
     gone: int
     limit: int
@@ -34,41 +34,42 @@ class Ranking:
     spared: tuple[str, ...]
 
     def cut(self, count: int) -> Tensor:
-        """The first `count` items."""
+        """Return the indices of the first `count` candidates."""
         return self.order[:count]
 
 
-def rank(items: Items, scope: str, keep_best: bool, by_size: bool = False) -> Ranking:
-    """Rank items by score, equal ones by their ties, then by their place in the network.
+def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False) -> Ranking:
+    """Rank candidates by score, equal ones by their ties, then by their place in the network.
 
     Args:
-        items: what can go.
+        candidates: everything that could be cut.
         scope: "global" compares scores of all layers; "layer" takes the same fraction of every layer.
-        keep_best: never cut a layer's best item; otherwise ranking ends before the first layer would be empty.
-        by_size: whether to rank by the score of each weight in an item.
+        keep_best: never cut a layer's best candidate; otherwise the ranking ends before the first layer would be empty.
+        by_size: whether to rank by the score per weight of a candidate.
     """
-    scores = torch.where(items.gone, -torch.inf, items.scores / items.sizes if by_size else items.scores)
-    order = items.ties.argsort(stable=True)
+    scores = candidates.scores / candidates.sizes if by_size else candidates.scores
+    scores = torch.where(candidates.gone, -torch.inf, scores)
+    order = candidates.ties.argsort(stable=True)
     order = order[scores[order].argsort(stable=True)]
     if scope == "layer":
-        order = order[_share(items.layers[order], len(items.layer_names)).argsort(stable=True)]
-    order = order[(~items.gone[order]).to(torch.uint8).argsort(stable=True)]
-    gone = int(items.gone.sum())
-    if items.may_empty:
-        return Ranking(items, order, gone, len(order), "", ())
-    last = torch.zeros(len(items.layer_names), dtype=torch.int64)
-    last = last.scatter_reduce(0, items.layers[order], torch.arange(len(order)), "amax")
+        order = order[_share(candidates.layers[order], len(candidates.layer_names)).argsort(stable=True)]
+    order = order[(~candidates.gone[order]).to(torch.uint8).argsort(stable=True)]
+    gone = int(candidates.gone.sum())
+    if candidates.may_empty:
+        return Ranking(candidates, order, gone, len(order), "", ())
+    last = torch.zeros(len(candidates.layer_names), dtype=torch.int64)
+    last = last.scatter_reduce(0, candidates.layers[order], torch.arange(len(order)), "amax")
     if keep_best:
         stays = torch.zeros(len(order), dtype=torch.bool)
         stays[last] = True
         order = order[~stays]
-        return Ranking(items, order, int(items.gone[order].sum()), len(order), "", items.layer_names)
+        return Ranking(candidates, order, int(candidates.gone[order].sum()), len(order), "", candidates.layer_names)
     first = int(last.argmin())
-    return Ranking(items, order, gone, int(last[first]), items.layer_names[first], ())
+    return Ranking(candidates, order, gone, int(last[first]), candidates.layer_names[first], ())
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
-    """For items in order of score, how far down its own layer each one stands, from 0 to 1."""
+    """Compute, for candidates in order of score, the fraction of its layer up to each, from 0 to 1."""
     by_layer = layers.argsort(stable=True)
     sizes = torch.bincount(layers, minlength=count)
     starts = sizes.cumsum(0) - sizes

@@ -1,4 +1,4 @@
-"""How many items go: for counted goals the fewest that meet them, for measured ones the most that do no harm."""
+"""The size of a cut: the smallest that meets a counted goal, the largest that is harmless for a measured one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from bayeslim.results import Prediction
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, device_of, split_batch, to_device
 
-RESOLUTION = 0.01
-"""Searches on data end when what is left is known to this fraction."""
+RELATIVE_RESOLUTION = 0.01
+"""Searches on data end when the remaining number of candidates is known to this fraction."""
 EVIDENCE_SAMPLES = 8
+"""Draws per evidence of a candidate cut."""
 
 
 def fewest(price: Callable[[int], float], target: float, low: int, high: int) -> int:
-    """The smallest count in low..high whose price is at most the target; prices fall with the count.
+    """Find the smallest count in low..high whose price is at most the target.
+
+    Prices fall with the count.
 
     >>> fewest(lambda count: 10 - count, target=7, low=0, high=10)
     3
@@ -39,16 +42,20 @@ def fewest(price: Callable[[int], float], target: float, low: int, high: int) ->
 
 
 def most(harmless: Callable[[int], bool], low: int, high: int, total: int) -> int:
-    """The largest count in low..high found harmless, by bisection on the logarithm of what is left of `total`.
+    """Find the largest harmless count in low..high.
+
+    The search is a bisection on the logarithm of the remaining number, of `total`.
 
     >>> most(lambda count: count <= 70, low=0, high=99, total=100)
     70
     """
-    probes = math.ceil(math.log2(max(2.0, math.log(max(1, total - low) / max(1, total - high)) / RESOLUTION))) + 1
+    probes = (
+        math.ceil(math.log2(max(2.0, math.log(max(1, total - low) / max(1, total - high)) / RELATIVE_RESOLUTION))) + 1
+    )
     with progress(range(0), "searching the cut", total=probes) as bar:
         if low < high and harmless(high):
             return high
-        while high - low > max(1, RESOLUTION * (total - high)):
+        while high - low > max(1, RELATIVE_RESOLUTION * (total - high)):
             middle = total - round(math.sqrt(max(1, total - low) * max(1, total - high)))
             middle = min(max(middle, low + 1), high - 1)
             if harmless(middle):
@@ -60,7 +67,7 @@ def most(harmless: Callable[[int], bool], low: int, high: int, total: int) -> in
 
 
 def harm(bnn: Bayesian, budget: Budget, validate: Iterable[Any], share: float) -> Callable[[Bayesian], bool]:
-    """Whether a pruned network is still as good as the goal wants.
+    """Make the test that a pruned network is still within the goal.
 
     Args:
         bnn: the network to compare with.
@@ -77,9 +84,10 @@ def harm(bnn: Bayesian, budget: Budget, validate: Iterable[Any], share: float) -
 
 
 def validation_error(bnn: Bayesian, loader: Iterable[Any]) -> tuple[float, bool]:
-    """The error of the mean network: in per cent for classes (True), else the root mean squared error (False).
+    """Measure the error of the mean network on validation data.
 
-    Of particles it is the error of all of them together, since their mean may be no network worth having.
+    It is in per cent for classes (True), else the root mean squared error (False). Particles predict together, since
+    their mean may be a bad network.
     """
     how = "sample" if isinstance(bnn.posterior_, Particles) else "mean"
 
@@ -92,12 +100,14 @@ def validation_error(bnn: Bayesian, loader: Iterable[Any]) -> tuple[float, bool]
 def error_of_predictions(
     predicted: Callable[[Inputs], Prediction], loader: Iterable[Any], device: torch.device
 ) -> tuple[float, bool]:
-    """The error over a loader: in per cent for classes (True), else the root mean squared error (False).
+    """Measure the error of predictions over a loader.
+
+    It is in per cent for classes (True), else the root mean squared error (False).
 
     Args:
-        predicted: what is predicted for inputs.
-        loader: of inputs and targets.
-        device: where they are to be.
+        predicted: predicts for a batch of inputs.
+        loader: batches of inputs and targets.
+        device: moves batches there.
     """
     wrong, count, percent = 0.0, 0, True
     for batch in loader:
@@ -119,6 +129,6 @@ def error_of_predictions(
 
 
 def _evidence(bnn: Bayesian, loader: Iterable[Any]) -> float:
-    # The same random numbers for every candidate, so that their difference is what the cut does.
+    # The same random numbers for every candidate, so that their difference is due to the cut.
     generator = torch.Generator(device_of(bnn.model)).manual_seed(0)
     return log_evidence(bnn, loader, EVIDENCE_SAMPLES, generator=generator).value

@@ -1,14 +1,14 @@
-"""How many bits each group of weights deserves: the least loss for a rate.
+"""Bit allocation: the bits of each group of weights with the least loss for a rate.
 
     minimise Σ_g loss_g(b_g)      subject to  Σ_g rate_g(b_g) ≤ budget
 
-For a Gaussian posterior rounding costs ½ Σ p δ² nats, about n Δ² / 24σ² for a grid of step Δ, which a further bit
-divides by four: so sharp posteriors deserve more bits than wide ones.
+Under a Gaussian posterior rounding costs ½ Σ p δ² nats, about n Δ² / 24σ² for a grid of step Δ. One more bit divides
+the loss by four, so sharp posteriors get more bits than wide ones.
 
-A few groups (layers) are taken one after the other, keeping every pair of rate and loss that no other one beats, which
-is exact. Of many groups (units) each is small against the budget: there the Lagrangian goes down every group's lower
-convex hull, steepest descent first, through the optima of all rates on its way (Shoham & Gersho 1988), and gives what
-is left to the largest gains that still fit.
+A few groups (layers) are solved exactly: one group after the other, keeping the Pareto frontier of rate and loss. Many
+groups (units) are each small against the budget: the Lagrangian walks down every group's lower convex hull, steepest
+descent first, through the optima of all rates (Shoham & Gersho 1988), and spends the rest on the largest gains that
+still fit.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FEW = 64
-"""Up to how many groups all combinations are weighed."""
-FRONTIER = 1 << 14
-"""How many pairs are kept at most; beyond that, evenly spread ones."""
+MAX_EXACT_GROUPS = 64
+"""The most groups that are solved exactly."""
+MAX_FRONTIER_POINTS = 1 << 14
+"""The most points of the Pareto frontier that are kept; of more, evenly spread ones are."""
 
 Point = tuple[float, float]
 """A rate and the loss at that rate."""
 
 
 class TooSmall(ValueError):
-    """A budget below the least that is possible, which is its argument."""
+    """A budget below the smallest possible one, which is the argument."""
 
 
 def allocate(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
@@ -39,7 +39,7 @@ def allocate(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
         budget: the largest sum of rates.
 
     Returns:
-        for each group, the place of its option.
+        for each group, the index of its option.
 
     Raises:
         TooSmall: if even the smallest options take more.
@@ -51,11 +51,11 @@ def allocate(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
     room = budget + 1e-9 * max(1.0, abs(budget))
     if least > room:
         raise TooSmall(least)
-    return (weigh_all if len(options) <= FEW else descend_hulls)(options, room)
+    return (solve_exactly if len(options) <= MAX_EXACT_GROUPS else descend_hulls)(options, room)
 
 
-def weigh_all(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
-    """Group by group, every combination that no other one beats in both rate and loss."""
+def solve_exactly(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
+    """Solve exactly: keep the Pareto frontier of rate and loss, group by group."""
     rates, losses = np.zeros(1), np.zeros(1)
     history = []
     after = [sum(min(r for r, _ in points) for points in options[g + 1 :]) for g in range(len(options))]
@@ -67,8 +67,8 @@ def weigh_all(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
         order = order[rate[order] + reserved <= budget]
         best = np.minimum.accumulate(loss[order])
         order = order[np.concatenate([[True], best[1:] < best[:-1]])]
-        if len(order) > FRONTIER:
-            order = order[np.linspace(0, len(order) - 1, FRONTIER).round().astype(int)]
+        if len(order) > MAX_FRONTIER_POINTS:
+            order = order[np.linspace(0, len(order) - 1, MAX_FRONTIER_POINTS).round().astype(int)]
         rates, losses = rate[order], loss[order]
         history.append((order // len(points), order % len(points)))
     place, chosen = len(rates) - 1, []
@@ -79,7 +79,7 @@ def weigh_all(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
 
 
 def descend_hulls(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
-    """The Lagrangian: the steepest step down a hull that still fits, until none does."""
+    """Solve by the Lagrangian: take the steepest step that fits, until none does."""
     hulls = [_hull(points) for points in options]
     chosen = [0] * len(hulls)
     used = sum(options[group][hull[0]][0] for group, hull in enumerate(hulls))
@@ -105,7 +105,7 @@ def descend_hulls(options: Sequence[Sequence[Point]], budget: float) -> list[int
 
 
 def _hull(points: Sequence[Point]) -> list[int]:
-    """The places of the lower convex hull, from the smallest rate on, as far as the loss falls."""
+    """List the indices of the lower convex hull, from the smallest rate, while the loss falls."""
     hull: list[int] = []
     for place in sorted(range(len(points)), key=lambda i: points[i]):
         rate, loss = points[place]

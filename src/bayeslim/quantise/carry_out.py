@@ -1,4 +1,4 @@
-"""Rounding a network to grids of given widths."""
+"""The rounding of a network to grids of given widths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from bayeslim.posteriors import Gaussian
 from bayeslim.priors import Prior, SoftSharing
 from bayeslim.quantise.fitting import fit_codebook, fit_uniform, given_codebook
 from bayeslim.quantise.grids import Grid
-from bayeslim.quantise.masses import MOST_TABLED, code_masses, presence
 from bayeslim.quantise.moves import Rounding, round_jointly, round_rows
 from bayeslim.quantise.result import Quantised
 from bayeslim.quantise.rounding import Rounder
@@ -24,7 +23,7 @@ from bayeslim.types import Params
 
 @dataclass(frozen=True)
 class Settings:
-    """How weights are rounded; see `quantise`."""
+    """The options of rounding; see `quantise`."""
 
     strength: float
     codebook: Literal["kmeans", "prior"] | None
@@ -38,10 +37,10 @@ def carry_out(
     """Round a copy of a network.
 
     Args:
-        source: what there is to round.
-        widths: (units,) by name; parameters without one stay as they are.
-        settings: how.
-        priors: of the random parameters, for codebooks that were learned.
+        source: the network to round.
+        widths: bits per code, (units,) by name; parameters without an entry stay as they are.
+        settings: the options.
+        priors: of the random parameters, for learned codebooks.
     """
     grids: dict[str, Grid] = {}
     rounders: dict[str, Rounder] = {}
@@ -62,17 +61,14 @@ def carry_out(
         for name, value in levels.items():
             network.get_parameter(name).copy_(value)
     kept = {name: len(source.weights.get(name) or source.others[name]) for name in codes}
-    few = [name for name in source.weights if name in grids and grids[name].bits.max() <= MOST_TABLED]
-    masses = {name: code_masses(source.weights[name], grids[name]) for name in few}
-    present = {name: presence(source.weights[name], grids[name]) for name in few if codes[name].ndim > 1}
-    return Quantised(network, codes, grids, _losses(source, levels), kept, masses, present)
+    return Quantised(network, codes, grids, _losses(source, levels), kept)
 
 
 def _fitted(weights: Weights, bits: Tensor, settings: Settings, prior: Prior | None) -> tuple[Grid, Rounder, Tensor]:
     if settings.codebook == "prior":
         assert isinstance(prior, SoftSharing)
         grid, rounder, codes = given_codebook(weights, prior.centres.detach(), prior.shares.detach(), settings.strength)
-        if not settings.strength:  # the component that is most responsible, which need not be the nearest
+        if not settings.strength:  # take the most responsible component, which need not be the nearest
             codes = prior.log_joint(weights.values).argmax(-1)
         return grid, rounder, codes
     if settings.codebook == "kmeans":
@@ -99,7 +95,7 @@ def _moved(source: Source, rounders: Mapping[str, Rounder], settings: Settings) 
 
 
 def _losses(source: Source, levels: Params) -> dict[str, float]:
-    """½ δᵀ P δ, parameter by parameter."""
+    """Compute ½ δᵀ P δ for each parameter."""
     posterior = source.posterior
     if not isinstance(posterior, Gaussian):
         return {

@@ -1,8 +1,7 @@
-"""How sharply a posterior knows each weight: the precision that rounding it alone has to pay for.
+"""The diagonal of the posterior precision: the price of rounding each weight alone.
 
-Rounding by independent errors δ costs E ½ δᵀ P δ = ½ Σ P_ii E δ_i² nats, so what counts is the diagonal of the
-*precision*: 1/σ² where weights are independent, and more than that where they are correlated, since the others stay
-where they are.
+Rounding by independent errors δ costs E ½ δᵀ P δ = ½ Σ P_ii E δ_i² nats. So the price is the diagonal of the
+*precision*: 1/σ² where weights are independent, and more where they are correlated, since the others stay in place.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from bayeslim.types import Params
 
 @singledispatch
 def precision_of(posterior: Posterior) -> Params:
-    """The diagonal of the precision by name; infinite for point masses. Without correlations, 1/σ²."""
+    """Compute the diagonal of the precision by name; infinite for point masses."""
     return {name: variance.double().reciprocal() for name, variance in posterior.variance.items()}
 
 
@@ -52,7 +51,7 @@ def _(posterior: LowRank) -> Params:
 
 @precision_of.register
 def _(posterior: LowRankCovariance) -> Params:
-    """The diagonal of diag(σ)⁻¹ (I − Bᵀ M⁻¹ B) diag(σ)⁻¹."""
+    """Compute the diagonal of diag(σ)⁻¹ (I − Bᵀ M⁻¹ B) diag(σ)⁻¹."""
     explained = torch.linalg.solve_triangular(posterior.root, posterior.scaled, upper=False).square().sum(0)
     return posterior.layout.params((1 - explained) / posterior.sigma.square())
 
@@ -66,8 +65,8 @@ def _(posterior: Conditioned) -> Params:
 @precision_of.register(Particles)
 def _(posterior: Posterior) -> Params:
     raise TypeError(
-        f"quantise rounds one network within the noise around it, and {type(posterior).__name__} are several. Distil "
-        "them into one (bl.distill), or fit bl.Laplace() around the one you want."
+        f"quantise needs a posterior around one network, and {type(posterior).__name__} holds several. Distil "
+        "them into one (bl.distill), or fit bl.Laplace() around one of them."
     )
 
 

@@ -1,10 +1,10 @@
-"""How many bits a weight deserves on its own: what can be told of its value through the posterior's noise.
+"""The information in a single weight: the bits of its value above the posterior's noise.
 
     bits = ½ log₂(1 + μ² / s²),      1/s² = P_ii
 
-the capacity of a channel whose signal is the weight and whose noise is the posterior's, given all other weights. It is
-zero for a weight that drowns in noise and grows by one with every factor of two that a weight is known better by. In
-nats it is the KL of automatic relevance determination.
+This is the capacity of a Gaussian channel with the weight as signal and the posterior's noise given all other weights.
+It is near zero for a weight far below its noise and grows by one each time s halves. In nats it is the KL of automatic
+relevance determination.
 
 Shannon 1948
 """
@@ -26,11 +26,13 @@ Per = Literal["weight", "unit", "layer"]
 
 @torch.no_grad()
 def deserved_bits(bnn: Bayesian, per: Per = "weight") -> Params:
-    """Bits that weights deserve by name; infinite for what is known exactly, zero for what was cut.
+    """Compute the bits that each weight deserves, by name.
+
+    They are infinite for weights with zero variance and zero for weights that were cut.
 
     Args:
         bnn: a fitted network.
-        per: "weight", or the mean of a "unit" (the first dimension) or a "layer" (a parameter).
+        per: "weight", or the mean over a "unit" (a slice of the first dimension) or a "layer" (a parameter).
     """
     if per not in ("weight", "unit", "layer"):
         raise ValueError(f'per must be "weight", "unit" or "layer". Got {per!r}.')

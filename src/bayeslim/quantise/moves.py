@@ -1,14 +1,14 @@
-"""Survivors move: what is rounded is known, and the others go to their conditional mean.
+"""Weights that are not rounded yet move to their conditional mean given the rounded ones.
 
-Given w_S = q_S, a Gaussian with precision P expects the weights R that are not rounded yet at
+Given w_S = q_S, the conditional mean of the other weights R of a Gaussian with precision P is
 
     μ_R − Σ_RS Σ_SS⁻¹ (μ_S − q_S) = μ_R + P_RR⁻¹ P_RS (μ_S − q_S),
 
-as in pruning, which is rounding to zero. Weights go one by one where their covariance can be written out: with
-Σ = UᵀU (U upper triangular), U_ii² is the variance of weight i given those before it, (w_i − q_i) / U_ii times the rest
-of row i is how the others move, and ½ Σ ((w_i − q_i) / U_ii)² is the whole loss (Hassibi & Stork 1993; Frantar et al.
-2022, arXiv:2210.17323). Larger layers go in parts, and what is left makes up for each part. The sharpest go first, as
-the others have more room.
+as in pruning, which is rounding to zero. Where the covariance fits in memory, weights are rounded one by one: with
+Σ = UᵀU (U upper triangular), U_ii² is the variance of weight i given those before it, the others move by
+(w_i − q_i) / U_ii times the rest of row i, and ½ Σ ((w_i − q_i) / U_ii)² is the total loss (Hassibi & Stork 1993;
+Frantar et al. 2022, arXiv:2210.17323). Larger layers are rounded in parts, and the remaining weights compensate for
+each part. Weights with a large precision are rounded first, since the others have more room to compensate.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from bayeslim.posteriors.kronecker_block import KroneckerBlock
 from bayeslim.quantise.rounding import Rounder
 from bayeslim.types import Params
 
-ONE_BY_ONE = 4096
-"""Up to how many kept weights of a group of a Kronecker layer their precision is written out."""
+MAX_DENSE_WEIGHTS = 4096
+"""The most kept weights in a group of a Kronecker layer whose precision is formed as a dense matrix."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rounding:
-    """What is to be rounded, and how; all by name, in one dimension.
+    """The weights to round and their rounders; all by name, flattened.
 
     Attributes:
         mean: the weights, float64.
-        kept: which of them are to be rounded.
-        precision: the diagonal of the posterior's precision.
-        rounders: of every parameter of which something is kept.
-        shapes: the parameters' own.
+        kept: the mask of the weights to round.
+        precision: the diagonal of the posterior precision.
+        rounders: of every parameter with kept weights.
+        shapes: of the parameters.
     """
 
     mean: Params
@@ -51,32 +51,32 @@ class Rounding:
     shapes: Mapping[str, torch.Size]
 
     def only(self, kept: Mapping[str, Tensor]) -> Rounding:
-        """The same for fewer weights."""
+        """Restrict the task to fewer weights."""
         return replace(self, kept={name: mask & kept[name] for name, mask in self.kept.items()})
 
     def shaped(self, params: Params) -> Params:
-        """Flat parameters in their own shapes."""
+        """Reshape flat parameters to their own shapes."""
         return {name: value.reshape(*value.shape[:-1], *self.shapes[name]) for name, value in params.items()}
 
     def codes(self, name: str, places: Tensor, values: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes and levels of some weights of a parameter, by their places."""
+        """Round some weights of a parameter, by their flat indices, to codes and levels."""
         rounder = self.rounders[name].at(places)
         found = rounder(values, precision)
         return found, rounder.levels(found)
 
     def nothing(self) -> Params:
-        """All codes zero."""
+        """Return codes that are all zero."""
         return {name: torch.zeros_like(value, dtype=torch.int64) for name, value in self.mean.items()}
 
 
 @singledispatch
 def round_jointly(posterior: Posterior, task: Rounding, parts: int) -> Params:
-    """Codes by name, flat; zero where nothing was kept.
+    """Round all kept weights to codes by name, flat; the others get code zero.
 
     Args:
-        posterior: whose correlations say how survivors move; without any, nothing does.
-        task: what to round.
-        parts: in how many steps large layers go.
+        posterior: its correlations determine how weights move; without any, none moves.
+        task: the weights to round.
+        parts: the number of parts in which large layers are rounded.
     """
     return _in_parts(None, task, 1)
 
@@ -103,9 +103,9 @@ def _(posterior: Dense, task: Rounding, parts: int) -> Params:
 
 @round_jointly.register
 def _(posterior: Kronecker, task: Rounding, parts: int) -> Params:
-    """Layers of few kept weights one by one, the others in parts."""
+    """Round layers with few kept weights one by one, the others in parts."""
     kept_in = {block: _matrix(block, task.shaped(task.kept)) for block in posterior.blocks}
-    small = [block for block, kept in kept_in.items() if int(kept.flatten(1).sum(1).max()) <= ONE_BY_ONE]
+    small = [block for block, kept in kept_in.items() if int(kept.flatten(1).sum(1).max()) <= MAX_DENSE_WEIGHTS]
     exact = {name for block in small for name in block.layer.names}
     others = {name: torch.full_like(mask, name not in exact) for name, mask in task.kept.items()}
     codes = _in_parts(posterior, task.only(others), parts)
@@ -120,13 +120,13 @@ def _(posterior: Kronecker, task: Rounding, parts: int) -> Params:
 
 
 def round_rows(posterior: Posterior, task: Rounding) -> Params:
-    """For Kronecker posteriors: every output's row by itself, weight by weight, with precision G_oo A + δ I.
+    """Round each output's row of a Kronecker posterior on its own, with precision G_oo A + δ I.
 
-    All rows go abreast, so it is fast; exact only if outputs are uncorrelated.
+    All rows are rounded side by side, weight by weight. Exact only if outputs are uncorrelated.
     """
     base = posterior.base if isinstance(posterior, Conditioned) else posterior
     if not isinstance(base, Kronecker):
-        raise ValueError(f'move="row" needs a Kronecker posterior, which has rows. Got {type(base).__name__}.')
+        raise ValueError(f'move="row" needs a Kronecker posterior. Got {type(base).__name__}. Use move="joint".')
     inside = {name for block in base.blocks for name in block.layer.names}
     codes = _in_parts(None, task.only({n: torch.full_like(k, n not in inside) for n, k in task.kept.items()}), 1)
     for block in base.blocks:
@@ -142,7 +142,7 @@ def round_rows(posterior: Posterior, task: Rounding) -> Params:
 
 
 def _one_by_one(precision: Tensor, targets: Tensor, names: Sequence[str], task: Rounding, codes: Params) -> None:
-    """Round weights with this precision, (n, n), at places (n,) of the parameters laid end to end; into `codes`."""
+    """Round weights with precision (n, n) at indices (n,) of the concatenated parameters, into `codes`."""
     order = precision.diagonal().argsort()
     targets = targets[order]
     factor = cholesky(precision[order][:, order].double())[0]
@@ -153,15 +153,15 @@ def _one_by_one(precision: Tensor, targets: Tensor, names: Sequence[str], task: 
 def _last_to_first(
     values: Tensor, targets: Tensor, factor: Tensor, names: Sequence[str], task: Rounding, codes: Params
 ) -> None:
-    """Round rows of weights abreast, from the last to the first, moving the rest of each row; into `codes`.
+    """Round rows of weights side by side, from the last weight to the first, into `codes`.
 
     Args:
         values: (rows, n).
-        targets: their places in the parameters laid end to end, −1 for padding, (rows, n).
-        factor: L of each row's precision L Lᵀ, (rows, n, n): read backwards, its inverse is U of the covariance.
-        names: the parameters.
-        task: how to round.
-        codes: where the codes go.
+        targets: their indices in the concatenated parameters, −1 for padding, (rows, n).
+        factor: L of each row's precision L Lᵀ, (rows, n, n); its flipped inverse is U of the covariance.
+        names: of the parameters.
+        task: the rounders.
+        codes: the output.
     """
     identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     upper = torch.linalg.solve_triangular(factor, identity, upper=False).flip(-1, -2)
@@ -183,7 +183,7 @@ def _last_to_first(
 
 
 def _in_parts(posterior: Gaussian | None, task: Rounding, parts: int) -> Params:
-    """Round the sharpest weights, move the others, and so on; without a posterior nothing moves."""
+    """Round weights in parts, the largest precision first, and move the rest after each part."""
     current, codes = dict(task.mean), task.nothing()
     free = {name: kept.clone() for name, kept in task.kept.items()}
     order = {}
@@ -210,7 +210,7 @@ def _matrix(block: KroneckerBlock, params: Params) -> Tensor:
 
 
 def _places(names: Sequence[str], task: Rounding) -> Params:
-    """Where each weight is when the parameters are laid end to end."""
+    """Return the indices of all weights in the concatenated parameters."""
     found, start = {}, 0
     for name in names:
         size = task.mean[name].numel()

@@ -1,8 +1,8 @@
-"""`quantise`: fewer bits for a network, as its posterior says that its weights deserve them.
+"""`quantise`: fewer bits for a network, allocated by its posterior.
 
-For a Gaussian posterior rounding w_i by δ_i costs ½ δᵀ P δ nats: little where the posterior is wide. That decides how
-many bits each layer or unit gets (`allocate`), which level a weight goes to (`rounding`), and where the weights that
-are not rounded yet go (`moves`).
+Under a Gaussian posterior, rounding weights by δ costs ½ δᵀ P δ nats: little where the posterior is wide. This loss
+decides how many bits each layer or unit gets (`allocate`), to which level a weight is rounded (`rounding`), and where
+the weights that are not rounded yet move (`moves`).
 
 Hinton & van Camp 1993, "Keeping neural networks simple by minimizing the description length of the weights" ·
 Louizos, Ullrich & Welling 2017, arXiv:1705.08665
@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.coding.content import content_of
 from bayeslim.errors import BayeslimError, BayeslimWarning
 from bayeslim.priors import SoftSharing
 from bayeslim.prune.budget import Budget
@@ -36,12 +35,12 @@ from bayeslim.quantise.validate import error_of
 from bayeslim.train.progress import progress
 
 MEAN_WIDTHS = tuple(width / 4 for width in range(4 * WIDTHS[0], 4 * WIDTHS[-1] + 1))
-"""The mean widths that a search tries."""
+"""The mean bits per weight that a search tries."""
 STRENGTHS = tuple(10 ** (-tenth / 10) for tenth in range(31))
-"""The strengths that a search tries where the widths are given, from 1 down to 0.001."""
+"""The strengths that a search tries where the bits are given, from 1 down to 0.001."""
 
 Ladder = list[tuple[str, Callable[[], Quantised]]]
-"""What a search tries, from small to large, in words and as a way to make it."""
+"""The candidates of a search, from the smallest file to the largest: a description and a function that makes it."""
 
 
 def quantise(
@@ -59,37 +58,37 @@ def quantise(
     validate: Iterable[Any] | None = None,
     max_error_increase: float | None = None,
 ) -> Quantised:
-    """Round the weights of a fitted network to few levels; zeros stay zero, and `bnn` is not touched.
+    """Round the weights of a fitted network to few levels; zeros stay zero.
 
-    The widths are given (`bits`), or chosen so that the posterior is hurt least (`budget`), or the smallest that do no
-    harm on validation data (`max_error_increase`). For the smallest file give `bits` (5, say) together with
-    `max_error_increase` or `Budget(bytes=...)`: then the strength is searched instead.
+    `bnn` is not changed. The bits per weight are given (`bits`), or allocated for the least expected loss (`budget`),
+    or searched for the fewest that keep the validation error (`max_error_increase`). For the smallest file give `bits`
+    (such as 5) with `max_error_increase` or `Budget(bytes=...)`: then the strength is searched instead.
 
     Args:
-        bnn: a fitted Bayesian network; pruned or compacted before, if it is to be.
-        bits: the width of a code, 4 if nothing is given; or a dict from selections of parameters (as in `bl.sites`) to
-            widths, such as {"fc1": 2, "all": 4}.
-        budget: the mean width over the weights that are not zero, such as 3.5; or `Budget(bytes=...)`, which the file
-            of `bayeslim.encode` is to stay within, all of it. Of one parameter, or unit, a width from 1 to 8.
-        per: one grid a parameter ("layer"), or one for each of its units, the slices of its first dimension ("unit").
-        how: "posterior" rounds within the noise: to the level with the shortest code among those that the posterior
-            cannot tell apart, and what is not rounded yet moves to its conditional mean; "nearest" to the nearest.
-        strength: what a nat of the file counts against a nat of log-posterior, for how="posterior". At 1 the sum is
-            that of minimum description length, which takes a posterior at its word, far out too: few networks bear it.
+        bnn: a fitted Bayesian network. Prune and compact it first.
+        bits: bits per weight, 4 by default; or a dict from selections of parameters (as in `bl.sites`) to bits, such as
+            {"fc1": 2, "all": 4}.
+        budget: the mean bits per non-zero weight, such as 3.5; or `Budget(bytes=...)`, the largest file of
+            `bayeslim.encode`, header included. Each parameter, or unit, gets 1 to 8 bits.
+        per: one grid per parameter ("layer"), or one per slice of its first dimension ("unit").
+        how: "posterior" minimises expected loss plus code length, and moves the weights that are not rounded yet to
+            their conditional mean; "nearest" rounds to the nearest level.
+        strength: the price of a nat of code length in nats of log-posterior, for how="posterior". 1 is minimum
+            description length, which trusts the posterior far from its mean; few networks stay accurate there.
         codebook: levels anywhere instead of evenly spaced: "kmeans" fits 2^bits of them to each parameter; "prior"
-            takes the means of the `priors.SoftSharing` that the network was trained with, and for how="nearest" gives
-            each weight that of the component most responsible for it.
-        move: whether weights move, for correlated posteriors: "joint" solves for all of a layer together; "row"
+            takes the means of the `priors.SoftSharing` that the network was trained with, and with how="nearest" gives
+            each weight the mean of its most responsible component.
+        move: how weights move under a correlated posterior: "joint" solves for all of a layer together; "row"
             (Kronecker only) row by row, one weight after the other; None leaves them.
-        steps: in how many parts move="joint" rounds; a dense posterior always goes weight by weight.
-        rest: the width of parameters that the posterior does not know, such as biases; None leaves them as they are.
+        steps: the number of parts in which move="joint" rounds; a dense posterior is always rounded weight by weight.
+        rest: the bits of parameters without a posterior, such as biases; None leaves them as they are.
         validate: validation data, as a loader.
-        max_error_increase: how much the validation error may rise: in percentage points for classes, in per cent of the
-            root mean squared error for values and counts.
+        max_error_increase: the allowed rise of the validation error: in percentage points for classes, in per cent of
+            the root mean squared error for values and counts.
 
     Raises:
         NotFitted: if there is no posterior yet.
-        ValueError: for a budget that is impossible; it says the least that is.
+        ValueError: for an impossible budget; the message says the smallest possible one.
     """
     _check(bnn, bits, budget, per, how, strength, codebook, move, steps, validate, max_error_increase)
     source = source_of(bnn, by_unit=per == "unit")
@@ -129,7 +128,7 @@ def _of_units(source: Source, name: str, width: int) -> Tensor:
 
 @contextmanager
 def _searching(ladder: Ladder) -> Iterator[Callable[[int], Quantised]]:
-    """What stands at a place of a ladder, made once, with a bar that shows how far a bisection is."""
+    """Yield a function that makes a candidate by its index, once each, with a progress bar."""
     with progress(range(0), "searching bits", total=math.ceil(math.log2(len(ladder))) + 1) as bar:
 
         @cache
@@ -141,9 +140,9 @@ def _searching(ladder: Ladder) -> Iterator[Callable[[int], Quantised]]:
 
 
 def _that_fits(ladder: Ladder, most: float) -> Quantised:
-    """The largest whose file takes at most so many bytes.
+    """Find the candidate with the largest file of at most `most` bytes.
 
-    Searched by what the codes are about to take, with what a file that was too large turned out to hold beside them.
+    The bisection uses the estimate of `coded_bytes`, corrected by the error of the estimate at the last file.
     """
     last, beside = len(ladder) - 1, 0.0
 
@@ -163,21 +162,18 @@ def _that_fits(ladder: Ladder, most: float) -> Quantised:
     if size > most:
         raise ValueError(
             f"Budget(bytes={most:g}) is impossible: the least is {size:,}, with {ladder[place][0]}. "
-            "Cut weights first (bl.prune), or ask for more."
+            "Cut weights first (bl.prune), or allow more bytes."
         )
     return found
 
 
 def _file_size(quantised: Quantised) -> int:
-    """What `encode` makes of it, with units where they are."""
-    from bayeslim.coding import encode
-
-    with TemporaryDirectory() as folder:
-        return encode(quantised, Path(folder) / "network").bytes
+    """Compute the bytes of the coded file, without sorting units."""
+    return len(content_of(quantised.network).data)
 
 
 def _harmless(ladder: Ladder, bnn: Bayesian, source: Source, validate: Iterable[Any], increase: float) -> Quantised:
-    """The smallest whose validation error rises by at most so much."""
+    """Find the first candidate whose validation error rises by at most `increase`."""
     before, percent = error_of(source.network, bnn.likelihood, validate)
     allowed = before + increase * (1 if percent else before / 100) + 1e-9
 
@@ -197,12 +193,12 @@ def _harmless(ladder: Ladder, bnn: Bayesian, source: Source, validate: Iterable[
 
 
 def _warned(found: Quantised) -> Quantised:
-    """The result, with a warning if it cuts the network in two."""
+    """Warn of layers that were rounded to zero, and return the result."""
     for name in found.losses:
         codes = found.codes[name]
         if codes.ndim > 1 and found.kept[name] and not bool(codes.any()):
             warnings.warn(
-                f'All of "{name}" was rounded to zero: its posterior cannot tell its weights from zero at this price. '
+                f'All of "{name}" was rounded to zero: at this strength its code costs more than its loss. '
                 "Lower strength, or give it more bits.",
                 BayeslimWarning,
                 stacklevel=3,
@@ -237,7 +233,7 @@ def _check(
 ) -> None:
     if not isinstance(bnn, Bayesian):
         raise TypeError(
-            f"quantise takes a Bayesian network, whose posterior says what may be rounded. Got {type(bnn).__name__}. "
+            f"quantise needs a Bayesian network, whose posterior decides how to round. Got {type(bnn).__name__}. "
             "For a trained network: bl.bayesianize(model, bl.Laplace(), likelihood=...).fit(loader) first."
         )
     for name, value, known in (
@@ -249,23 +245,25 @@ def _check(
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}. Got {value!r}.")
     if budget is not None and increase is not None:
-        raise ValueError("budget and max_error_increase are two goals. Give one of them.")
+        raise ValueError("budget and max_error_increase are two goals, and quantise takes one. Leave one of them out.")
     if bits is not None and isinstance(budget, (int, float)):
-        raise ValueError("budget is the mean width, to be shared out: leave bits out, or give no budget.")
+        raise ValueError("A numeric budget is the mean of the bits, and bits fixes them: leave one of them out.")
     if bits is not None and how == "nearest" and (budget is not None or increase is not None):
-        raise ValueError('With bits given it is the strength that is searched, which how="nearest" has none of.')
+        raise ValueError(
+            'With bits given the search varies the strength, and how="nearest" ignores it. Use how="posterior".'
+        )
     if isinstance(budget, Budget) and budget.goal != "bytes":
-        raise ValueError(f"budget is a mean width or Budget(bytes=...). Got {budget}.")
+        raise ValueError(f"budget must be the mean bits per weight or Budget(bytes=...). Got {budget}.")
     if budget is not None and not isinstance(budget, Budget):
-        _check_number("budget", budget, "the mean bits of a weight")
-    if not 0 <= _check_number("strength", strength, "what bits count", least=0.0) < math.inf:
+        _check_number("budget", budget, "the mean bits per weight")
+    if not 0 <= _check_number("strength", strength, "the price of a nat of code length", least=0.0) < math.inf:
         raise ValueError(f"strength must be finite. Got {strength}.")
     if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps is a number of parts and must be at least 1. Got {steps!r}.")
+        raise ValueError(f"steps is a number of parts and must be a whole number of at least 1. Got {steps!r}.")
     if codebook is not None and per == "unit":
-        raise ValueError('A codebook is shared by all of a parameter: use per="layer" with it.')
+        raise ValueError('All units of a parameter share its codebook: use per="layer" with codebook. Got per="unit".')
     if increase is not None:
-        _check_number("max_error_increase", increase, "a rise of the error", least=0.0)
+        _check_number("max_error_increase", increase, "the allowed rise of the error", least=0.0)
         if validate is None:
             raise ValueError("max_error_increase is measured on data: pass validate=loader.")
         if iter(validate) is validate:

@@ -1,4 +1,4 @@
-"""`Quantised`: a network whose weights lie on grids, with the codes and the grids."""
+"""`Quantised`: a network with its weights on grids, their codes and the grids."""
 
 from __future__ import annotations
 
@@ -21,12 +21,8 @@ class Quantised:
             precision, the nearest number to it).
         codes: integers by parameter name, of the parameters' shapes; 0 is the weight zero.
         grids: by name, `Uniform` (scale · code) or `Codebook` (values[code]).
-        losses: what rounding is expected to cost in nats, by name, for the parameters that the posterior knows.
-        kept: how many weights of each parameter were not zero before.
-        probabilities: how much of the posterior's mass is nearest to each level, a mean over the kept weights, by name
-            and from the lowest code to the highest; of the parameters that the posterior knows.
-        presence: how many weights of each column the posterior expects not to be nearest to zero, by name, of a
-            weight's shape but the first dimension.
+        losses: the expected loss of log-posterior in nats, by name, for the parameters that the posterior covers.
+        kept: the non-zero weights of each parameter before rounding.
     """
 
     network: nn.Module
@@ -34,32 +30,30 @@ class Quantised:
     grids: dict[str, Grid]
     losses: dict[str, float]
     kept: dict[str, int]
-    probabilities: Params
-    presence: Params
 
     @property
     def bits(self) -> dict[str, float]:
-        """The width of a code by name; where units differ, the mean over units."""
+        """Bits per code by name; where units differ, the mean over units."""
         return {name: float(grid.bits.double().mean()) for name, grid in self.grids.items()}
 
     @property
     def expected_loss(self) -> float:
-        """How much log-posterior rounding is expected to cost, in nats over the whole training set: ½ δᵀ P δ."""
+        """Expected loss of log-posterior by rounding, in nats over the whole training set: ½ δᵀ P δ."""
         return sum(self.losses.values())
 
     @cached_property
     def coded_bits(self) -> dict[str, float]:
-        """About what an entropy coder needs for each parameter, positions and grid included."""
+        """Estimated bits of each parameter after entropy coding, positions and grid included."""
         return {name: coded_bits(codes, self.grids[name]) for name, codes in self.codes.items()}
 
     @property
     def coded_bytes(self) -> float:
-        """About what an entropy coder needs for all of them; a file has a header beside."""
+        """Estimated bytes of all parameters after entropy coding, without the header of a file."""
         return sum(self.coded_bits.values()) / 8
 
     @property
     def nonzeros(self) -> int:
-        """How many weights are left: some are rounded to zero."""
+        """Number of non-zero weights after rounding."""
         return sum(int(codes.count_nonzero()) for codes in self.codes.values())
 
     def __repr__(self) -> str:
@@ -78,6 +72,4 @@ class Quantised:
                 f"{each:>6.3g}  {'' if loss is None else f'{loss:.3g}':>8}"
                 f"{'  codebook' if isinstance(self.grids[name], Codebook) else ''}"
             )
-        return "\n".join(
-            [*lines, "  coded: bits a weight that is left, its place included; nats: of the expected loss"]
-        )
+        return "\n".join([*lines, "  coded: bits per non-zero weight, its position included; nats: the expected loss"])

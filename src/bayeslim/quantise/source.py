@@ -1,4 +1,4 @@
-"""What there is to round in a network: the weights its posterior knows, and the others."""
+"""The parameters of a network to round: those that its posterior covers, and the others."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import NoSiteMatched, closest
 from bayeslim.posteriors import Posterior
 from bayeslim.quantise.certainty import precision_of
-from bayeslim.quantise.grids import MOST_BITS
+from bayeslim.quantise.grids import MAX_BITS
 from bayeslim.quantise.weights import Weights
 from bayeslim.sites import matcher, owner
 
 BitsSpec = int | Mapping[Any, int]
-"""One width for all, or a dict from selections of parameters (as in `bayeslim.sites`) to widths; the first counts."""
+"""Bits for all parameters, or a dict from selections of parameters (as in `bayeslim.sites`) to bits.
+
+The first selection that matches a parameter applies.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A network to be rounded.
+    """A network to round.
 
     Attributes:
-        network: a plain copy, at the posterior's mean.
+        network: a plain copy, at the posterior mean.
         posterior: over some of its parameters.
-        weights: of the parameters that the posterior knows, by name.
-        others: of the other floating-point parameters, with precision one.
+        weights: the parameters that the posterior covers, by name.
+        others: the other floating-point parameters, with precision one.
     """
 
     network: nn.Module
@@ -39,17 +42,17 @@ class Source:
     others: dict[str, Weights]
 
     def copy(self) -> nn.Module:
-        """A copy of the network, to change."""
+        """Copy the network."""
         return copy.deepcopy(self.network)
 
     @property
     def kept(self) -> int:
-        """How many weights that the posterior knows are not zero."""
+        """Number of non-zero weights that the posterior covers."""
         return sum(len(weights) for weights in self.weights.values())
 
 
 def source_of(bnn: Bayesian, by_unit: bool) -> Source:
-    """Take a fitted network apart; zeros of its mean and of its masks stay zero."""
+    """Collect the weights to round; zeros of the mean and of the masks stay zero."""
     posterior = bnn.posterior_
     precision = precision_of(posterior)
     network = bnn.mean_network()
@@ -64,7 +67,7 @@ def source_of(bnn: Bayesian, by_unit: bool) -> Source:
         known = precision[name].to(value.device) if name in precision else torch.full_like(value, torch.inf)
         certain = known.isinf()
         if bool((kept & ~certain).any()):
-            # A point mass counts as much as what is known best beside it.
+            # A point mass gets the largest finite precision of its parameter.
             known = known.masked_fill(certain, float(known[~certain].max()))
             weights[name] = Weights.of(value, known, kept, by_unit)
         else:
@@ -73,10 +76,10 @@ def source_of(bnn: Bayesian, by_unit: bool) -> Source:
 
 
 def widths(bits: BitsSpec, rest: int | None, source: Source) -> dict[str, int]:
-    """The width of every parameter that is to be rounded.
+    """Resolve the bits of every parameter to round.
 
     Raises:
-        NoSiteMatched: for an entry that matches nothing, or a parameter that the posterior knows and no entry matches.
+        NoSiteMatched: if an entry matches no parameter, or a parameter of the posterior matches no entry.
     """
     found: dict[str, int] = {} if rest is None else dict.fromkeys(source.others, _checked(rest, "rest"))
     if not isinstance(bits, Mapping):
@@ -107,7 +110,7 @@ def widths(bits: BitsSpec, rest: int | None, source: Source) -> dict[str, int]:
 
 def _checked(bits: Any, what: str) -> int:
     if isinstance(bits, bool) or not isinstance(bits, int):
-        raise TypeError(f"{what} is the width of a code and must be a whole number. Got {bits!r}.")
-    if not 1 <= bits <= MOST_BITS:
-        raise ValueError(f"{what} is the width of a code, from 1 to {MOST_BITS}. Got {bits}.")
+        raise TypeError(f"{what} is a number of bits per weight and must be a whole number. Got {bits!r}.")
+    if not 1 <= bits <= MAX_BITS:
+        raise ValueError(f"{what} is a number of bits per weight and must be from 1 to {MAX_BITS}. Got {bits}.")
     return bits

@@ -1,4 +1,4 @@
-"""A budget of bits, spent where the posterior says that they matter."""
+"""A budget of bits, spent where it lowers the expected loss most."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bayeslim.quantise.fitting import nearest_losses
 from bayeslim.quantise.source import Source
 
 WIDTHS = tuple(range(1, 9))
-"""The widths that a budget is spent on."""
+"""The bits per weight that a layer or unit may get."""
 
 
 class Spending:
-    """The losses of all widths, measured once; `at` says which to take for a budget.
+    """The expected losses of all widths, computed once, and the best widths for any budget.
 
     Args:
-        source: what is to be rounded.
+        source: the network to round.
     """
 
     def __init__(self, source: Source):
@@ -32,18 +32,18 @@ class Spending:
             ]
 
     def at(self, mean_bits: float) -> dict[str, Tensor]:
-        """The widths (units,) by name with the least loss for a mean width over the kept weights.
+        """Choose the bits (units,) by name with the least loss for the mean bits per non-zero weight.
 
         Raises:
-            ValueError: if even the smallest widths take more.
+            ValueError: if even the fewest bits exceed the budget.
         """
         kept = self.source.kept
         try:
             chosen = allocate(self.options, mean_bits * kept)
         except TooSmall as error:
             raise ValueError(
-                f"A budget of {mean_bits:g} bits a weight is impossible: the least is {error.args[0] / kept:g}. "
-                "Cut weights first (bl.prune), or ask for more."
+                f"A budget of {mean_bits:g} bits per weight is impossible: the least is {error.args[0] / kept:g}. "
+                "Raise the budget, or cut weights first (bl.prune)."
             ) from None
         found, start = {}, 0
         for name, weights in self.source.weights.items():

@@ -15,7 +15,7 @@ from bayeslim.types import Inputs, call, device_of
 
 
 def error_of(network: nn.Module, likelihood: Likelihood, loader: Iterable[Any]) -> tuple[float, bool]:
-    """In per cent for classes (True), else the root mean squared error (False)."""
+    """Compute the error: in per cent for classes (True), else the root mean squared error (False)."""
     network = network.eval()
 
     def predicted(inputs: Inputs) -> Prediction:

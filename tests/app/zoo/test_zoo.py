@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from bayeslim.app import zoo
-from bayeslim.app.zoo.registry import FACTORIES
 from bayeslim.errors import ShapeMismatch
+from bayeslim.io.registry import unregister
 
 
 def weights(model: nn.Module) -> int:
@@ -112,7 +112,7 @@ def test_odd_image_sizes_fit():
         ("vgg", {"width": 0}, "positive width"),
         ("mlp", {"depth": -1}, "depth of 0 or more"),
         ("transformer", {"width": 10, "heads": 4}, "multiple of heads"),
-        ("lenet-5", {}, 'no network called "lenet-5". Closest: "lenet5"'),
+        ("lenet-5", {}, 'no network called "lenet-5". The closest names are "lenet5"'),
     ],
 )
 def test_impossible_requests_say_what_was_needed(name, arguments, words):
@@ -134,7 +134,8 @@ def test_a_network_of_the_users_own_can_join():
             return nn.Linear(inputs, 2)
 
         assert zoo.create("tiny", inputs=4).zoo_config == {"name": "tiny", "inputs": 4}
+        tiny.__wrapped__.__qualname__ = "another.tiny"
         with pytest.raises(ValueError, match="already"):
-            zoo.register(tiny)
+            zoo.register(tiny.__wrapped__)
     finally:
-        FACTORIES.pop("tiny", None)
+        unregister("network", "tiny")

@@ -261,7 +261,7 @@ REFUSED = {
     "a layer used twice": (nn.Sequential(*[nn.Linear(6, 6)] * 2), 'depend on the random "0.weight"'),
     "dropout that stays on": (Middle(lambda z: F.dropout(z, 0.5, training=True)), "drops units"),
     "division": (Middle(lambda z: z / z), "divided"),
-    "indices": (Middle(lambda z: F.max_pool1d(z, 2, return_indices=True)[0]), "max_pool1d"),
+    "indices": (Middle(lambda z: F.max_pool1d(z, 2, return_indices=True)[0].repeat(1, 2)), "max_pool1d"),
     "batch statistics": (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, track_running_stats=False)), "batch_norm"),
 }
 

@@ -1,4 +1,4 @@
-"""`bayeslim predict`: what a fitted network says of every example, as a table or as arrays."""
+"""`bayeslim predict`: the predictions of a fitted network, as a table or as arrays."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bayeslim.app.cli.fits import run_on
 from bayeslim.app.cli.networks import data_name, fit_settings, saved_bayesian
 from bayeslim.app.cli.prediction_files import FORMATS, read_inputs, write_prediction
 from bayeslim.app.cli.sources import device_by_name, held_out_by_name
-from bayeslim.app.data.dataset import Scale
 from bayeslim.app.data.load import IMAGE_SETS
 from bayeslim.app.report.scores import Batches, collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.predict.links import concatenate
 from bayeslim.predict.predict import predict
-from bayeslim.results import Prediction, Uncertainty
+from bayeslim.results import Prediction
+from bayeslim.train.dataset import Scale
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, batch_size, device_of
 
-AT_ONCE = 2000
-"""Examples that are predicted together: enough to keep a network busy, few enough to show progress."""
+EXAMPLES_PER_GROUP = 2000
+"""Examples that are predicted together: enough to use the hardware, few enough to show progress."""
 
 
 def predict_folder(
@@ -39,7 +39,7 @@ def predict_folder(
     seed: int,
     device: str,
 ) -> str:
-    """Predict with the network in a folder, and write what it says; see `bayeslim predict --help`."""
+    """Predict with the network in a folder, and write a file; see `bayeslim predict --help`."""
     if to.suffix not in FORMATS:
         raise BadSetting(f"{to} must end in {' or '.join(FORMATS)}: a table, or arrays for numpy.")
     place = device_by_name(device)
@@ -58,7 +58,7 @@ def predict_folder(
             input_scale, target_scale = known.input_scale, known.target_scale
         given = read_inputs(inputs, input_scale, next(bnn.model.parameters()).dtype)
         run_on(bnn, given[:2], f"The network in {network}", str(inputs))
-        batches: Batches = [(part, part) for part in given.split(AT_ONCE)]
+        batches: Batches = [(part, part) for part in given.split(EXAMPLES_PER_GROUP)]
         what = str(inputs)
     else:
         assert name is not None
@@ -76,12 +76,12 @@ def predict_folder(
 
 
 def predict_batches(bnn: Bayesian, batches: Batches, samples: int, how: str, seed: int) -> Prediction:
-    """The prediction of all batches, on the CPU, with the same networks drawn for each.
+    """Predict all batches with the same draws; the result is on the CPU.
 
     Args:
         bnn: the network.
         batches: inputs and targets.
-        samples: how many networks are averaged.
+        samples: the number of networks to average.
         how: as for `bl.predict`.
         seed: of the draws.
     """
@@ -99,7 +99,7 @@ def _grouped(batches: Batches) -> Iterator[Batches]:
     for batch in batches:
         group.append(batch)
         count += batch_size(batch[0])
-        if count >= AT_ONCE:
+        if count >= EXAMPLES_PER_GROUP:
             yield group
             group, count = [], 0
     if group:
@@ -107,12 +107,16 @@ def _grouped(batches: Batches) -> Iterator[Batches]:
 
 
 def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
-    """A prediction of standardised values in the data's own units."""
+    """Convert a prediction of standardised values to the data's own units."""
     if prediction.kind != "values":
         return prediction
     std = scale.std.to(prediction.mean)
-    uncertainty = Uncertainty(prediction.aleatoric * std**2, prediction.epistemic * std**2)
-    return dataclasses.replace(prediction, mean=scale.restore(prediction.mean), uncertainty=uncertainty)
+    return dataclasses.replace(
+        prediction,
+        mean=scale.restore(prediction.mean),
+        aleatoric=prediction.aleatoric * std**2,
+        epistemic=prediction.epistemic * std**2,
+    )
 
 
 def _has_scale(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Error against sparsity: what each criterion would have cost at every cut, and where this network stands."""
+"""Error against sparsity: the error of every criterion at several cuts, and that of this network."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from bayeslim.app.report.svg import Drawing, Point
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors import Gaussian
+from bayeslim.prune.apply import apply_plan
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.criteria import CRITERIA, default_criterion
-from bayeslim.prune.cut import cut
-from bayeslim.prune.decide import Settings, plan_of, ranked
+from bayeslim.prune.plan import plan_of, ranked
 from bayeslim.prune.ranking import Ranking
 from bayeslim.prune.search import fewest
+from bayeslim.prune.settings import Settings
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, Params
 
 GRID = (0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
-"""The fractions of all weights (units) that are cut to try it out, beside the sparsity that was chosen."""
+"""The sparsities that are measured, beside the one that was chosen."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """What was measured.
+    """The measured curves.
 
     Attributes:
         curves: of all criteria; those with equal points are one.
@@ -59,7 +60,7 @@ class Curves:
 
 
 def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: Inputs) -> Curves:
-    """Cut `bnn` by every criterion at several sparsities and measure the error of what is left.
+    """Cut `bnn` by every criterion at several sparsities, and measure the errors.
 
     The survivors stay where they are, which compares rankings alone; if weights are correlated a further curve shows
     the chosen criterion with the survivors moved to where the posterior wants them.
@@ -79,7 +80,7 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
     rankings, left_out = _rankings(bnn, granularity, example)
     if not rankings:
         raise BayeslimError(f"No criterion ranks the weights of this network: {left_out}.")
-    weights = next(iter(rankings.values())).items.weights
+    weights = next(iter(rankings.values())).candidates.weights
     reached = sparsity(pruned.masks, weights, network)
     start = sparsity(bnn.masks, weights, network), dense.error
 
@@ -88,7 +89,7 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
         for count in _counts(ranking, reached, network):
             if count > ranking.gone:
                 plan = plan_of(ranking, count, "", granularity, "")
-                plain = cut(bnn, plan).mean_network() if moved else network
+                plain = apply_plan(bnn, plan).mean_network() if moved else network
                 params = None if moved else masked(network, plan.masks)
                 error = score_network(plain, bnn.likelihood, batches, params).error
                 points.append((sparsity(plan.masks, weights, network), error))
@@ -115,13 +116,13 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
 
 
 def sparsity(masks: Mapping[str, Tensor], weights: tuple[str, ...], network: nn.Module) -> float:
-    """The fraction of some parameters' weights that masks set to zero."""
+    """Compute the fraction of weights that masks set to zero."""
     size = sum(network.get_parameter(name).numel() for name in weights)
     return sum(int((~masks[name]).sum()) for name in weights if name in masks) / size
 
 
 def masked(network: nn.Module, masks: Mapping[str, Tensor]) -> Params:
-    """A network's parameters with zeros where masks say so."""
+    """Return a network's parameters with masked weights set to zero."""
     parameters = {name: network.get_parameter(name).detach() for name in masks}
     return {name: p * masks[name].to(p) for name, p in parameters.items()}
 
@@ -139,13 +140,13 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
 
 
 def _counts(ranking: Ranking, reached: float, network: nn.Module) -> list[int]:
-    """How many items go at each point of a curve, one of them with the sparsity that was reached."""
-    weights = ranking.items.weights
+    """Choose the number of cut items at each point of a curve, the reached sparsity among them."""
+    weights = ranking.candidates.weights
 
     def left(count: int) -> float:
-        return 1 - sparsity(ranking.items.masks(ranking.cut(count)), weights, network)
+        return 1 - sparsity(ranking.candidates.masks(ranking.cut(count)), weights, network)
 
-    even = [round(fraction * len(ranking.items)) for fraction in GRID]
+    even = [round(fraction * len(ranking.candidates)) for fraction in GRID]
     same = fewest(left, 1 - reached + 1e-9, ranking.gone, ranking.limit)
     return sorted(min(count, ranking.limit) for count in (*even, same))
 
@@ -160,7 +161,7 @@ def _merged(curves: list[Curve]) -> tuple[Curve, ...]:
 
 
 def draw_curves(found: Curves) -> Figure:
-    """The measured curves as a figure."""
+    """Draw the measured curves."""
     unit = 100.0 if found.scores.is_fraction else 1.0
     name = "error, %" if found.scores.is_fraction else "root mean squared error"
     errors = [unit * error for curve in found.curves for _, error in curve.points] + [unit * found.mark[1]]
@@ -210,7 +211,7 @@ def _described(found: Curves) -> str:
 
 
 def _table(found: Curves, unit: float) -> Table:
-    """A column for each curve where all have the same sparsities, else a row for each point."""
+    """Build the table: a column for each curve if all have the same sparsities, else a row for each point."""
     places = [[round(s, 4) for s, _ in curve.points] for curve in found.curves]
     if any(place != places[0] for place in places):
         points = [(curve.name, *point) for curve in found.curves for point in curve.points]

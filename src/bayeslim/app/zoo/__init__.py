@@ -8,9 +8,10 @@ Add one with the decorator `@zoo.register`.
 from bayeslim.app.zoo.lenet import lenet5, lenet_300_100
 from bayeslim.app.zoo.lstm import lstm
 from bayeslim.app.zoo.mlp import mlp
-from bayeslim.app.zoo.registry import create, names, register
 from bayeslim.app.zoo.resnet import resnet18
 from bayeslim.app.zoo.transformer import transformer
 from bayeslim.app.zoo.vgg import vgg
+from bayeslim.io.networks import create, names
+from bayeslim.io.networks import register_network as register
 
 __all__ = ["create", "lenet5", "lenet_300_100", "lstm", "mlp", "names", "register", "resnet18", "transformer", "vgg"]

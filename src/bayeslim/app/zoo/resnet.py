@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayeslim.app.zoo.registry import register
+from bayeslim.io.networks import register_network
 
 
 class ResidualBlock(nn.Module):
@@ -57,13 +57,13 @@ def _stage(in_channels: int, channels: int, stride: int) -> nn.Sequential:
     return nn.Sequential(ResidualBlock(in_channels, channels, stride), ResidualBlock(channels, channels, 1))
 
 
-@register
+@register_network
 def resnet18(in_channels: int = 3, classes: int = 10, width: int = 64) -> ResNet:
-    """ResNet-18 for images of any size.
+    """Build a ResNet-18 for images of any size.
 
     Args:
         in_channels: channels of the images.
-        classes: how many outputs.
+        classes: the number of outputs.
         width: channels of the first stage; each further one has twice as many.
     """
     return ResNet(in_channels, classes, width)

@@ -16,79 +16,36 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.graphs import Graph
-from bayeslim.methods.braid import Braid, at_once
-from bayeslim.methods.chain import ELEMENTWISE, FEW, Chain
 from bayeslim.posteriors.particles import stacked, tensors_of
 from bayeslim.stochastic import plain_type
-from bayeslim.types import Inputs, Params, batch_size, call
+from bayeslim.types import Inputs, Params, call
 
 SKELETON = "skeleton."
 """What comes before a parameter's own name in the stack."""
 
-_TOGETHER = ELEMENTWISE | {
+VMAPPED_TYPES = frozenset({
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
-    nn.BatchNorm1d, nn.Softmax, nn.LogSoftmax,
-}  # fmt: skip
-_MOST_WEIGHTS = {"cpu": 100_000, "cuda": 1_000_000}
+    nn.BatchNorm1d, nn.Softmax, nn.LogSoftmax, nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU,
+    nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
+})  # fmt: skip
+"""Modules that are known to work under `vmap` with weights of their own for every network, and to gain from it."""
+
+MAX_WEIGHTS_PER_NETWORK = {"cpu": 100_000, "cuda": 1_000_000}
 
 
 def is_faster(model: nn.Module) -> bool:
-    """Whether training such networks abreast is known to work and to be faster: small ones made of linear layers.
+    """Tell whether to train such networks abreast: small ones made of linear layers, without hooks.
 
     Convolutions with weights of their own each are slower than one network after the other.
     """
     weights = list(model.parameters())
-    return dense_width(model) > 0 and sum(p.numel() for p in weights) <= _MOST_WEIGHTS.get(weights[0].device.type, 0)
-
-
-def dense_width(model: nn.Module) -> int:
-    """How many values the widest layer gives for an input, of a network made of linear layers.
-
-    0 where there is anything that is not known to go along with them under `vmap`.
-    """
-    widest = 1
-    modules: list[Any] = [model]
-    for module in modules:
-        own = vars(module)
-        known = type(module) in _TOGETHER or plain_type(module) in _TOGETHER
-        known = known or (isinstance(module, Graph) and module.abreast is not None)
-        if not known or own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-            return 0
-        if type(module) is nn.Linear:  # reading its shapes takes longer
-            widest = max(widest, own["out_features"])
-            continue
-        for parameter in own["_parameters"].values():
-            if parameter is not None and parameter.ndim:
-                widest = max(widest, parameter.shape[0])
-        modules += own["_modules"].values()
-    return widest
-
-
-def outputs_abreast(
-    model: nn.Module, stack: Params, inputs: Inputs, chain: Chain | Braid | None = None
-) -> Tensor | None:
-    """The outputs of S networks on the same inputs, (S, B, ...), in evaluation mode; None where that would be slower.
-
-    A chain of linear layers takes less time for any number of inputs than network after network, as the first product
-    is one for all; others do for few.
-
-    Args:
-        model: their architecture, which has a `dense_width` or is a chain.
-        stack: the parameters and buffers of all of them, (S, *shape) by name, in any precision and on any device.
-        inputs: (B, ...).
-        chain: of these, if there is one that is known.
-    """
-    chain = chain or at_once(model, stack)
-    if chain is not None and isinstance(inputs, Tensor):
-        outputs = chain(inputs)
-        if outputs is not None:
-            return outputs
-    if batch_size(inputs) > FEW or not dense_width(model):
-        return None
-    own = tensors_of(model)
-    fitting = {name: value.to(own[name]) for name, value in stack.items()}
-    return vmap(lambda tensors: call(model, inputs, tensors))(fitting)
+    if sum(p.numel() for p in weights) > MAX_WEIGHTS_PER_NETWORK.get(weights[0].device.type, 0):
+        return False
+    return all(
+        plain_type(module) in VMAPPED_TYPES
+        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+        for module in model.modules()
+    )
 
 
 class Abreast(nn.Module):

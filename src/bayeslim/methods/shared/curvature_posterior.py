@@ -1,7 +1,7 @@
 """From curvature to posterior: the Gaussian of each structure at a network's present weights.
 
 A diagonal is a Kronecker posterior without layers: it keeps curvature and prior apart, so that the prior can be changed
-afterwards, which a `Diagonal` of standard deviations could not.
+afterwards. A `Diagonal` holds standard deviations and could not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bayeslim import curvature
 from bayeslim.curvature.columns import Columns
 from bayeslim.curvature.diag import Kind
 from bayeslim.curvature.layers import matrix_layer
-from bayeslim.curvature.sweep import undisturbed
+from bayeslim.curvature.sweep import evaluation_replica
 from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.subnetwork import Subnetwork
@@ -44,13 +44,13 @@ DIAGONAL_OF: dict[str, Kind] = {
 }
 """The diagonal that goes with each curvature."""
 
-LARGEST_MATRIX = 40_000
-"""The most weights whose full covariance is tried: its matrix takes 6.4 GB in single precision."""
+MAX_DENSE_WEIGHTS = 40_000
+"""The most weights with a full covariance: its matrix takes 6.4 GB in single precision."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a pass over the data found.
+    """The result of a pass over the data.
 
     Attributes:
         posterior: the Gaussian at the network's weights.
@@ -70,7 +70,9 @@ def measured(
     seed: int = 0,
     progress: bool = False,
 ) -> Measured:
-    """Measure the curvature and build the posterior; for a pruned network, conditioned on its zeros.
+    """Measure the curvature and build the posterior.
+
+    The posterior of a pruned network is conditioned on its zeros.
 
     Args:
         bnn: the network; it is not changed.
@@ -91,7 +93,7 @@ def measured(
 
 
 def random_names(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> tuple[str, ...]:
-    """The sites that the method's subset makes random."""
+    """List the sites that the method's subset makes random."""
     subset = method.subset
     if subset == "all" or isinstance(subset, Subnetwork):
         return bnn.sites.names
@@ -109,19 +111,14 @@ def random_names(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> tuple
 
 
 def last_layer(model: nn.Module, inputs: Any) -> str:
-    """The name of the last layer with a weight matrix that runs."""
+    """Find the name of the last layer with a weight matrix that runs."""
     order: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda *_, path=path: order.append(path))
-        for path, module in model.named_modules()
-        if matrix_layer(module) is not None
-    ]
-    try:
-        with undisturbed(model), torch.no_grad():
-            call(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    twin = evaluation_replica(model, inputs)
+    for path, module in twin.named_modules():
+        if matrix_layer(module) is not None:
+            module.register_forward_hook(lambda *_, path=path: order.append(path))
+    with torch.no_grad():
+        call(twin, inputs)
     if not order:
         raise UnsupportedModel(
             f"No linear or convolutional layer of {type(model).__name__} ran, so there is no last one. "
@@ -131,7 +128,7 @@ def last_layer(model: nn.Module, inputs: Any) -> str:
 
 
 def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) -> dict[str, float | Tensor]:
-    """δ = 1/std² by name, times a factor."""
+    """Compute prior precisions δ = 1/std² by name, times a factor."""
     found: dict[str, float | Tensor] = {}
     for name in names:
         std = cast("float | Tensor", bnn.priors[name].config()["std"])
@@ -140,7 +137,7 @@ def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) ->
 
 
 def current(bnn: Bayesian) -> Gaussian:
-    """The posterior, once it is known to belong to the network's present weights."""
+    """Check that the posterior belongs to the network's present weights, and return it."""
     posterior = cast("Gaussian", bnn.posterior_)
     for name, value in posterior.mean.items():
         if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
@@ -152,7 +149,7 @@ def current(bnn: Bayesian) -> Gaussian:
 
 
 def examples_in(loader: Any) -> int:
-    """How many examples a loader holds."""
+    """Count the examples of a loader."""
     size = size_of_data(loader)
     return sum(len(split_batch(batch)[1]) for batch in loader) if size is None else size
 
@@ -219,7 +216,7 @@ class _At:
         if isinstance(subset, Subnetwork):
             return Measured(self._subnetwork(subset), {})
         size = sum(value.numel() for value in self.mean.values())
-        if size > LARGEST_MATRIX:
+        if size > MAX_DENSE_WEIGHTS:
             raise BayeslimError(
                 f"The full covariance of {size:,} weights takes {4 * size**2 / 1e9:,.0f} GB. "
                 'Use structure="kron" or "lowrank", subset="last-layer", or a Subnetwork.'
@@ -239,7 +236,7 @@ class _At:
         return Measured(LowRank(self._ordered(found.weights), found.vectors, found.eigenvalues, prior), {})
 
     def _subnetwork(self, subset: Subnetwork) -> Dense:
-        if subset.size > LARGEST_MATRIX:
+        if subset.size > MAX_DENSE_WEIGHTS:
             raise BayeslimError(
                 f"The full covariance of {subset.size:,} weights takes {4 * subset.size**2 / 1e9:,.0f} GB. "
                 "Use a smaller subnetwork."
@@ -260,5 +257,5 @@ class _At:
         return curvature.diag(self.model, self.loader, self.likelihood, kind, names=list(names), **self.options)
 
     def _ordered(self, names: Iterable[str]) -> Params:
-        """The means in the order of a matrix's rows."""
+        """Order the means as the rows of a matrix."""
         return {name: self.mean[name] for name in names}

@@ -1,0 +1,36 @@
+"""Pruning criteria, one file each: scores that say how much a posterior wants weights or units to stay."""
+
+from __future__ import annotations
+
+from bayeslim.prune.criteria import (
+    curvature,
+    density,
+    gates,
+    log_alpha,
+    magnitude,
+    mass,
+    savage_dickey,
+    sign_stability,
+    snr,
+)
+from bayeslim.prune.criteria.base import CRITERIA, Criterion, UnitScores, WeightScores, register_criterion
+from bayeslim.prune.criteria.choice import default_criterion, find_criterion
+
+__all__ = [
+    "CRITERIA",
+    "Criterion",
+    "UnitScores",
+    "WeightScores",
+    "curvature",
+    "default_criterion",
+    "density",
+    "find_criterion",
+    "gates",
+    "log_alpha",
+    "magnitude",
+    "mass",
+    "register_criterion",
+    "savage_dickey",
+    "sign_stability",
+    "snr",
+]
