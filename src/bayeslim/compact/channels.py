@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from bayeslim.compact.labels import Labels, settle, slim, varying
 from bayeslim.compact.ops import (
+    COPIES,
     CREATION,
     INDEXING,
     MOVEMENT,
@@ -168,6 +169,9 @@ class Channels(Walker):
             return self.of[nodes[0]][nodes[1]]
         if call.name in RULES:
             return RULES[call.name](self, call)
+        if call.name in COPIES and call.operands[0] in self._coordinates:  # a weight in another precision
+            self._coordinates[call.node] = self._coordinates[call.operands[0]]
+            return None
         if call.name in MOVEMENT:
             return self.moved(call)
         if call.name in INDEXING:

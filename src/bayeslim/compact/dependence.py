@@ -249,9 +249,9 @@ class Dependence(Walker):
         return live.expand(call.result.shape)
 
     def _marks_lstm(self, call: Call) -> list[Tensor]:
-        live = self.live_units(call)
-        if any(part.shape[-1] != len(live) for part in call.result[1:]):  # with projections
+        if is_projected(call):
             return [_filled(True, part) for part in call.result]
+        live = self.live_units(call)
         directions = call.result[0].shape[-1] // len(live)
         return [
             live.repeat(directions).expand(call.result[0].shape),
@@ -259,6 +259,12 @@ class Dependence(Walker):
         ]
 
     _marks_gru = _marks_rnn_tanh = _marks_rnn_relu = _marks_lstm
+
+
+def is_projected(call: Call) -> bool:
+    """Return whether a recurrent layer projects its hidden state."""
+    directions = 2 if call.values["bidirectional"] else 1
+    return len(call.values["params"]) // (call.values["num_layers"] * directions) in (3, 5)
 
 
 def _is_symbolic(node: Any) -> bool:

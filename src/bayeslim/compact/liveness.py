@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from bayeslim.compact.channels import Channels, Contraction, Product
-from bayeslim.compact.dependence import Dependence
+from bayeslim.compact.dependence import Dependence, is_projected
 from bayeslim.compact.labels import slim
 from bayeslim.compact.ops import Call
 
@@ -85,8 +85,7 @@ class Liveness(Dependence):
         for place, contraction in self._contractions.get(call.node, []):
             idle = ~_matrix(self.tensors[contraction.weight] != 0, contraction)
             if contraction.source is None:
-                resting = ~self.live_units(call)
-                zero = folds = resting.repeat(contraction.channel.shape[1] // len(resting))
+                zero = folds = self._resting(call, contraction)
             else:
                 value, still = self._steady(contraction.source, contraction.dim)
                 own = self._uses[contraction.weight] == 1 and _is_own_bias(self.channels, contraction)
@@ -97,6 +96,14 @@ class Liveness(Dependence):
                 self._idle[constants][place] = idle | channels[contraction.channel]
         for _, product in self._products.get(call.node, []):
             self._multiplied.append(product.labels[~self._vanishes(product)])
+
+    def _resting(self, call: Call, contraction: Contraction) -> Tensor:
+        """Mark the units inside a recurrent layer that stay at zero."""
+        width = contraction.channel.shape[1]
+        if is_projected(call):
+            return torch.zeros(width, dtype=torch.bool)
+        resting = ~self.live_units(call)
+        return resting.repeat(width // len(resting))
 
     def _steady(self, node: fx.Node, dim: int) -> tuple[Tensor, Tensor]:
         """Return a value of each channel, and where it is the only one."""

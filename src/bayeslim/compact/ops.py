@@ -31,6 +31,7 @@ MOVEMENT = words(
     "diagonal view_as reshape_as expand_as narrow_copy"
 )
 INDEXING = words("index index_select gather take_along_dim")
+COPIES = words("to _to_copy type_as contiguous alias detach clone lift_fresh_copy")
 CREATION = words("zeros ones full empty new_zeros new_ones new_full new_empty")
 _POINTWISE = words(
     "dropout feature_dropout alpha_dropout prelu _prelu_kernel hardswish log_sigmoid rsub masked_fill where to "
