@@ -26,6 +26,7 @@ from bayeslim.results import Fit
 from bayeslim.sites import Selection, Sites, sites, usable
 from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
+from bayeslim.train.options import check_values
 from bayeslim.train.schedules import Position, Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
 
@@ -298,7 +299,8 @@ class Bayesian(nn.Module):
 
     def _set(self, **values: Any) -> None:
         """Set what changes at every step, past `nn.Module`, which looks each time whether it is a parameter."""
-        self.__dict__.update(values)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _maximise_priors(self) -> None:
         """Priors that are learned in closed form follow the posterior."""
@@ -315,6 +317,7 @@ class Bayesian(nn.Module):
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
         check_loader(loader)
+        check_values(options)
         self.seed = options.get("seed")
         try:
             return self.method.fit(self, loader, **options)
@@ -391,7 +394,7 @@ def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
         raise TypeError(f"likelihood must be an instance: write {likelihood.__name__}(), not {likelihood.__name__}.")
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be one of bayeslim.likelihoods, such as Categorical(). Got {likelihood!r}.")
-    if num_data is not None and (not isinstance(num_data, Integral) or num_data < 1):
+    if num_data is not None and (isinstance(num_data, bool) or not isinstance(num_data, Integral) or num_data < 1):
         raise ValueError(f"num_data is the number of training examples, a whole number above 0. Got {num_data!r}.")
     if isinstance(model, Bayesian):
         raise TypeError("The model is Bayesian already. Pass the plain network (bnn.mean_network()).")

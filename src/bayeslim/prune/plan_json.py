@@ -11,6 +11,7 @@ import json
 import math
 import zlib
 from dataclasses import asdict
+from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,8 +144,9 @@ def _decoded(name: str, entry: Any) -> Tensor:
 
 
 def _solve(name: str, entry: Any) -> Solve:
-    _require(isinstance(entry, dict) and set(entry) == {"how", "iterations", "residual"}, f'the solve of "{name}"')
+    _require(isinstance(entry, dict) and set(entry) == {f.name for f in fields_of(Solve)}, f'the solve of "{name}"')
     fits = entry["how"] in ("joint", "row") and type(entry["iterations"]) is int and _is_number(entry["residual"])
+    fits = fits and type(entry["converged"]) is bool
     _require(fits, f'the solve of "{name}" needs "joint" or "row", a number of iterations and a residual')
     return Solve(**entry)
 
