@@ -173,9 +173,7 @@ class _Layers:
         if side not in _sides(module):
             raise NoSiteMatched(f'{shown} has no side "{side}" to gate. It has {", ".join(_sides(module))}.')
         if side == "outputs" and path == self.last:
-            raise UnsupportedModel(
-                f"{shown} is the last layer, the network's own output: gate its inputs."
-            )
+            raise UnsupportedModel(f"{shown} is the last layer, the network's own output: gate its inputs.")
         if side == "outputs" and self.hidden_by_norm(path):
             raise UnsupportedModel(
                 f'{shown} feeds the norm "{self.following[path]}", which has no scale of its own and undoes every '
