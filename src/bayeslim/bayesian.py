@@ -23,9 +23,10 @@ from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
-from bayeslim.sites import Selection, Sites, sites
+from bayeslim.sites import Selection, Sites, sites, usable
 from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
+from bayeslim.train.options import check_values
 from bayeslim.train.schedules import Position, Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
 
@@ -57,6 +58,7 @@ def bayesianize(
     >>> bnn
     Bayesian Linear: variational posterior over 12 of 15 parameters, categorical likelihood
     """
+    model = usable(model)
     _check(model, method, likelihood, num_data)
     try:
         model = deep_copy(model)
@@ -78,7 +80,7 @@ def bayesianize_(
     num_data: int | None = None,
 ) -> Bayesian:
     """Make `model` itself Bayesian, in place; its parameters become the mean. Arguments as `bayesianize`."""
-    return Bayesian(model, method, likelihood, prior, sites, num_data)
+    return Bayesian(usable(model), method, likelihood, prior, sites, num_data)
 
 
 class Bayesian(nn.Module):
@@ -138,8 +140,9 @@ class Bayesian(nn.Module):
 
     @property
     def priors(self) -> Priors:
-        """The prior of every random parameter."""
-        return self._priors
+        """The prior of every random parameter; `priors.used` are those of the posterior."""
+        factors = self.method.prior_factors(self)
+        return self._priors.rescaled(factors) if factors else self._priors
 
     @priors.setter
     def priors(self, priors: Mapping[str, Prior]) -> None:
@@ -313,6 +316,7 @@ class Bayesian(nn.Module):
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
         check_loader(loader)
+        check_values(options)
         self.seed = options.get("seed")
         try:
             return self.method.fit(self, loader, **options)
@@ -389,7 +393,7 @@ def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
         raise TypeError(f"likelihood must be an instance: write {likelihood.__name__}(), not {likelihood.__name__}.")
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be one of bayeslim.likelihoods, such as Categorical(). Got {likelihood!r}.")
-    if num_data is not None and (not isinstance(num_data, Integral) or num_data < 1):
+    if num_data is not None and (isinstance(num_data, bool) or not isinstance(num_data, Integral) or num_data < 1):
         raise ValueError(f"num_data is the number of training examples, a whole number above 0. Got {num_data!r}.")
     if isinstance(model, Bayesian):
         raise TypeError("The model is Bayesian already. Pass the plain network (bnn.mean_network()).")

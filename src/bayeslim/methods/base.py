@@ -107,6 +107,10 @@ class Method:
         """
         return ()
 
+    def prior_factors(self, bnn: Bayesian) -> Mapping[str, float]:
+        """Name the priors whose standard deviations the fitted posterior multiplies, with the factors."""
+        return {}
+
     def convert(self, bnn: Bayesian) -> None:
         """Prepare the model."""
 
