@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from rst import as_rst_lines
 
 import bayeslim as bl
 
+NOTES = tomllib.loads((Path(__file__).parent / "method_notes.toml").read_text(encoding="utf-8"))
 NAMESPACES = (
     "priors",
     "likelihoods",
@@ -63,10 +65,15 @@ def _methods() -> dict[str, type]:
 
 
 def _method_page(name: str, method: type) -> str:
+    """Build the page of a method: its file's docstring, the notes, and its settings."""
     module = sys.modules[method.__module__]
-    lines = as_rst_lines((inspect.getdoc(module) or "").splitlines())
-    body = "\n".join(lines)
-    return f"{name}\n{'=' * len(name)}\n\n{body}\n\n.. autoclass:: bayeslim.{name}\n"
+    notes = NOTES[name]
+    parts = [name, "=" * len(name), "", *as_rst_lines((inspect.getdoc(module) or "").splitlines()), ""]
+    for title, key in (("When to use it", "when"), ("Cost", "cost"), ("When it goes wrong", "trouble")):
+        parts += [title, "-" * len(title), "", *as_rst_lines([notes[key]]), ""]
+    code = [f"   {line}" for line in notes["example"].strip().splitlines()]
+    parts += ["Example", "-------", "", ".. code-block:: python", "", *code, ""]
+    return "\n".join([*parts, "Settings", "--------", "", f".. autoclass:: bayeslim.{name}", ""])
 
 
 def _summary(value: Any) -> str:
