@@ -100,7 +100,7 @@ def block(truth: torch.Tensor, model: nn.Module, factors: LayerFactors) -> torch
 
 
 def product(factors: LayerFactors) -> torch.Tensor:
-    A = factors.A if factors.A.ndim == 3 else torch.diag(factors.A)[None]
+    A = factors.A if factors.A.ndim == 3 else torch.diag_embed(factors.A)
     return torch.block_diag(*(torch.kron(g, a) for g, a in zip(factors.G, A, strict=True)))
 
 
