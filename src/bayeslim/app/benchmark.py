@@ -26,7 +26,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import cost
-from bayeslim.compact.example import batches, run_example, with_batch_size
+from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.quiet import quiet
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.export.memory import peak_bytes
@@ -34,7 +34,7 @@ from bayeslim.export.runtimes import RUNTIMES, Contender, Preparation, available
 from bayeslim.io.files import write_file
 from bayeslim.io.saving import save
 from bayeslim.train.progress import progress
-from bayeslim.types import Inputs, to_device
+from bayeslim.types import Inputs, to_device, with_batch_size
 
 _NETWORKS = ("dense", "slim")
 _MIN_SECONDS_PER_TIMING = 2e-3

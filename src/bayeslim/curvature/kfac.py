@@ -74,7 +74,7 @@ def kfac(
             wanted too.
         columns: the kind of output columns, see `bayeslim.curvature.columns`.
         sharing: how positions that share weights are counted.
-        dtype: to accumulate in; by default the model's, at least float32.
+        dtype: to accumulate in, float64 by default: in float32 small eigenvalues of the factors are rounding errors.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
         max_side: the largest side of a factor; of larger ones only the diagonal is kept, with a warning that names the
@@ -87,7 +87,7 @@ def kfac(
     if sharing not in ("expand", "reduce"):
         raise ValueError(f'sharing must be "expand" or "reduce". Got {sharing!r}.')
     wanted = tuple(chosen_parameters(model, names))
-    dtype = accumulation_dtype(model, dtype)
+    dtype = accumulation_dtype(model, dtype or torch.float64)
     count = torch.zeros((), dtype=torch.float64)
     generator = seeded(seed)
     seen: Probe | None = None

@@ -132,6 +132,13 @@ class Laplace(FoundPosterior):
             return self.structure
         return "full" if isinstance(self.subset, Subnetwork) else "kron"
 
+    def prior_factors(self, bnn: Bayesian) -> dict[str, float]:
+        """Scale the priors of a subnetwork of S of D weights by √(D/S), once it is fitted."""
+        posterior = bnn.state.get("posterior")
+        if not isinstance(self.subset, Subnetwork) or posterior is None:
+            return {}
+        return dict.fromkeys(posterior.names, (bnn.sites.size / self.subset.size) ** 0.5)
+
     def convert(self, bnn: Bayesian) -> None:
         """Refuse a prior that is not Normal, before any work."""
         for name, prior in bnn.priors.items():

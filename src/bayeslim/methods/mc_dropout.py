@@ -40,7 +40,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayeslim.compact.example import with_batch_size
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.noisy_network import NoisyNetwork
@@ -48,7 +47,7 @@ from bayeslim.noise import current_generator, random_seed
 from bayeslim.results import Prediction
 from bayeslim.stochastic import own_layers
 from bayeslim.train.seeding import seed_of_chain
-from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of
+from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of, with_batch_size
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian

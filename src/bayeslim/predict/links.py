@@ -146,6 +146,7 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
         epistemic=joined("epistemic"),
         probs=None if first.probs is None else joined("probs"),
         spread=None if first.spread is None else joined("spread"),
+        is_gaussian=first.is_gaussian,
     )
 
 
@@ -166,7 +167,8 @@ def _(likelihood: Gaussian, mean: Tensor, covariance: Tensor, how: str, sampled:
         noise = (log_variance + spread_of_log / 2).exp()
     else:
         noise = (2 * likelihood.log_noise.to(mean)).exp().expand(mean.shape)
-    return replace(sampled, mean=mean, aleatoric=noise, epistemic=spread)
+    is_gaussian = likelihood.mode != "heteroscedastic"
+    return replace(sampled, mean=mean, aleatoric=noise, epistemic=spread, is_gaussian=is_gaussian)
 
 
 @closed_form.register

@@ -18,13 +18,13 @@ from bayeslim.app.cli.calls import BadSetting, first_line, parse
 from bayeslim.app.compress.job import guessed_likelihood
 from bayeslim.app.data.load import IMAGE_SETS
 from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.distill.student import Student
 from bayeslim.families import Point
 from bayeslim.io.registry import all_registered
 from bayeslim.io.saving import load
 from bayeslim.io.storage import INDEX, check_fits
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.base import Method
-from bayeslim.methods.student import Student
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.methods.variational import Variational
 from bayeslim.priors import Normal, Prior

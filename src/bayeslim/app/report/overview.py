@@ -15,11 +15,11 @@ from bayeslim.app.report.figure import Table
 from bayeslim.app.report.quantities import MISSING, duration, number, percent, size
 from bayeslim.app.report.scores import Batches, Scores, score_network
 from bayeslim.compact import Cost, cost
-from bayeslim.compact.example import run_example, with_batch_size
+from bayeslim.compact.example import run_example
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.likelihoods import Likelihood
 from bayeslim.train.progress import progress
-from bayeslim.types import Inputs, device_of, to_device
+from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
 DENSE, SLIM = "dense", "bayeslim"
 """The overview's names for the network before the cut, and after it."""
