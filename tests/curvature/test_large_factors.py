@@ -80,10 +80,10 @@ def test_a_posterior_with_large_factors_predicts_prunes_and_is_saved(name, tmp_p
 
 
 def test_a_large_convolution_fits_in_memory():
-    """Its whole input factor would take 17 GB."""
+    """Its whole input factor would take 34 GB."""
     model = nn.Sequential(nn.Conv1d(1024, 2, 64), nn.Flatten(), nn.Linear(4, 2))
     x, y = torch.randn(2, 1024, 65), torch.tensor([0, 1])
-    with pytest.warns(BayeslimWarning, match=r"input factor of 65,537 × 65,537 would take 17\.2 GB"):
+    with pytest.warns(BayeslimWarning, match=r"input factor of 65,537 × 65,537 would take 34\.4 GB"):
         factors = kfac(model, [(x, y)], Categorical())
     assert factors.layers["0.weight"].A.shape == (1, 65_537)
     assert "0.weight" in repr(factors)

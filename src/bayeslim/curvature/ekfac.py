@@ -26,6 +26,7 @@ from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer
 from bayeslim.curvature.sweep import data_pass, examples, examples_at_once, seeded, sum_over_processes
 from bayeslim.errors import ShapeMismatch
 from bayeslim.likelihoods import Likelihood
+from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.types import Batch, Params
 
@@ -96,7 +97,10 @@ class _Rotated:
         assert isinstance(view, MatrixLayer)
         for start, stop in chunks_of(seen, view):
             if isinstance(view, EmbeddingLayer):
-                turned = [(x, shape, self._turned(g.to(dtype).unsqueeze(-2)).squeeze(-2)) for x, shape, g in seen.calls]
+                turned = [
+                    (x, shape, _turned(self.factors.outputs, g.to(dtype).unsqueeze(-2)).squeeze(-2))
+                    for x, shape, g in seen.calls
+                ]
                 self.squares += embedding_squares(replace(seen, calls=turned), view, start, stop, dtype).T
                 continue
             matrices = seen.matrices(start, stop, dtype)
@@ -105,17 +109,18 @@ class _Rotated:
                 a = a if view.order is None else a[..., view.order]
                 if self.layer.bias is not None:
                     a = torch.cat([a, torch.ones_like(a[..., :1])], -1)
-                self.squares += squared_sum(self.factors.inputs.rotate_vectors(a), self._turned(g))
+                self.squares += squared_sum(_turned(self.factors.inputs, a), _turned(self.factors.outputs, g))
 
     def add_parameters(self, grads: Params) -> None:
         """Add gradients of single examples, (K, b, *shape) by name."""
         matrices = self.layer.layer.matrix({name: grads[name].flatten(0, 1) for name in self.layer.names})
         turned = self.factors.outputs.rotate(matrices.to(self.squares.dtype))
-        self.squares += self.factors.inputs.rotate_vectors(turned.transpose(-3, -2)).square().sum(0).transpose(-3, -2)
+        self.squares += self.factors.inputs.rotate(turned.mT).mT.square().sum(0)
 
-    def _turned(self, g: Tensor) -> Tensor:
-        """Turn output gradients (..., groups, O) into the eigenbasis."""
-        return self.factors.outputs.rotate_vectors(g)
+
+def _turned(factor: Factor, x: Tensor) -> Tensor:
+    """Turn vectors (..., groups, n) into the eigenbasis of a factor."""
+    return x if factor.vectors is None else torch.einsum("...gi,gij->...gj", x, factor.vectors)
 
 
 def _add_whole(sums: dict[str, _Rotated], gradients: ExampleGradients, backward: Backward) -> None:

@@ -47,7 +47,7 @@ from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.types import Batch
 
 MAX_FACTOR_SIDE = 16_384
-"""The largest side of a factor by default: it takes 1.1 GB in single precision, and 2.1 GB to decompose in double."""
+"""The largest side of a factor by default: it takes 2.1 GB in float64, and several times that to decompose."""
 
 
 @torch.inference_mode(False)
