@@ -178,7 +178,7 @@ class _LayerSums:
                 add_outer_products(self.G, each)
 
     def reduce_over_processes(self) -> str | None:
-        """Add the sums of all processes; return why there are no factors, if there are none."""
+        """Add the sums of all processes; return the reason if there are no factors."""
         sum_over_processes(*self.inputs.tensors(), self.G, self._misfit)
         if self._misfit:
             return "its inputs do not have the examples in their first dimension, which reduce needs"

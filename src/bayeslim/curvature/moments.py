@@ -17,7 +17,7 @@ ROWS_PER_STRIP = 128
 
 
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
-    """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
+    """Add Σ_n r_n r_nᵀ of rows (n, groups, D) to `total` (groups, D, D) in place.
 
     Only the upper triangle counts, see `symmetric`: on a CPU about half of the product is computed, in strips.
     """

@@ -102,7 +102,7 @@ def measured(
 
 
 def chosen_curvature(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> Curvature:
-    """Choose the curvature that "auto" stands for: "exact" for few outputs and data, else "signs"."""
+    """Choose for "auto": "exact" for few outputs and data, else "signs"."""
     if method.curvature != "auto":
         return method.curvature
     size = size_of_data(loader)
@@ -159,7 +159,7 @@ def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) ->
 
 
 def current(bnn: Bayesian) -> Gaussian:
-    """Check that the posterior belongs to the network's present weights, and return it."""
+    """Return the posterior, if it belongs to the network's present weights."""
     posterior = cast("Gaussian", bnn.posterior_)
     for name, value in posterior.mean.items():
         if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
@@ -171,7 +171,7 @@ def current(bnn: Bayesian) -> Gaussian:
 
 
 def diagonal_factors(posterior: Posterior) -> dict[str, str]:
-    """Name the weights of layers whose Kronecker factors are so large that only a diagonal of one is kept.
+    """List weights with a Kronecker factor that is kept as a diagonal.
 
     An embedding's input factor is diagonal by itself, and does not count.
     """
