@@ -81,6 +81,14 @@ class StochasticHamiltonian(Sampler):
         }
         super().__init__(params, lr, num_data=num_data, **own, steps=0, **settings)
 
+    def damping(self, group: dict[str, Any]) -> float:
+        """Return the friction."""
+        return float(group["friction"])
+
+    def scaled(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
+        """Return gradients times √P."""
+        return torch._foreach_mul(grads, self.buffers(params, "root_scale")) if group["adapt_steps"] else grads
+
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Update velocity and weights."""
         grads, velocity, roots = self.with_decay(group, params, grads), self.buffers(params, "velocity"), None
