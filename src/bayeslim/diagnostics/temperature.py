@@ -44,7 +44,10 @@ class Temperature:
 
     @property
     def verdict(self) -> str:
-        """The chain is "hot", "cold" or "right": off by more than a tenth and two standard errors, or not."""
+        """The state of the chain: "hot", "cold" or "right".
+
+        It is right if it is off by less than a tenth, or by less than two standard errors.
+        """
         off = self.value / self.target - 1
         if abs(off) < TOLERANCE or abs(off) < 2 * self.standard_error / self.target:
             return "right"
@@ -60,7 +63,7 @@ class Temperature:
 
 
 def temperature(bnn: Bayesian, loader: Any) -> Temperature:
-    """Estimate the configurational temperature of the networks that a sampler has kept.
+    """Estimate the configurational temperature of the networks of a sampler.
 
     It takes one pass over the data for every network.
 

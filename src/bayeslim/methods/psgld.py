@@ -86,7 +86,7 @@ class PreconditionedLangevin(Sampler):
 @register("method")
 @dataclass(frozen=True)
 class PSGLD(ChainMethod):
-    """Preconditioned stochastic gradient Langevin dynamics; further settings as in `ChainMethod`.
+    """Preconditioned SGLD; further settings as in `ChainMethod`.
 
     Attributes:
         decay: β of the running mean.

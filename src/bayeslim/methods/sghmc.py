@@ -109,7 +109,7 @@ class StochasticHamiltonian(Sampler):
             torch._foreach_addcmul_(params, velocity, roots)
 
     def _injected(self, group: dict[str, Any], params: Tensors, variance: float) -> Tensors:
-        """Draw the noise to inject, less the part that independent batches bring themselves."""
+        """Draw the noise to inject, less the part that independent batches have."""
         noise = self.noise(params)
         if not group["adapt_steps"] or not group["independent"]:
             return noise
@@ -152,7 +152,7 @@ class StochasticHamiltonian(Sampler):
 @register("method")
 @dataclass(frozen=True)
 class SGHMC(ChainMethod):
-    """Stochastic gradient Hamiltonian Monte Carlo; further settings as in `ChainMethod`.
+    """Stochastic gradient HMC; further settings as in `ChainMethod`.
 
     Attributes:
         friction: α, one minus the momentum.

@@ -90,7 +90,7 @@ class Thermostat(Sampler):
 @register("method")
 @dataclass(frozen=True)
 class SGNHT(ChainMethod):
-    """Stochastic gradient Nosé-Hoover thermostat; further settings as in `ChainMethod`.
+    """Stochastic gradient thermostat; further settings as in `ChainMethod`.
 
     Attributes:
         friction: a, the initial friction, which also sets the injected noise.

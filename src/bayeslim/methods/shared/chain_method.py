@@ -111,7 +111,10 @@ class ChainMethod(ParticleMethod):
     """The learning rate for a network with classes, or with values whose noise has standard deviation one."""
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the usual rate; σ² times that for noise σ below one, where the loss is 1/σ² as steep."""
+        """Return the usual rate, times σ² for Gaussian noise σ below one.
+
+        The loss is 1/σ² as steep there.
+        """
         likelihood = bnn.likelihood
         if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
             return self.usual_lr * min(1.0, float(likelihood.noise.detach()) ** 2)
@@ -129,7 +132,10 @@ class ChainMethod(ParticleMethod):
         """
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Make the sampler for your own loop; trainable parameters that are not random are optimised."""
+        """Make the sampler for your own loop.
+
+        Trainable parameters that are not random are optimised.
+        """
         if self.subset != "all":
             raise NoSiteMatched(
                 f"subset={self.subset!r} is chosen from the data. Use bnn.fit(loader), or bayesianize(..., sites=...) "
@@ -155,7 +161,7 @@ class ChainMethod(ParticleMethod):
         return Terms(nll, kl, weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
-        """Keep the network if its step is a chosen one, and set the temperature of the next step."""
+        """Keep the network if its step is a chosen one, and prepare the next step."""
         course = bnn.state.get("course")
         if course is not None:
             course.kept.observe(bnn)
@@ -259,7 +265,7 @@ class ChainMethod(ParticleMethod):
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
-        """Set the network to the mean of one chain, or to the last network of several chains or cycles."""
+        """Set the network to the mean of one chain, or to the last of several."""
         several = self.chains * rank_and_world()[1] * self.time.windows > 1
         self.stand(bnn, posterior, at_mean=not several)
 
@@ -297,12 +303,12 @@ class _Course:
         return time.factor(done) * (1.0 if time.explores(done) else float(group.get("shrink", 1.0)))
 
     def excess(self, lr: float) -> float | None:
-        """Estimate the excess of variance by gradient noise at the learning rate of the samples."""
+        """Estimate the excess of variance of the samples by gradient noise."""
         group = self.sampler.param_groups[0]
         return self.sampler.excess(group, lr * float(group.get("shrink", 1.0)), self.method.temperature)
 
     def advance(self, step: int) -> None:
-        """Prepare the step that comes next: watch gradient noise, choose the learning rate, set the temperature."""
+        """Prepare the next step: gradient noise, learning rate and temperature."""
         half, group = self.method.time.burn_in_steps(self.total) // 2, self.sampler.param_groups[0]
         if step == half // 2:
             self.sampler.watch_noise(group, on=True)

@@ -105,11 +105,13 @@ class Sampler(torch.optim.Optimizer):
         return 1.0
 
     def scaled(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
-        """Return gradients in the coordinates in which every weight has the same step size."""
+        """Return gradients in coordinates with one step size for all weights."""
         return grads
 
     def excess(self, group: dict[str, Any], lr: float, temperature: float) -> float | None:
-        """Estimate the relative excess of variance by gradient noise at a learning rate; None if it was not watched.
+        """Estimate the relative excess of variance by gradient noise.
+
+        It is None if the noise was not watched.
 
         Independent minibatches add lr² B to the variance 2 α lr T / N that a step injects, where B is the variance of
         their gradients and α the damping. This is the ratio of the two, averaged over the weights.
@@ -130,7 +132,7 @@ class Sampler(torch.optim.Optimizer):
             self.state[p]["last_gradient"] = grad.detach().clone()
 
     def watch_noise(self, group: dict[str, Any], on: bool) -> None:
-        """Start or end the measurement of gradient noise in a group; at the end, free its memory."""
+        """Start the measurement of gradient noise in a group, or end it."""
         group["watches_noise"] = on
         for p in () if on else group["params"]:
             self.state[p].pop("last_gradient", None)
