@@ -22,6 +22,7 @@ def baselines(monkeypatch):
 def problem(inputs=24, outputs=10, rows=200):
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(inputs, inputs, generator=generator, dtype=torch.float64)
+    mixing = torch.logspace(0, -2, inputs, dtype=torch.float64)[:, None] * mixing  # correlated, as activations are
     x = torch.randn(rows, inputs, generator=generator, dtype=torch.float64) @ mixing
     return torch.randn(outputs, inputs, generator=generator, dtype=torch.float64), x, x.T @ x
 
@@ -63,7 +64,7 @@ def test_rows_are_solved_exactly(baselines):
 
 def test_sparsegpt_of_one_column_at_the_end_is_optimal(baselines):
     """With only the first column cut, the others go to their least-squares place (up to the damping)."""
-    weight, x, hessian = problem(inputs=8)
+    weight, _, hessian = problem(inputs=8)
     weight[:, 0] *= 1e-9
     weight[:, 0] += 1e-3  # by far the cheapest
     found = baselines.sparsegpt(weight, hessian, baselines.Target(1 / 8))
