@@ -33,9 +33,28 @@ class Factor:
     vectors: Tensor | None
 
     def __post_init__(self) -> None:
+        shape = self.values.shape
+        if len(shape) != 2 or (self.vectors is not None and self.vectors.shape != (*shape, shape[1])):
+            got = None if self.vectors is None else tuple(self.vectors.shape)
+            raise ShapeMismatch(
+                f"A factor needs eigenvalues (groups, n) and eigenvectors (groups, n, n). Got {tuple(shape)} and {got}."
+            )
         object.__setattr__(self, "values", self.values.double())
         if self.vectors is not None:
             object.__setattr__(self, "vectors", self.vectors.double())
+
+    @classmethod
+    def restore(cls, values: Tensor, vectors: Tensor | None) -> Factor:
+        """Build a factor from stored values, which are not trusted.
+
+        Raises:
+            NotPositiveDefinite: if they are not finite, or an eigenvalue is negative.
+        """
+        if not bool(torch.isfinite(values).all()) or not bool((values >= 0).all()):
+            raise NotPositiveDefinite("The stored eigenvalues of a factor must be finite and not negative.")
+        if vectors is not None and not bool(torch.isfinite(vectors).all()):
+            raise NotPositiveDefinite("The stored eigenvectors of a factor must be finite.")
+        return cls(values, vectors)
 
     @classmethod
     def of(cls, matrix: Tensor, what: str = "factor") -> Factor:

@@ -182,7 +182,7 @@ class Kronecker(Gaussian):
         for layer in config["layers"]:
             weight = layer["weight"]
             outputs, inputs = (
-                Factor(tensors[f"{side}.values:{weight}"], tensors.get(f"{side}.vectors:{weight}"))
+                Factor.restore(tensors[f"{side}.values:{weight}"], tensors.get(f"{side}.vectors:{weight}"))
                 for side in ("outputs", "inputs")
             )
             corrected = tensors.get(f"corrected:{weight}")

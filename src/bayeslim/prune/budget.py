@@ -83,6 +83,8 @@ class Budget:
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
             raise TypeError(f"{goal} must be a number. Got {value!r}.")
+        if goal == "parameters" and math.isfinite(value) and value != round(value):
+            raise ValueError(f"parameters is a number of parameters, a whole number. Got {value}.")
         if goal == "sparsity" and not 0 < value < 1:
             raise ValueError(f"sparsity is the fraction that goes, between 0 and 1. Got {value}.")
         if goal == "max_error_increase" and not 0 <= value < math.inf:
