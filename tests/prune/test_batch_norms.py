@@ -103,3 +103,21 @@ def test_validation_data_that_are_no_numbers_are_refused():
     nothing = [(torch.full_like(x, torch.nan), y) for x, y in loader]
     with pytest.raises(BayeslimError, match="NaN"):
         bl.prune(bnn, bl.Budget(max_error_increase=5), validate=nothing)
+
+
+def test_a_search_judges_the_network_that_it_returns():
+    """Cuts that are tried out have their batch norms measured, as the final one has."""
+    bnn, loader = normed()
+    budget = bl.Budget(max_error_increase=3.0)
+    found, kept = (
+        bl.prune(bnn, budget, validate=loader, refresh=loader, batch_norms=norms, progress=False)
+        for norms in ("measure", "keep")
+    )
+
+    def wrong(network):
+        with torch.no_grad():
+            return 100 * sum(float((network(x).argmax(-1) != y).sum()) for x, y in loader) / 120
+
+    assert wrong(found.mean_network().eval()) <= wrong(bnn.mean_network().eval()) + 3.0 + 1e-6
+    assert found.plan_.sparsity > 0
+    assert not torch.equal(found.mean_network()[1].running_mean, kept.mean_network()[1].running_mean)
