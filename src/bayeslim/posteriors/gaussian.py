@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayeslim.errors import CorruptFile, ShapeMismatch
 from bayeslim.io.registry import register, registered
-from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.base import Posterior, check_masks, like_means
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solve, Solver
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
@@ -213,7 +213,7 @@ class Conditioned(Gaussian):
         Exact, except for a Kronecker layer that keeps more than `kept.MAX_EXACT_WEIGHTS` weights: there it is each
         row's own variance times the factor by which correlations between rows raised it before the cut.
         """
-        return self.restriction.variance()
+        return like_means(self.restriction.variance(), self._mean)
 
     @property
     def support(self) -> Params:

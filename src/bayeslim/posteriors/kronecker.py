@@ -18,6 +18,7 @@ from torch import Tensor
 from bayeslim.errors import BayeslimWarning, NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
+from bayeslim.posteriors.base import like_means
 from bayeslim.posteriors.conjugate import Solve, Solver
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.gaussian import Gaussian, Restriction
@@ -78,7 +79,7 @@ class Kronecker(Gaussian):
         found = self.ordered(
             [b.layer.params(b.variance) for b in self.blocks], {name: p.reciprocal() for name, p in self.rest.items()}
         )
-        return {name: value.to(at_least_float32(self._mean[name])) for name, value in found.items()}
+        return like_means(found, self._mean)
 
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
         """Compute P v: G V A + δ V for each layer."""
@@ -231,16 +232,10 @@ class KeptLayers(Restriction):
 
     def variance(self) -> Params:
         """Compute the diagonal of P_RR⁻¹: exact for small layers, estimated for large ones."""
-        found = self.base.ordered(
+        return self.base.ordered(
             [k.block.layer.params(k.variance()) for k in self.blocks],
             {name: self.kept[name] / p for name, p in self.base.rest.items()},
         )
-        return {name: value.to(at_least_float32(self.base.mean[name])) for name, value in found.items()}
-
-
-def at_least_float32(value: Tensor) -> torch.dtype:
-    """Choose the dtype of a parameter's moments: its own, but float32 for half precision."""
-    return torch.promote_types(value.dtype, torch.float32)
 
 
 def _warn(block: KroneckerBlock, solve: Solve, action: str) -> None:

@@ -18,6 +18,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.methods.shared.curvature_posterior import diagonal_factors
 from bayeslim.posteriors import Gated, Gaussian
 from bayeslim.prune.apply import apply_plan
+from bayeslim.prune.batch_norms import measure_batch_norms
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, weight_candidates
 from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
@@ -218,7 +219,10 @@ def _harmless(
     is_fine = harm(reference or bnn, budget, settings.validate, share)
 
     def harmless(count: int) -> bool:
-        return is_fine(apply_plan(bnn, plan_of(ranking, count, "", settings.granularity, ""), settings.how))
+        pruned = apply_plan(bnn, plan_of(ranking, count, "", settings.granularity, ""), settings.how)
+        if settings.norm_data is not None:
+            measure_batch_norms(pruned, settings.norm_data)
+        return is_fine(pruned)
 
     return most(harmless, ranking.gone, ranking.limit, len(ranking.candidates))
 
