@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import rows_of
@@ -18,7 +18,6 @@ from bayeslim.compact.guards import guards_of
 from bayeslim.compact.quiet import quiet
 from bayeslim.compact.recurrence import WholeRecurrentLayers
 from bayeslim.errors import UnsupportedModel
-from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, arguments
 
 
@@ -38,12 +37,13 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
     args, kwargs = arguments(inputs[0])
     rows = rows_of(inputs[0])
     program, failure = None, None
-    # The non-strict mode makes a constant of len(x); the strict mode, which reads the bytecode, does not.
+    # The non-strict mode makes a constant of len(x); the strict mode, which reads the bytecode, does not. In a mode
+    # that overrides functions, transformer layers call their linear layers instead of a fused kernel that hides them.
     for strict in (False, True):
         dims: Callable[[int, Any], Any] = _all_dims
         for _ in range(2):
             try:
-                with quiet(), own_layers(), nullcontext() if unrolled else WholeRecurrentLayers():
+                with quiet(), BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers():
                     free = _dynamic_shapes(network, args, kwargs, partial(dims, rows))
                     found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
             except Exception as error:

@@ -204,6 +204,8 @@ def functional(program: torch.export.ExportedProgram, decomposed: Sequence[Any] 
         module = program.module(check_guards=False)
     restore_recurrent_(module.graph)
     restore_attention_(module.graph)
+    # Unused results, such as the mean over heads, would tie channels. Tied tensors keep all their names.
+    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op == "get_attr" or node.is_impure())
     module.recompile()
     return module
 
