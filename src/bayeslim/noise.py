@@ -165,6 +165,8 @@ def _start(
 
 def _fill(chunks: list[_Chunk]) -> None:
     """Fill all chunks; this thread and its helpers each take the next chunk until none is left."""
+    if not chunks:
+        return
     waiting = iter(chunks)
 
     def work() -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -64,7 +65,7 @@ def inputs_of(batch: Any) -> Inputs:
     """
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
         return batch[0]
-    if isinstance(batch, Tensor) or (isinstance(batch, Mapping) and not batch.keys() & set(TARGET_KEYS)):
+    if isinstance(batch, Tensor | np.ndarray) or (isinstance(batch, Mapping) and not batch.keys() & set(TARGET_KEYS)):
         return batch
     return split_batch(batch)[0]
 
@@ -132,6 +133,29 @@ def to_device(data: Any, device: torch.device | str | None) -> Any:
     if type(data) in (tuple, list):
         return tuple(to_device(v, device) for v in data)
     return data.to(device, non_blocking=True) if hasattr(data, "to") else data
+
+
+def as_tensors(inputs: Any, model: nn.Module) -> Any:
+    """Turn NumPy arrays among inputs into tensors; real numbers take the dtype of the network's parameters.
+
+    Tensors and all other objects stay as they are.
+    """
+    if isinstance(inputs, np.ndarray):
+        if inputs.dtype.kind not in "biuf":
+            raise TypeError(
+                f"NumPy inputs must be arrays of numbers. Got {inputs.dtype}. Convert them first, for example with "
+                "array.astype(np.float32)."
+            )
+        tensor = torch.from_numpy(np.array(inputs))  # a copy: arrays may be read-only, or have negative strides
+        if not tensor.is_floating_point():
+            return tensor
+        dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
+        return tensor.to(next(dtypes, torch.get_default_dtype()))
+    if isinstance(inputs, Mapping):
+        return {key: as_tensors(value, model) for key, value in inputs.items()}
+    if type(inputs) in (tuple, list):
+        return type(inputs)(as_tensors(value, model) for value in inputs)
+    return inputs
 
 
 def batch_size(inputs: Inputs) -> int:

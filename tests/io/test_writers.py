@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import bayeslim as bl
-from bayeslim.errors import BayeslimError, CorruptFile, FolderInUse, locked
+from bayeslim.errors import BayeslimError, CorruptFile, FolderInUse
 from bayeslim.io import storage
+from bayeslim.io.lock import locked
 from bayeslim.io.storage import INDEX, read_folder, write_folder
 from processes import in_processes
 

@@ -231,7 +231,7 @@ def test_a_checkpoint_of_members_together_is_not_begun_anew_one_by_one(tmp_path)
     options = {"epochs": 2, "lr": 0.05, "progress": False, "checkpoint": tmp_path, "seed": 5}
     whole = bayesian(bl.DeepEnsemble(2, together=True))
     whole.fit(loader(), **options)
-    with pytest.raises(BayeslimError, match=r"trained together, .* one by one, from the start\. Give the options"):
+    with pytest.raises(BayeslimError, match=r"trained together, .* one by one\. Use the same options"):
         bayesian(bl.DeepEnsemble(2)).fit(loader(), callbacks=[lambda _: None], **options)
     assert not any(tmp_path.glob("member-*"))
     again = bayesian(bl.DeepEnsemble(2, together=True))

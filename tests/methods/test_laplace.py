@@ -13,6 +13,7 @@ import bayeslim as bl
 from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian
 from bayeslim.methods import laplace
+from bayeslim.methods.shared import curvature_posterior
 from bayeslim.posteriors import Conditioned, Dense, Kronecker, LowRank
 from bayeslim.predict import linearised
 
@@ -420,3 +421,52 @@ class TestSturdy:
 def test_predictions_of_a_generator_of_batches():
     bnn = fitted()
     torch.testing.assert_close(bl.predict(bnn, (batch for batch in batches())).probs, bl.predict(bnn, X).probs)
+
+
+class TestChoiceOfCurvature:
+    """The default is exact for few outputs and data, and the unbiased estimate by random signs for more."""
+
+    def test_few_data_are_exact(self):
+        exact, chosen = fitted(bl.Laplace(curvature="exact")), bayesian()
+        result = chosen.fit([(X, Y)], progress=False)
+        assert result.details["curvature"] == "exact"
+        for name, variance in chosen.posterior_.variance.items():
+            torch.testing.assert_close(variance, exact.posterior_.variance[name])
+
+    def test_many_data_and_data_of_unknown_size_take_signs(self, monkeypatch):
+        class Unsized:
+            def __iter__(self):
+                return iter([(X, Y)])
+
+        assert bayesian().fit(Unsized(), progress=False).details["curvature"] == "signs"
+        monkeypatch.setattr(curvature_posterior, "MAX_EXACT_PASSES", 3 * len(X) - 1)
+        assert bayesian().fit([(X, Y)], progress=False).details["curvature"] == "signs"
+        monkeypatch.setattr(curvature_posterior, "MAX_EXACT_PASSES", 3 * len(X))
+        assert bayesian().fit([(X, Y)], progress=False).details["curvature"] == "exact"
+
+    def test_a_shuffled_loader_is_left_as_it_was(self):
+        loader = DataLoader(TensorDataset(X, Y), 5, shuffle=True, generator=torch.Generator().manual_seed(3))
+        state = loader.generator.get_state()
+        curvature_posterior.chosen_curvature(bayesian(), bl.Laplace(), loader)
+        assert torch.equal(loader.generator.get_state(), state)
+
+    def test_signs_follow_from_the_seed_and_have_the_error_of_the_docstring(self):
+        torch.manual_seed(0)
+        x, outputs = torch.randn(50, 2).double(), 4
+        bnn = bl.bayesianize(
+            nn.Linear(2, outputs).double(),
+            bl.Laplace("full", curvature="signs"),
+            likelihood=bl.likelihoods.Gaussian(1.0),
+        )
+
+        def estimate(seed: int) -> Tensor:
+            bnn.fit([(x, torch.zeros(50, outputs).double())], seed=seed, progress=False)
+            return bnn.posterior_.curvature.sum()  # along all ones, which every output moves alike
+
+        assert torch.equal(estimate(1), estimate(1))
+        found = torch.stack([estimate(seed) for seed in range(60)])
+        each = (x.sum(1) + 1).square() * outputs  # of every example
+        exact = each.sum()
+        spread = (2 * (1 - 1 / outputs) * each.square().sum()).sqrt()
+        assert (found.mean() - exact).abs() < 4 * spread / 60**0.5
+        assert found.std() == pytest.approx(float(spread), rel=0.35)

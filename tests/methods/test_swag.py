@@ -240,9 +240,9 @@ def test_cycles_end_low_where_networks_are_taken():
 
 
 def test_no_spread_of_one_network_and_no_mean_of_none():
-    with pytest.raises(BayeslimError, match="at least two networks, and 1 was averaged"):
+    with pytest.raises(BayeslimError, match="needs at least 2"):
         bayesian(bl.SWAG()).fit(loader(), epochs=1, progress=False)
-    with pytest.raises(BayeslimError, match="No network was averaged"):
+    with pytest.raises(BayeslimError, match="needs at least 1"):
         bayesian(bl.SWA(every=1000)).fit(loader(), epochs=1, progress=False)
 
 

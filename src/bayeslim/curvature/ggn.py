@@ -63,7 +63,7 @@ def ggn(
         selection: parameter names, or flat indices by parameter name (None for all of a parameter); by default every
             trainable parameter. The matrix is in the model's order of parameters, and in the order of given indices.
         columns: the kind of output columns, see `bayeslim.curvature.columns`.
-        dtype: to accumulate in; by default the model's, at least float32.
+        dtype: to accumulate in, float64 by default.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
     """
@@ -71,7 +71,7 @@ def ggn(
     weights = chosen_weights(model, selection)
     params = dict(model.named_parameters())
     size = sum(params[name].numel() if index is None else len(index) for name, index in weights.items())
-    dtype = accumulation_dtype(model, dtype)
+    dtype = accumulation_dtype(model, dtype or torch.float64)
     device = params[next(iter(weights))].device
     matrix = torch.zeros(size, size, dtype=dtype, device=device)
     count = for_each_row(

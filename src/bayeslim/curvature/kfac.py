@@ -32,6 +32,7 @@ from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.layers import MatrixLayer, matrix_layer, scale_layer
 from bayeslim.curvature.moments import InputMoment, add_outer_products, symmetric
 from bayeslim.curvature.probe import Probe, probe
+from bayeslim.curvature.recurrent import is_unrolled
 from bayeslim.curvature.sweep import (
     accumulation_dtype,
     chosen_parameters,
@@ -67,7 +68,7 @@ def kfac(
             wanted too.
         columns: the kind of output columns, see `bayeslim.curvature.columns`.
         sharing: how positions that share weights are counted.
-        dtype: to accumulate in; by default the model's, at least float32.
+        dtype: to accumulate in, float64 by default: in float32 small eigenvalues of the factors are rounding errors.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
 
@@ -78,7 +79,7 @@ def kfac(
     if sharing not in ("expand", "reduce"):
         raise ValueError(f'sharing must be "expand" or "reduce". Got {sharing!r}.')
     wanted = tuple(chosen_parameters(model, names))
-    dtype = accumulation_dtype(model, dtype)
+    dtype = accumulation_dtype(model, dtype or torch.float64)
     count = torch.zeros((), dtype=torch.float64)
     generator = seeded(seed)
     seen: Probe | None = None
@@ -183,7 +184,8 @@ def _plan(
     """Make sums for layers with a wanted weight, and give reasons for other parameters."""
     names = {id(p): name for name, p in chosen.items()}
     owners: dict[int, list[str]] = {}
-    for path, module in model.named_modules():
+    owning = [(path, module) for path, module in model.named_modules() if not is_unrolled(module)]
+    for path, module in owning:
         for p in module._parameters.values():
             if p is not None:
                 owners.setdefault(id(p), []).append(path)
@@ -193,7 +195,7 @@ def _plan(
         if len(owners[id(p)]) > 1
     }
     sums, unsupported = {}, dict(tied)
-    for path, module in model.named_modules():
+    for path, module in owning:
         wanted = {leaf: names[id(p)] for leaf, p in module._parameters.items() if p is not None and id(p) in names}
         wanted = {leaf: name for leaf, name in wanted.items() if name not in tied}
         view = matrix_layer(module)

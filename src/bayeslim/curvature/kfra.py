@@ -65,13 +65,14 @@ def kfra(
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
         names: the parameters wanted; by default every trainable one.
-        dtype: to accumulate in; by default the model's, at least float32.
+        dtype: to accumulate in, float64 by default.
         progress: whether to show a progress bar.
     """
     steps = _checked_steps(replicate(model))
     chosen = chosen_parameters(model, names)
     with kept_random_state(), torch.no_grad():
-        sums = _Sums(steps, {id(p): name for name, p in chosen.items()}, accumulation_dtype(model, dtype))
+        known = {id(p): name for name, p in chosen.items()}
+        sums = _Sums(steps, known, accumulation_dtype(model, dtype or torch.float64))
         for inputs, targets in batches(model, loader, "curvature", progress):
             sums.add(inputs, targets, likelihood)
     sum_over_processes(*sums.tensors())

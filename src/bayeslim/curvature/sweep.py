@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from bayeslim.curvature.recurrent import unroll_
 from bayeslim.errors import BayeslimError, NoSiteMatched, ShapeMismatch, UnsupportedModel, closest
 from bayeslim.noise import kept_random_state
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
@@ -87,7 +88,7 @@ def with_gradients() -> Iterator[None]:
 def evaluation_replica(model: nn.Module, inputs: Inputs) -> nn.Module:
     """Make a replica of `model` in evaluation mode, to compute with `inputs`.
 
-    Where its forward reads tensors past the module tree, the replica is a deep copy.
+    Where its forward reads tensors past the module tree, the replica is a deep copy. Recurrent layers are unrolled.
 
     Raises:
         UnsupportedModel: if examples depend on each other even in evaluation mode.
@@ -97,7 +98,8 @@ def evaluation_replica(model: nn.Module, inputs: Inputs) -> nn.Module:
         one = examples(inputs, 0, 1, batch_size(inputs))
     except PackedInputs:
         one = inputs
-    return replicate(model) if reads_its_own_tensors(model, one) else deep_copy(model).eval()
+    twin = replicate(model) if reads_its_own_tensors(model, one) else deep_copy(model).eval()
+    return unroll_(twin)
 
 
 def examples(inputs: Inputs, start: int, stop: int, total: int) -> Inputs:

@@ -14,11 +14,12 @@ from torch.func import vjp, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bayeslim.curvature.explicit_attention import ExplicitAttention
+from bayeslim.curvature.recurrent import is_unrolled
 from bayeslim.curvature.sweep import examples
 from bayeslim.types import Inputs, Params, call
 
 WITHOUT_BATCHING_RULES: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.EmbeddingBag)
-"""Modules that `vmap` cannot run, or only in a loop of its own: their examples go one by one."""
+"""Modules that `vmap` cannot run, or only in a loop of its own: their examples go one by one, unless unrolled."""
 
 
 class WholeNetwork:
@@ -34,7 +35,9 @@ class WholeNetwork:
         self.model = model
         self.params: Params = {name: fixed.pop(name) for name in names}
         self.fixed = fixed
-        self._vectorised = not any(isinstance(module, WITHOUT_BATCHING_RULES) for module in model.modules())
+        self._vectorised = not any(
+            isinstance(module, WITHOUT_BATCHING_RULES) and not is_unrolled(module) for module in model.modules()
+        )
 
     def gradients(self, inputs: Inputs, columns: Tensor) -> Params:
         """Compute gradients of Σ column · outputs, (K, B, *shape) by name, for columns (K, B, ...)."""

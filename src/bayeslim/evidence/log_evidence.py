@@ -11,6 +11,7 @@ density: with `renyi=0` the importance-weighted bound, which comes closer to log
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sized
 from functools import singledispatch
 from typing import Any
@@ -27,7 +28,7 @@ from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Pos
 from bayeslim.results import Evidence
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.progress import showing
-from bayeslim.types import Params, call, device_of, inputs_of, split_batch, to_device
+from bayeslim.types import Params, arguments, call, device_of, inputs_of, split_batch, to_device
 
 
 def log_evidence(
@@ -71,9 +72,32 @@ def log_evidence(
         first = next((inputs_of(batch) for batch in loader), None)
         bnn = bnn.replica(to_device(first, device_of(bnn.model)))
         if renyi is not None:
-            return _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
-        known = bnn.method.evidence(bnn, loader, samples, generator)
-        return known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
+            found = _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
+        else:
+            known = bnn.method.evidence(bnn, loader, samples, generator)
+            found = known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
+    if not math.isfinite(found.value):
+        _explain(found, loader)
+    return found
+
+
+def _explain(found: Evidence, loader: Iterable[Any]) -> None:
+    """Raise an error that names the batch with NaN or infinity; likelihoods of zero, log p(D) = −∞, may pass."""
+    for number, batch in enumerate(loader):
+        inputs, targets = split_batch(batch)
+        for what, values in (("inputs", inputs), ("targets", targets)):
+            args, kwargs = arguments(values)
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+                raise BayeslimError(
+                    f"The {what} of batch {number} hold NaN or infinite values, so there is no evidence. "
+                    "Leave these examples out."
+                )
+    if found.value != -math.inf:
+        raise BayeslimError(
+            f"The evidence is {found.value}, though the data are finite: the network's weights or outputs are not. "
+            "Fit it again, with a smaller learning rate."
+        )
 
 
 @singledispatch
@@ -137,7 +161,7 @@ def _renyi(
     generator: torch.Generator | None,
     alpha: float,
 ) -> Evidence:
-    """The estimate at α from the densities of draws."""
+    """Estimate the bound of order α from the densities of draws."""
     values, count = [], 0
     for params in _draws(posterior, samples, generator):
         log_lik, count = _log_likelihood(bnn, loader, params)
@@ -152,7 +176,7 @@ def _draws(posterior: Posterior, samples: int, generator: torch.Generator | None
 
 
 def _log_likelihood(bnn: Bayesian, loader: Iterable[Any], params: Params) -> tuple[float, int]:
-    """Log p(D|w), and the size of the data."""
+    """Compute log p(D|w), and count the data."""
     device = device_of(bnn.model)
     total, count = 0.0, 0
     for batch in loader:
@@ -174,7 +198,7 @@ def _estimate(log_weights: Tensor, alpha: float, count: int) -> Evidence:
 
 
 def _kl(posterior: Posterior, bnn: Bayesian) -> float:
-    """KL(q ‖ p) over the weights that are left, of every weight's own q."""
+    """Compute KL(q ‖ p) over the weights that are left, from the marginals of q."""
     kl = 0.0
     for name, prior in bnn.priors.items():
         kept = bnn.masks.get(name, torch.ones_like(posterior.mean[name], dtype=torch.bool))

@@ -32,7 +32,7 @@ from bayeslim.types import Inputs, Params
 _NAMED_TYPES = (torch.dtype, torch.layout, torch.memory_format)
 _PART = re.compile(r"[A-Za-z0-9_]+")
 _TAKEN = {"self", *keyword.kwlist}
-_MAX_GRAPH_STEPS = 1_000_000
+_MAX_GRAPH_STEPS = 50_000
 
 
 def as_graph(network: nn.Module, inputs: Sequence[Inputs]) -> fx.GraphModule:

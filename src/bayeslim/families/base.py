@@ -71,6 +71,11 @@ class Family(ABC):
     at_the_root: ClassVar[tuple[str, ...]] = ()
     """The names of parameters that the model has once."""
 
+    @property
+    def numbers_per_weight(self) -> int:
+        """The number of scalars that the family adds for every random weight, at least."""
+        return 0
+
     def check(self, model: nn.Module, names: tuple[str, ...]) -> None:
         """Raise an `UnsupportedModel` if a name that the family needs is taken."""
         for path in self._paths(names):

@@ -58,6 +58,11 @@ class LowRankGaussian(Family):
         if not self.initial_std > 0:
             raise ValueError(f"initial_std is a standard deviation and must be positive. Got {self.initial_std}.")
 
+    @property
+    def numbers_per_weight(self) -> int:
+        """The log σ, and a row of U."""
+        return self.rank + 1
+
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
         """Add log σ and the rows of U, (r, *shape), to every parameter's module."""
         for name in names:

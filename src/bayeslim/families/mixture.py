@@ -67,6 +67,11 @@ class MixtureOfGaussians(Family):
             if not getattr(self, setting) > 0:
                 raise ValueError(f"{setting} is a standard deviation and must be positive. Got {self}.")
 
+    @property
+    def numbers_per_weight(self) -> int:
+        """The offset and the log σ of every component."""
+        return 2 * self.components
+
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
         """Add offsets and log σ, (C, *shape), for every parameter, and log π to the model."""
         for name in names:

@@ -35,6 +35,7 @@ from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
 from bayeslim.train.loaders import training_set_size
+from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
 
@@ -126,6 +127,7 @@ class DeepEnsemble(ParticleMethod):
             )
         if start is not None and not callable(start):
             raise TypeError(f"start must be a function that makes a network. Got {start!r}.")
+        check_names("DeepEnsemble", training, fit)
         previous = bnn.state.get("posterior")
         if previous is None and start is None:
             check_resettable(bnn.model)
@@ -195,7 +197,7 @@ class _Job:
         step, noise = bnn.step, noise_of(bnn.likelihood)
         noises: list[Params] = []
         for member in range(self.count):
-            with seeded(self._seed_of(member), rank_and_world()[0]):
+            with seeded(self._seed_of(member), rank_and_world()[0], self.loader):
                 self._begin(member)
                 bnn.step = step
                 bnn.likelihood.load_state_dict(noise)
@@ -211,7 +213,7 @@ class _Job:
 
     def together(self) -> tuple[Fit, Particles]:
         bnn = self.bnn
-        with seeded(self.seed, 0):
+        with seeded(self.seed, 0, self.loader):
             starts = []
             for member in range(self.count):
                 self._begin(member)

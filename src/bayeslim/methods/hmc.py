@@ -52,6 +52,7 @@ from bayeslim.train.checkpoints import (
 )
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import training_set_size
+from bayeslim.train.options import check_names
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.seeding import ordered_by, seed_of_chain
 from bayeslim.types import Params
@@ -138,6 +139,7 @@ class HMC(ParticleMethod):
             raise TypeError(
                 f"{', '.join(training)} are options of training. Pass epochs=... to train first, or leave them out."
             )
+        check_names("HMC", training, train.fit)
         check_whole(loader)
         rank, world = rank_and_world()
         if self.chains * world > 1 and self.subset == "all" and start is None:

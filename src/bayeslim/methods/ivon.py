@@ -43,6 +43,9 @@ from bayeslim.results import Fit
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
+MAX_STEP = 1e30
+"""The largest lr · curvature · N; the step multiplies it with σ² and a gradient in single precision."""
+
 POINT_RATE = 0.01
 """The learning rate of parameters without a variance, trained by Adam, as a fraction of the rate of the others."""
 
@@ -73,6 +76,8 @@ class NaturalGradient(torch.optim.Optimizer):
     ):
         if not lr > 0:
             raise ValueError(f"lr must be positive. Got {lr}.")
+        if lr * curvature * num_data > MAX_STEP:
+            raise ValueError(f"lr={lr:g} is too large for {num_data:g} examples. A usual rate of IVON is 0.1.")
         settings = {"num_data": num_data, "curvature": curvature, "beta1": betas[0], "beta2": betas[1], "steps": 0}
         groups = [{"params": [*means, *log_stds], "lr": lr, "spread": True, **settings}]
         if points:
@@ -174,6 +179,11 @@ class IVON(Variational):
                 raise ValueError(f"{setting} must be in [0, 1). Got {getattr(self, setting)}.")
         if not self.curvature > 0:
             raise ValueError(f"curvature must be positive. Got {self.curvature}.")
+
+    @property
+    def trains_plain_stds(self) -> bool:
+        """False: the natural gradient scales the steps of σ itself."""
+        return False
 
     def default_lr(self, bnn: Bayesian) -> float:
         """Return the usual rate of gradient descent with momentum."""

@@ -27,6 +27,7 @@ from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
 from bayeslim.train.loaders import training_set_size
+from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
@@ -75,9 +76,10 @@ class MCBatchNorm(ParticleMethod):
             raise TypeError(
                 f"{', '.join(training)} are options of training. Pass epochs=... to train first, or leave them out."
             )
+        check_names("MCBatchNorm", training, fit)
         with restored_on_failure(bnn):
             result = Fit() if epochs is None else fit(bnn, loader, epochs=epochs, seed=seed, **training)
-            with seeded(seed, rank_and_world()[0]):
+            with seeded(seed, rank_and_world()[0], loader):
                 statistics = self._measured(bnn, loader)
         if epochs is None and not bnn.num_data_given:
             bnn.num_data = training_set_size(bnn, loader)

@@ -92,6 +92,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
                 "Every member needs its own optimizer. Pass a function that makes one, such as "
                 f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
             )
+        self.check_fit(bnn, loader, epochs, training)
         if start is None and not bnn.masks:
             check_resettable(bnn.model)
         step, result, found, noises = bnn.step, Fit(), [], []
@@ -100,7 +101,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
             for member in range(self.members):
                 own = None if seed is None else seed_of_chain(seed, member)
                 folder = None if checkpoint is None else Path(checkpoint) / f"member-{member + 1}"
-                with seeded(own, rank_and_world()[0]):
+                with seeded(own, rank_and_world()[0], loader):
                     bnn.load_state_dict(begin)
                     bnn.step = step
                     if not bnn.masks:

@@ -26,6 +26,7 @@ from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Epoch, fit
+from bayeslim.train.options import check_names
 from bayeslim.types import Params, device_of
 
 if TYPE_CHECKING:
@@ -87,12 +88,8 @@ class Snapshot(ParticleMethod):
             raise ValueError(
                 f"{self.cycles} cycles of equal length need a multiple of {self.cycles} epochs. Got epochs={epochs}."
             )
-        for option, why in (
-            ("lr_schedule", "the cycles are the schedule"),
-            ("patience", "it trains through every cycle"),
-        ):
-            if training.get(option) is not None:
-                raise ValueError(f"Snapshot takes no {option}: {why}.")
+        reasons = {"lr_schedule": "the cycles are the schedule", "patience": "it trains through every cycle"}
+        check_names("Snapshot", training, fit, reasons)
         found: dict[int, tuple[Params, Params]] = {}
         noises: dict[int, Params] = {}
         folder = None if checkpoint is None else Path(checkpoint)

@@ -232,7 +232,7 @@ class Subspace(ParticleMethod):
             return space.particles(draws, dtype, found.chains // world), details
         space, prior = with_normal_prior(space)
         asked: Any = inner
-        columns = "exact" if asked.curvature == "signs" else asked.curvature  # exact is cheap here
+        columns = "exact" if asked.curvature in ("auto", "signs") else asked.curvature  # exact is cheap here
         within = bayesianize_(space, replace(asked, structure="full", curvature=columns), prior=prior, **settings)
         with evaluating(within):
             to_mode_(within, loader)

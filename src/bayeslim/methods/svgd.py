@@ -41,6 +41,7 @@ from bayeslim.results import Fit, Prediction
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
 from bayeslim.train.loaders import training_set_size
+from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Batch, Batches, Params, call, device_of, split_batch
 
@@ -125,9 +126,10 @@ class SVGD(ParticleMethod):
         Returns:
             the history, with means over the particles.
         """
+        check_names("SVGD", training, fit)
         self._check(bnn, start, optimizer)
         num_data = training_set_size(bnn, loader)
-        with seeded(seed, rank_and_world()[0]):
+        with seeded(seed, rank_and_world()[0], loader):
             stack = ParticleStack(bnn.model, self._starts(bnn, start))
             exact = {re.compile(re.escape(stack.path_of(name))): bnn.priors.given[name] for name in bnn.sites.names}
             together = Bayesian(stack, self, bnn.likelihood, exact, list(exact), num_data)

@@ -44,9 +44,10 @@ class SWA(Averaging, ParticleMethod):
             seed: makes the run repeatable, and leaves the global random state unchanged.
             **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`.
         """
+        self.check_fit(bnn, loader, epochs, training)
         with restored_on_failure(bnn):
             result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)
-            with seeded(seed, rank_and_world()[0]):
+            with seeded(seed, rank_and_world()[0], loader):
                 measure_again_(bnn.model, loader)
         self.keep(bnn, gathered([snapshot(bnn)]))
         return result

@@ -60,11 +60,12 @@ class SWAG(GaussianAveraging, FoundPosterior):
             **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`. The paper's optimizer
                 is SGD with momentum; Adam is used if none is given.
         """
+        self.check_fit(bnn, loader, epochs, training)
         with restored_on_failure(bnn):
             result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
             posterior = trajectory.gaussian(self.scale)
             found: dict[str, Posterior] = {"posterior": posterior}
-            with seeded(seed, rank_and_world()[0]):
+            with seeded(seed, rank_and_world()[0], loader):
                 measure_again_(bnn.model, loader)
                 if norms_of(bnn.model):
                     found["networks"] = drawn(bnn, posterior, loader, self.samples)

@@ -16,6 +16,8 @@ Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Well
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, BayeslimWarning
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
@@ -37,12 +39,17 @@ from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_
 from bayeslim.noise import current_generator, standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
 from bayeslim.priors import Prior
+from bayeslim.results import Fit
 from bayeslim.sites import owner
 from bayeslim.train.schedules import Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
+
+
+LAST_FRACTION, MAX_STD_CHANGE = 0.2, 1.1
+"""`fit` warns if σ changed by more than this factor, on (geometric) average, over this last fraction of epochs."""
 
 
 @register("method")
@@ -68,6 +75,9 @@ class Variational(Method):
         gate_at: the sides of layers to gate, by the names of layers, instead of the default (inputs of Linear layers,
             filters of convolutions, and so on), such as {"conv1": "outputs", "fc1": "inputs"} (see
             `bayeslim.gates.placement`).
+        std_rate: a factor on the learning rate of log σ, for `family=DiagonalGaussian()` without gates. Adam moves
+            every parameter by about the same amount, and log σ has further to go than μ: from log 0.01 often to near
+            the prior's width. `fit` warns if σ still moves at the end.
     """
 
     family: Family = field(default_factory=DiagonalGaussian)
@@ -79,6 +89,7 @@ class Variational(Method):
     temperature: float = 1.0
     gates: Gate | None = None
     gate_at: GateAt | None = None
+    std_rate: float = 10.0
 
     name: ClassVar[str] = "variational"
     default_sites: ClassVar[str] = "weights"
@@ -92,6 +103,10 @@ class Variational(Method):
             raise TypeError(
                 f"family must be one of bayeslim.families, such as DiagonalGaussian(). Got {self.family!r}."
             )
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and not negative. Got {self.temperature}.")
+        if not 0 < self.std_rate < math.inf:
+            raise ValueError(f"std_rate is a factor on a learning rate and must be positive. Got {self.std_rate}.")
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1. Got {self.samples}.")
         renyi.check(self.renyi)
@@ -259,6 +274,57 @@ class Variational(Method):
         if isinstance(family, DiagonalGaussian) and family.counts_otherwise:
             means |= {name: family.counted(means[name], log_std) for name, log_std in log_stds.items()}
         return means, spreads, kls[0] if len(kls) == 1 else torch.stack(kls).sum()
+
+    @property
+    def trains_plain_stds(self) -> bool:
+        """Whether log σ of independent Gaussians is trained by Adam."""
+        return type(self.family) is DiagonalGaussian and self.gates is None and self.estimator != "mean"
+
+    def _log_stds(self, bnn: Bayesian) -> list[Tensor]:
+        assert isinstance(self.family, DiagonalGaussian)
+        return [self.family.log_std(bnn.model, name) for name in bnn.sites.names]
+
+    def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
+        """Make an Adam optimizer, with a larger learning rate for log σ."""
+        optimizer = super().optimizer(bnn, lr)
+        if self.trains_plain_stds:
+            stds = {id(log_std): log_std for log_std in self._log_stds(bnn)}
+            (group,) = optimizer.param_groups
+            group["params"] = [p for p in group["params"] if id(p) not in stds]
+            optimizer.add_param_group({"params": list(stds.values()), "lr": self.std_rate * lr})
+        return optimizer
+
+    def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
+        """Train, and warn if standard deviations still move at the end.
+
+        Args:
+            bnn: the network.
+            loader: batches of inputs and targets.
+            **options: the options of `bayeslim.train.fit`.
+        """
+        if not self.trains_plain_stds:
+            return super().fit(bnn, loader, **options)
+        widths = [self._mean_log_std(bnn)]
+        callbacks = [*options.pop("callbacks", ()), lambda epoch: widths.append(self._mean_log_std(bnn))]
+        result = super().fit(bnn, loader, callbacks=callbacks, **options)
+        last = max(1, round(LAST_FRACTION * (len(widths) - 1)))
+        change = math.exp(widths[-1] - widths[-1 - last]) if len(widths) > 1 else 1.0
+        result.details["std_change"] = change
+        if not 1 / MAX_STD_CHANGE < change < MAX_STD_CHANGE:
+            warnings.warn(
+                f"Standard deviations were still moving when training ended: by a factor of {change:.2f} in the last "
+                f"{last} of {len(widths) - 1} epochs. Uncertainty is {'under' if change > 1 else 'over'}stated. "
+                "Train for more epochs, or use a larger Variational(std_rate=...).",
+                BayeslimWarning,
+                stacklevel=3,
+            )
+        return result
+
+    @torch.no_grad()
+    def _mean_log_std(self, bnn: Bayesian) -> float:
+        """Average log σ over the weights that are left."""
+        values = torch.cat([log_std.flatten() for log_std in self._log_stds(bnn)])
+        return float(values[values.isfinite()].mean())
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Condition the family on the zeros; correlated survivors move."""

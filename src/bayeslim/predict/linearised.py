@@ -26,6 +26,7 @@ from bayeslim.curvature.diag import chunks_of
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
 from bayeslim.curvature.explicit_attention import ExplicitAttention
 from bayeslim.curvature.layers import MatrixLayer
+from bayeslim.curvature.recurrent import unroll_
 from bayeslim.curvature.rows import GradientRows
 from bayeslim.curvature.sweep import accumulation_dtype, examples, with_gradients
 from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
@@ -57,7 +58,7 @@ def output_gaussians(
         posterior: over some or all of its parameters.
         batches: inputs, on the model's device.
     """
-    gradients = ExampleGradients(model, posterior.names)
+    gradients = ExampleGradients(unroll_(model), posterior.names)
     dtype = accumulation_dtype(model, None)
     step = 0
     for inputs in batches:
@@ -100,7 +101,7 @@ def linearised_draws(
     while len(draws) < samples:
         count = min(at_once, (samples - len(draws) + 1) // 2)
         noise = posterior.noise(count, generator=generator)
-        parts = [_outputs_and_slopes(model, inputs, posterior.mean, noise) for inputs in batches()]
+        parts = [_outputs_and_slopes(unroll_(model), inputs, posterior.mean, noise) for inputs in batches()]
         centre = torch.cat([outputs for outputs, _ in parts])
         for slope in torch.cat([slopes for _, slopes in parts], 1):
             draws += [centre + slope, centre - slope]

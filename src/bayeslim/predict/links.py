@@ -6,7 +6,7 @@ The links, by the name of `predict(how=...)`; "auto" (or "glm") is the first of 
     Poisson        "auto"                     E[eᶠ] = exp(m + v/2), exactly
     Bernoulli      "auto"                     E[σ(f)] by Gauss-Hermite quadrature
                    "probit"                   σ(κ(v) m),  κ(v) = (1 + π v / 8)^(-1/2)
-    Categorical    "auto"                     E[softmax(f)] by quasi-Monte Carlo with 256 fixed points
+    Categorical    "auto"                     E[softmax(f)] by quasi-Monte Carlo with 128 fixed points
                    "extended-probit"          p_c ∝ 1 / Σ_k exp(κ(Var[f_k − f_c]) (m_k − m_c)), with their correlations
                    "probit"                   softmax(κ(v_c) m_c), each logit on its own
                    "bridge"                   mean of the Dirichlet with the Laplace approximation N(m, V) in logits
@@ -45,7 +45,7 @@ LINKS = ("auto", "glm", "joint", "extended-probit", "probit", "bridge")
 BINARY_POINTS = 32
 """Points of the Gauss-Hermite rule for binary outputs."""
 
-CLASS_POINTS = 256
+CLASS_POINTS = 128
 """Points of the quasi-Monte Carlo rule for classes; a power of two, for which Sobol points are even."""
 
 POINTS_SEED = 0
@@ -146,6 +146,7 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
         epistemic=joined("epistemic"),
         probs=None if first.probs is None else joined("probs"),
         spread=None if first.spread is None else joined("spread"),
+        is_gaussian=first.is_gaussian,
     )
 
 
@@ -166,7 +167,8 @@ def _(likelihood: Gaussian, mean: Tensor, covariance: Tensor, how: str, sampled:
         noise = (log_variance + spread_of_log / 2).exp()
     else:
         noise = (2 * likelihood.log_noise.to(mean)).exp().expand(mean.shape)
-    return replace(sampled, mean=mean, aleatoric=noise, epistemic=spread)
+    is_gaussian = likelihood.mode != "heteroscedastic"
+    return replace(sampled, mean=mean, aleatoric=noise, epistemic=spread, is_gaussian=is_gaussian)
 
 
 @closed_form.register
@@ -219,9 +221,12 @@ def class_moments(logits: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, T
     step = max(1, MAX_CLASS_NUMBERS // (classes * CLASS_POINTS))
     found = []
     for start in range(0, len(mean), step):
-        log_probs = (mean[start : start + step] + root[start : start + step] @ points).log_softmax(1)
-        probs = log_probs.exp()
-        entropy = -(probs * log_probs).sum(1).mean(-1)
+        drawn = mean[start : start + step] + root[start : start + step] @ points
+        drawn -= drawn.amax(1, keepdim=True)
+        probs = drawn.exp()
+        total = probs.sum(1, keepdim=True)
+        probs /= total
+        entropy = (total.log().squeeze(1) - (probs * drawn).sum(1)).mean(-1)  # −Σ p log p
         found.append((probs.mean(-1), entropy, probs.var(-1, correction=0)))
     expected, entropy, spread = (torch.cat(parts) for parts in zip(*found, strict=True))
     return expected.view(*shape, classes), entropy.view(shape), spread.view(*shape, classes)

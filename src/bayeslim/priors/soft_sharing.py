@@ -24,6 +24,9 @@ from torch.distributions.constraints import Constraint
 from bayeslim.io.registry import register
 from bayeslim.priors.learnable import Learnable
 
+MAX_COMPONENTS = 1 << 16
+"""The size of a codebook of 16 bits, beyond which sharing saves nothing."""
+
 
 @register("prior")
 @dataclass(frozen=True, repr=False)
@@ -53,8 +56,11 @@ class SoftSharing(Learnable):
     name: ClassVar[str] = "soft_sharing"
 
     def __post_init__(self) -> None:
-        if type(self.components) is not int or self.components < 2:
-            raise ValueError(f"SoftSharing needs zero and at least one more component. Got {self.components!r}.")
+        if type(self.components) is not int or not 2 <= self.components <= MAX_COMPONENTS:
+            raise ValueError(
+                f"SoftSharing needs zero and at least one more component, {MAX_COMPONENTS:,} at most. "
+                f"Got {self.components!r}."
+            )
         if not 0 < self.spread < math.inf or not 0 < self.zero < 1:
             raise ValueError(f"spread must be positive, and zero a share. Got {self.spread} and {self.zero}.")
         others = self.components - 1

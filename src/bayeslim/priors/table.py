@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -73,11 +74,13 @@ class Priors(Mapping[str, Prior]):
     Attributes:
         given: the priors before learning.
         learned: the hyperparameters of every prior that is learned.
+        factors: by name, the factors of the standard deviations that a posterior was found under; see `used`.
     """
 
     def __init__(self, given: Mapping[str, Prior], parameters: Mapping[str, Tensor]):
         self.given = dict(given)
         self.learned = nn.ModuleList()
+        self.factors: Mapping[str, float] = {}
         self._learned_of: dict[str, Hyperparameters] = {}
         for names in self.shared():
             prior = self.given[names[0]]
@@ -92,6 +95,22 @@ class Priors(Mapping[str, Prior]):
         for name, prior in self.given.items():
             groups.setdefault(id(prior), []).append(name)
         return list(groups.values())
+
+    def rescaled(self, factors: Mapping[str, float]) -> Priors:
+        """Make a view of the same priors that knows how a posterior rescaled them."""
+        view = copy.copy(self)
+        view.factors = factors
+        return view
+
+    @property
+    def used(self) -> dict[str, Prior]:
+        """The priors that the posterior was found under: others than those given for a subnetwork's weights."""
+        found = dict(self.items())
+        for name, factor in self.factors.items():
+            prior = found[name]
+            if isinstance(prior, Learnable):
+                found[name] = prior.with_settings({"std": prior.setting("std") * factor})
+        return found
 
     def __getitem__(self, name: str) -> Prior:
         return self._learned_of[name].now() if name in self._learned_of else self.given[name]
@@ -129,7 +148,12 @@ class Priors(Mapping[str, Prior]):
         return dict(self.items()).values()
 
     def __repr__(self) -> str:
-        return repr(dict(self.items()))
+        used = self.used
+        shown = []
+        for name, prior in self.items():
+            rescaled = f", rescaled to {used[name]!r} in the subnetwork" if name in self.factors else ""
+            shown.append(f"{name!r}: {prior!r}{rescaled}")
+        return f"{{{', '.join(shown)}}}"
 
     def log_hyperprior(self) -> Tensor | None:
         """Compute the log-density of learned hyperparameters; None without hyperpriors."""

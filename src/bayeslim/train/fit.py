@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +28,7 @@ from bayeslim.stochastic import evaluating
 from bayeslim.train.checkpoints import Checkpoint
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import number_of_batches, training_set_size
+from bayeslim.train.options import check_batch, check_values
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Inputs, chosen_device, device_of, note_inputs, split_batch, to_device
@@ -127,9 +127,6 @@ def fit(
         seed: makes the run repeatable, bit for bit on a CPU, and leaves the global random state unchanged.
         progress: show a progress bar.
     """
-    counts: tuple[Any, ...] = (epochs, accumulate)
-    if any(not isinstance(count, Integral) or int(count) < 1 for count in counts):
-        raise ValueError(f"epochs and accumulate must be whole numbers, at least 1. Got {epochs!r} and {accumulate!r}.")
     if patience is not None and validate is None:
         raise ValueError("patience needs validate=..., a loader to measure on.")
     factor = lr_schedule if callable(lr_schedule) else LR_SCHEDULES.get(lr_schedule)
@@ -137,12 +134,25 @@ def fit(
         raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)} or a function. Got {lr_schedule!r}.")
     batches = number_of_batches(loader)
     num_data = training_set_size(bnn, loader)
+    check_values(
+        {
+            "epochs": epochs,
+            "lr": lr,
+            "patience": patience,
+            "accumulate": accumulate,
+            "clip": clip,
+            "autocast": autocast,
+            "device": device,
+            "seed": seed,
+            "checkpoint": checkpoint,
+        }
+    )
     if device is not None:
         bnn.to(chosen_device(device))
     rank, world = rank_and_world()
     bnn.num_data = num_data
     bnn.steps_per_epoch = math.ceil(batches / accumulate)
-    with seeded(seed, rank):
+    with seeded(seed, rank, loader):
         if optimizer is None:
             optimizer = bnn.optimizer(lr)
         else:
@@ -246,6 +256,8 @@ class TrainingRun:
         if set_epoch is not None:
             set_epoch(epoch)
         check_every = 1 if device.type == "cpu" else 50
+        ignored: int | None = getattr(bnn.likelihood, "ignore_index", None)
+        labelled: Tensor | int = 0
         for index, batch in enumerate(self.loader):
             if index == self.batches:
                 raise BayeslimError(
@@ -253,7 +265,10 @@ class TrainingRun:
                     "length: correct __len__ of the loader or of its dataset."
                 )
             if not index and not epoch:
+                check_batch(bnn.model, batch)
                 bnn.likelihood.check_targets(split_batch(batch)[1])
+            if not epoch and ignored is not None:
+                labelled = labelled + (split_batch(batch)[1] != ignored).sum()
             last = index + 1 == self.batches
             window = min(self.accumulate, self.batches - index // self.accumulate * self.accumulate)
             steps = (index + 1) % self.accumulate == 0 or last
@@ -279,6 +294,16 @@ class TrainingRun:
             bar.advance()
         if not meter.count:
             raise BayeslimError("The loader gave no batches: there is nothing to train on.")
+        if meter.count < self.batches:
+            raise BayeslimError(
+                f"The loader gave {meter.count} batches, fewer than its length, {self.batches}. The fit loop schedules "
+                "by that length: correct __len__ of the loader or of its dataset."
+            )
+        if not epoch and ignored is not None and not int(labelled):
+            raise BayeslimError(
+                f"All targets are {ignored}, which Categorical(ignore_index={ignored}) ignores: there is nothing to "
+                "learn from. Check the labels, or pass another ignore_index."
+            )
         return meter.means()
 
     def _finish_epoch(self, epoch: int, metrics: dict[str, float]) -> None:

@@ -236,7 +236,7 @@ def test_parts_of_a_method_that_are_not_there_are_refused(text, message):
         ),
         (("--model", MODEL, "--data", "digits", "--epochs", 2, "--device", "abacus"), "torch finds no such device"),
         (("--model", MODEL, "--data", "digits", "--epochs", 2, "--device", "meta"), "torch finds no such device"),
-        (("--model", MODEL, "--data", "digits", "--epochs", 2, "--validation", 2), "must leave some of its 1297"),
+        (("--model", MODEL, "--data", "digits", "--epochs", 2, "--validation", 2), "leave some of the 1297"),
         (("--model", MODEL, "--data", "digits", "--epochs", 2, "--batch-size", 0), "batch_size must be at least 1"),
         (("--model", MODEL, "--data", "digit", "--epochs", 2), 'Closest: "digits"'),
         (("--model", MODEL, "--data", "boston", "--epochs", 2), "boston was not found"),

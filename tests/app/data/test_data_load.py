@@ -370,7 +370,7 @@ def test_validation_is_taken_off_the_training_set():
 
 @pytest.mark.parametrize("size", [0, 1297, -1, 1.0, 0.0])
 def test_a_validation_part_must_leave_some(size):
-    with pytest.raises(ValueError, match="must leave some of its 1297"):
+    with pytest.raises(ValueError, match="leave some of the 1297"):
         data.load("digits").with_validation(size)
 
 

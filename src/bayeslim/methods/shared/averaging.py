@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Epoch, fit
 from bayeslim.train.loaders import number_of_batches
+from bayeslim.train.options import check_names, check_values
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -48,6 +49,9 @@ class Averaging:
     every: Literal["epoch"] | int = "epoch"
     rate: float = 0.5
     schedule: Literal["constant", "cyclical"] = "constant"
+
+    min_networks: ClassVar[int] = 1
+    """The least number of networks for a result."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < 1:
@@ -77,6 +81,32 @@ class Averaging:
         # rounded, so that the last step before the end of a cycle counts as the start of the next
         return self.rate * (1 - (1 - CYCLE_END_FRACTION) * (round(done * cycles, 9) % 1))
 
+    def steps_of(self, loader: Any, epochs: int, accumulate: int) -> tuple[int, int]:
+        """Return the steps between two networks taken, and the steps of training."""
+        per_epoch = math.ceil(number_of_batches(loader) / accumulate)
+        return per_epoch if self.every == "epoch" else self.every, epochs * per_epoch
+
+    def first_step(self, total: int) -> int:
+        """Return the step after which networks are taken."""
+        return int(self.start * total + 1e-9)
+
+    def check_fit(self, bnn: Bayesian, loader: Any, epochs: int, training: Mapping[str, Any]) -> None:
+        """Raise before training for options that are refused, and if too few networks would be taken."""
+        reasons = {"lr_schedule": "it has the settings start, rate and schedule", "patience": "it averages to the end"}
+        check_names(type(self).__name__, training, fit, reasons)
+        if epochs < 1:
+            raise ValueError(f"epochs must be at least 1. Got {epochs}.")
+        check_values(training)
+        every, total = self.steps_of(loader, epochs, training.get("accumulate") or 1)
+        planned = total // every - self.first_step(total) // every
+        if planned < self.min_networks:
+            raise BayeslimError(
+                f"{type(self).__name__} averages networks along training and needs at least {self.min_networks}. In "
+                f"{epochs} epochs of {total // epochs} steps it would take {planned}: one every {every} steps after "
+                f"step {self.first_step(total)}. Train for more epochs, start earlier (start=0.5), or take one more "
+                "often (every=10, in steps)."
+            )
+
     def observe(self, bnn: Bayesian) -> None:
         """Add the network to the averages if its step is due."""
         recording = bnn.state.get("recording")
@@ -98,6 +128,8 @@ class GaussianAveraging(Averaging):
     rank: int = 20
     scale: float = 0.5
     samples: int = 30
+
+    min_networks: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,18 +198,9 @@ def averaged(
         accumulate: batches whose gradients are averaged for one step.
         **training: further options of `bayeslim.train.fit`.
     """
-    for option, why in (
-        ("lr_schedule", "it has the settings start, rate and schedule"),
-        ("patience", "it averages up to the end"),
-    ):
-        if training.get(option) is not None:
-            raise ValueError(f"{type(method).__name__} takes no {option}: {why}.")
-    if epochs < 1 or accumulate < 1:
-        raise ValueError(f"epochs and accumulate must be at least 1. Got {epochs} and {accumulate}.")
-    in_epoch = math.ceil(number_of_batches(loader) / accumulate)
-    every, total = in_epoch if method.every == "epoch" else method.every, epochs * in_epoch
+    every, total = method.steps_of(loader, epochs, accumulate)
     folder = None if checkpoint is None else Path(checkpoint)
-    begin = int(method.start * total + 1e-9)
+    begin = method.first_step(total)
     resumes = folder is not None and (folder / INDEX).is_file()
     recording = _Recording(Trajectory(rank, bnn.sites.names), begin, every, bnn.step, folder, behind=resumes)
     bnn.state["recording"] = recording

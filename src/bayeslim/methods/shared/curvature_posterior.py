@@ -7,7 +7,7 @@ afterwards. A `Diagonal` holds standard deviations and could not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -25,6 +25,7 @@ from bayeslim.posteriors import Dense, Gaussian, Kronecker, LowRank
 from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.sites import matcher, owner
 from bayeslim.train.loaders import size_of_data
+from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from bayeslim.methods.laplace import Laplace
 
 Structure = Literal["auto", "kron", "diag", "full", "lowrank"]
-Curvature = Literal["signs", "exact", "sampled", "empirical", "kfra", "hutchinson"]
+Curvature = Literal["auto", "signs", "exact", "sampled", "empirical", "kfra", "hutchinson"]
+
+MAX_EXACT_PASSES = 2**14
+"""With curvature="auto", the most backward passes of one example: outputs times examples."""
 
 DIAGONAL_OF: dict[str, Kind] = {
     "signs": "signs",
@@ -55,10 +59,12 @@ class Measured:
     Attributes:
         posterior: the Gaussian at the network's weights.
         points: sites that the structure could not express and that stay points, with the reason.
+        curvature: the kind of curvature that was measured.
     """
 
     posterior: Gaussian
     points: Mapping[str, str]
+    curvature: str = "exact"
 
 
 def measured(
@@ -82,14 +88,28 @@ def measured(
         seed: of random signs or samples.
         progress: whether to show a progress bar.
     """
+    method = replace(method, curvature=chosen_curvature(bnn, method, loader))
     names = random_names(bnn, method, loader)
     mean = {name: bnn.model.get_parameter(name).detach().clone() for name in names}
     options: dict[str, Any] = {"dtype": dtype, "seed": seed, "progress": progress}
     at = _At(bnn, method, loader, mean, options)
     build = {"kron": at.kronecker, "diag": at.diagonal, "full": at.full, "lowrank": at.low_rank}[method.kind]
-    found = build()
+    found = replace(build(), curvature=method.curvature)
     own = {name: mask for name, mask in bnn.masks.items() if name in found.posterior.mean}
-    return Measured(found.posterior.condition(own), found.points) if own else found
+    return replace(found, posterior=found.posterior.condition(own)) if own else found
+
+
+def chosen_curvature(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> Curvature:
+    """Choose the curvature that "auto" stands for: "exact" for few outputs and data, else "signs"."""
+    if method.curvature != "auto":
+        return method.curvature
+    size = size_of_data(loader)
+    if not size or size > MAX_EXACT_PASSES:
+        return "signs"
+    with torch.no_grad(), ordered_by(loader, 0):
+        inputs, _ = split_batch(to_device(next(iter(loader)), device_of(bnn.model)))
+        outputs = call(evaluation_replica(bnn.model, inputs), inputs)
+    return "exact" if outputs[0].numel() * size <= MAX_EXACT_PASSES else "signs"
 
 
 def random_names(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> tuple[str, ...]:
