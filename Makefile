@@ -1,27 +1,43 @@
 # make demo   the main job, on data that ships with the package; make demo RECIPE=sparse-vd trains it to be sparse
 # make test   lint, types, tests and doctests
+# make docs   the site, in docs/_build/html: tutorials are run, warnings are errors, nothing is fetched but packages
 # make benchmark-peers   speed against the plain network and other libraries, which get an environment of their own
 # Each works as the first command in a fresh clone: it makes .venv and installs what it needs.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.installed-demo
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.installed-docs
 PEERS  := .venv-peers
 
-.PHONY: demo test lint types check install clean benchmark-peers
+.PHONY: demo docs test lint types check install clean benchmark-peers
 
-$(STAMP): pyproject.toml constraints.txt
+# the demonstration needs the command line, the report and ONNX; linters and test tools come with $(STAMP)
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[cli,report,onnx]"
+	touch $(DEMO)
+
+$(STAMP): $(DEMO)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
+$(DOCS): $(DEMO)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	touch $(DOCS)
+
 install: $(STAMP)
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/bayeslim demo $(if $(RECIPE),--recipe "$(RECIPE)" --output "demo-$(RECIPE)")
+
+docs: $(DOCS)
+	BAYESLIM_PROGRESS=0 $(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "The site is in docs/_build/html/index.html."
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -47,4 +63,4 @@ benchmark-peers: $(PEERS)/.installed
 	PYTHONPATH=src $(PEERS)/bin/python benchmarks/steps.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build docs/api docs/methods docs/tutorials

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,13 +57,33 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def save(name: str, results: dict[str, Any], packages: Iterable[str] = (), folder: Path = RESULTS) -> Path:
-    """Write `results` and their environment to `<folder>/<name>.json`, under a temporary name first."""
+    """Write `results` and their environment to `<folder>/<name>.json`, under a temporary name first.
+
+    Results of a tree with changes, or of no commit, get a "provenance" that says so.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     temporary = path.with_suffix(".json.part")
-    temporary.write_text(json.dumps({"environment": environment(packages), **results}, indent=1) + "\n")
+    facts = environment(packages)
+    doubt = provenance(facts)
+    marked = ({} if doubt is None else {"provenance": doubt}) | {"environment": facts, **results}
+    temporary.write_text(json.dumps(marked, indent=1) + "\n")
     temporary.replace(path)
     return path
+
+
+def provenance(facts: Mapping[str, Any]) -> str | None:
+    """Say why results cannot be traced to a commit; None if they can."""
+    if not facts.get("commit"):
+        return "The commit was not recorded: run it again before you rely on these numbers."
+    if "changed" not in facts:
+        return "It was not recorded whether src/ had changes: run it again before you rely on these numbers."
+    if facts["changed"]:
+        return (
+            "Run with changes in src/ that were not committed (environment.changed): run it again before you rely on "
+            "these numbers."
+        )
+    return None
 
 
 def _processor() -> str:

@@ -23,6 +23,7 @@ LAYERS = (
     "errors",
     "io.registry",
     "types metrics results",
+    "replica",
     "noise sites",
     # a problem: what is believed, and how targets follow from outputs
     "likelihoods priors",

@@ -200,7 +200,7 @@ def test_results_are_readable_and_reset_forgets():
         (torch.rand(4, 3).softmax(-1), torch.zeros(4), r"class indices"),
         (torch.rand(4, 3).softmax(-1), torch.full((4,), 3), r"0 ... 2. Got 3 to 3"),
         (torch.rand(4, 3).softmax(-1), torch.full((4,), -100), r"Leave out"),
-        (torch.rand(0, 3), torch.zeros(0).long(), r"no examples"),
+        (torch.rand(0, 3), torch.zeros(0).long(), r"at least one example"),
     ],
 )
 def test_wrong_class_predictions_are_refused_and_leave_no_trace(probs, targets, words):
@@ -219,7 +219,7 @@ def test_wrong_values_are_refused():
         metrics.gaussian_nll(ones, ones[:1], ones)
     with pytest.raises(ValueError, match=r"positive. Got 0"):
         metrics.gaussian_nll(ones, 0 * ones, ones)
-    with pytest.raises(ShapeMismatch, match="no examples"):
+    with pytest.raises(ShapeMismatch, match="at least one example"):
         metrics.rmse(ones[:0], ones[:0])
     with pytest.raises(ValueError, match="NaN"):
         metrics.auroc(ones, ones * float("nan"))

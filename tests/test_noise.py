@@ -13,20 +13,15 @@ from scipy import stats
 
 from bayeslim import noise
 from bayeslim.noise import (
-    ALONE,
-    BEYOND,
-    CHUNK,
-    EDGE,
-    MANY,
-    PARTS,
-    SMALL,
+    MIN_VALUES_FOR_NUMPY,
+    VALUES_PER_STREAM,
     standard_normal,
     standard_normal_like,
     standard_normals_like,
 )
 
-SIZES = [1, SMALL - 1, SMALL, MANY - 1, MANY, ALONE, ALONE + 1, 5 * CHUNK + 7]
-"""Torch's own generator, both sides of the switches, and several chunks with a ragged end."""
+SIZES = [1, MIN_VALUES_FOR_NUMPY - 1, MIN_VALUES_FOR_NUMPY, VALUES_PER_STREAM, 3 * VALUES_PER_STREAM + 7]
+"""Torch's own generator, both sides of the switch to numpy, and several chunks with a ragged end."""
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -42,7 +37,7 @@ def threads():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [4000, 200_003])
+@pytest.mark.parametrize("size", [4000, 2_000_003])
 def test_is_standard_normal(size, dtype):
     draws = standard_normal((size,), dtype=dtype, generator=seeded(0)).double().numpy()
     assert stats.kstest(draws, "norm").pvalue > 1e-3
@@ -51,44 +46,43 @@ def test_is_standard_normal(size, dtype):
         assert (draws**power).mean() == pytest.approx(moment, abs=5 * (variance / size) ** 0.5)
 
 
-def test_values_of_one_random_word_are_independent():
+def test_neighbours_are_independent():
     draws = standard_normal((200_003,), generator=seeded(0)).double()
-    neighbours = torch.corrcoef(torch.stack([draws[:-1], draws[1:]]))[0, 1]
-    assert neighbours.abs() < 5 / len(draws) ** 0.5  # four values come from one random word
+    assert torch.corrcoef(torch.stack([draws[:-1], draws[1:]]))[0, 1].abs() < 5 / len(draws) ** 0.5
+
+
+def test_large_draws_are_not_rounded_to_a_grid():
+    """Of 2²⁰ draws from a continuous distribution in float32, nearly all values differ."""
+    assert len(standard_normal((1 << 20,), generator=seeded(2)).unique()) > 0.9 * (1 << 20)
 
 
 @pytest.mark.parametrize("beyond", [2.0, 2.999, 3.0, 3.2, 3.5, 4.0, 4.5])
 def test_tails_have_their_probability_on_both_sides(beyond):
-    """By ten million values, of sizes on both sides of a chunk, and at every place of them alike."""
-    generator, size, calls = seeded(1), CHUNK + 5, 300
+    """Ten million values, with tail events at every position alike."""
+    generator, size, calls = seeded(1), VALUES_PER_STREAM + 5, 150
     draws = torch.stack([standard_normal((size,), generator=generator) for _ in range(calls)])
     expected = stats.norm.sf(beyond) * draws.numel()
     for side in (draws > beyond, draws < -beyond):
         assert int(side.sum()) == pytest.approx(expected, abs=5 * expected**0.5)
-        where = side.sum(0)[: CHUNK // 8 * 8].view(8, -1).sum(1).double()
+        where = side.sum(0)[: VALUES_PER_STREAM // 8 * 8].view(8, -1).sum(1).double()
         assert ((where - where.mean()).abs() < 5 * where.mean().sqrt() + 1).all()
     both = torch.corrcoef(torch.stack([(draws > beyond).double().flatten(), (draws < -beyond).double().flatten()]))
     assert both[0, 1].abs() < 5 / draws.numel() ** 0.5 + expected / draws.numel()
 
 
-def test_the_values_that_are_chosen_from():
-    parts = torch.from_numpy(noise._means_of_parts()).double()
-    tails = torch.from_numpy(noise._means_of_tails()).double()
-    assert len(parts) == len(tails) == PARTS
-    assert (parts.diff() > 0).all()
-    torch.testing.assert_close(parts, -parts.flip(0))
-    assert torch.equal(tails.sort().values, (-tails).sort().values)
-    assert parts.abs().max() < EDGE < tails.abs().min()
-    # each lies between the quantiles that it stands for, up to the rounding of single precision
-    for values, low, high in ((parts, BEYOND / 2, 1 - BEYOND / 2), (tails[: PARTS // 2], 0.0, BEYOND / 2)):
-        edges = stats.norm.ppf(torch.linspace(low, high, len(values) + 1, dtype=torch.float64))
-        assert (values.numpy() > edges[:-1] - 1e-6).all()
-        assert (values.numpy() < edges[1:] + 1e-6).all()
-    for power, moment, error in ((1, 0, 1e-9), (2, 1, 6e-9), (3, 0, 1e-9), (4, 3, 7e-7), (6, 15, 5e-5)):
-        found = (1 - BEYOND) * (parts**power).mean() + BEYOND * (tails**power).mean()
-        assert found == pytest.approx(moment, abs=error)
-    outermost = stats.norm.isf(BEYOND / PARTS)
-    assert tails.max() == pytest.approx(stats.norm.expect(lambda z: z, lb=outermost, conditional=True), rel=1e-5)
+def test_far_tails_exist():
+    """Of 120 million draws 2.6 are beyond ±5.6 on average, and 7 beyond ±5.42."""
+    generator, found = seeded(8), []
+    for _ in range(12):
+        draws = standard_normal((10_000_000,), generator=generator).abs()
+        found.append(draws[draws > 5.42])
+    far = torch.cat(found)
+    assert int((far > 5.6).sum()) > 0
+    for beyond in (5.42, 5.6):
+        expected = 2 * stats.norm.sf(beyond) * 120_000_000
+        count = int((far > beyond).sum())
+        assert stats.poisson.cdf(count, expected) > 1e-3
+        assert stats.poisson.sf(count - 1, expected) > 1e-3
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -123,15 +117,15 @@ def test_a_generator_leaves_the_global_stream_alone(size):
 
 
 def test_chunks_calls_and_seeds_are_independent():
-    draws = standard_normal((4, CHUNK), generator=seeded(1))
-    same_seed_other_call = standard_normal((2, CHUNK), generator=seeded(2))
+    draws = standard_normal((4, VALUES_PER_STREAM), generator=seeded(1))
+    same_seed_other_call = standard_normal((2, VALUES_PER_STREAM), generator=seeded(2))
     rows = torch.cat([draws, same_seed_other_call]).double()
     correlations = torch.corrcoef(rows) - torch.eye(len(rows))
-    assert correlations.abs().max() < 5 / CHUNK**0.5
+    assert correlations.abs().max() < 5 / VALUES_PER_STREAM**0.5
     # neighbours across the border of two chunks, over many calls
     generator = seeded(3)
-    draws = (standard_normal((ALONE + 1,), generator=generator) for _ in range(2000))
-    border = torch.stack([values[CHUNK - 1 : CHUNK + 1] for values in draws])
+    draws = (standard_normal((VALUES_PER_STREAM + 1,), generator=generator) for _ in range(2000))
+    border = torch.stack([values[VALUES_PER_STREAM - 1 : VALUES_PER_STREAM + 1] for values in draws])
     assert torch.corrcoef(border.T.double())[0, 1].abs() < 5 / 2000**0.5
 
 
@@ -151,12 +145,10 @@ def test_like_keeps_the_device():
 
 
 def test_another_default_device_is_of_no_account():
-    expected = standard_normal((MANY,), generator=seeded(0))
-    noise._means_of_parts.cache_clear()
-    noise._means_of_tails.cache_clear()
+    expected = standard_normal((VALUES_PER_STREAM,), generator=seeded(0))
     with torch.device("meta"):
-        assert torch.equal(standard_normal((MANY,), generator=seeded(0)), expected)
-        assert standard_normal((SMALL - 1,)).device.type == "cpu"
+        assert torch.equal(standard_normal((VALUES_PER_STREAM,), generator=seeded(0)), expected)
+        assert standard_normal((MIN_VALUES_FOR_NUMPY - 1,)).device.type == "cpu"
 
 
 def test_like_does_not_track_gradients():
@@ -181,14 +173,18 @@ def test_works_in_a_forked_process():
 
 def test_small_draws_are_torchs_own():
     torch.manual_seed(0)
-    small = standard_normal((SMALL - 1,))
+    small = standard_normal((MIN_VALUES_FOR_NUMPY - 1,))
     torch.manual_seed(0)
-    assert torch.equal(small, torch.randn(SMALL - 1))
-    assert noise.SMALL <= noise.CHUNK
+    assert torch.equal(small, torch.randn(MIN_VALUES_FOR_NUMPY - 1))
+    assert MIN_VALUES_FOR_NUMPY <= VALUES_PER_STREAM
 
 
 def test_several_at_once_are_the_values_of_one_after_the_other(threads):
-    like = {"large": torch.empty(3 * CHUNK + 7), "small": torch.empty(5), "other": torch.empty(2, SMALL).double()}
+    like = {
+        "large": torch.empty(3 * VALUES_PER_STREAM + 7),
+        "small": torch.empty(5),
+        "other": torch.empty(2, MIN_VALUES_FOR_NUMPY).double(),
+    }
     one_by_one = seeded(4)
     wanted = {name: standard_normal_like(like[name], generator=one_by_one) for name in like}
     for count in (1, 2, 3):
@@ -202,13 +198,25 @@ def test_several_at_once_are_the_values_of_one_after_the_other(threads):
 
 def test_a_helper_that_wakes_up_late_is_not_waited_for(threads, monkeypatch):
     threads(2)
-    expected = standard_normal((3 * CHUNK,), generator=seeded(5))
+    expected = standard_normal((3 * VALUES_PER_STREAM,), generator=seeded(5))
     started = threading.Event()
     pool = ThreadPoolExecutor(1)
     pool.submit(started.wait)  # its only thread is busy
-    monkeypatch.setattr(noise, "_helpers", lambda: pool)
+    monkeypatch.setattr(noise, "_pool", pool)
     try:
-        assert torch.equal(expected, standard_normal((3 * CHUNK,), generator=seeded(5)))
+        assert torch.equal(expected, standard_normal((3 * VALUES_PER_STREAM,), generator=seeded(5)))
     finally:
         started.set()
         pool.shutdown()
+
+
+def test_eight_threads_at_once_draw_what_each_draws_alone(threads):
+    threads(3)
+    sizes = [VALUES_PER_STREAM * (1 + k % 3) + k for k in range(8)]
+    alone = [standard_normal((size,), generator=seeded(k)) for k, size in enumerate(sizes)]
+
+    def draw(k: int) -> bool:
+        return all(torch.equal(alone[k], standard_normal((sizes[k],), generator=seeded(k))) for _ in range(20))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(draw, range(8)))

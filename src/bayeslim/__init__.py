@@ -31,28 +31,27 @@ from bayeslim.export import export
 from bayeslim.export.c.library import load_c
 from bayeslim.io.registry import register
 from bayeslim.io.saving import load, save
-from bayeslim.methods import (
-    HMC,
-    IVON,
-    PSGLD,
-    SGHMC,
-    SGLD,
-    SGNHT,
-    SVGD,
-    SWA,
-    SWAG,
-    DeepEnsemble,
-    Laplace,
-    MCAugmentation,
-    MCBatchNorm,
-    MCDropout,
-    Method,
-    MultiSWAG,
-    Snapshot,
-    Subnetwork,
-    Subspace,
-    Variational,
-)
+from bayeslim.methods.base import Method
+from bayeslim.methods.deep_ensemble import DeepEnsemble
+from bayeslim.methods.hmc import HMC
+from bayeslim.methods.ivon import IVON
+from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.mc_augmentation import MCAugmentation
+from bayeslim.methods.mc_batch_norm import MCBatchNorm
+from bayeslim.methods.mc_dropout import MCDropout
+from bayeslim.methods.multi_swag import MultiSWAG
+from bayeslim.methods.psgld import PSGLD
+from bayeslim.methods.sghmc import SGHMC
+from bayeslim.methods.sgld import SGLD
+from bayeslim.methods.sgnht import SGNHT
+from bayeslim.methods.snapshot import Snapshot
+from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.methods.subspace import Subspace
+from bayeslim.methods.svgd import SVGD
+from bayeslim.methods.swa import SWA
+from bayeslim.methods.swag import SWAG
+from bayeslim.methods.variational import Variational
+from bayeslim.predict.compiled import Compiled, compiled
 from bayeslim.predict.predict import predict
 from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
 from bayeslim.quantise.deserved import deserved_bits
@@ -62,8 +61,7 @@ from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.sites import sites
 from bayeslim.stochastic import linear_in_parameters
 from bayeslim.train import schedules
-
-__version__ = "0.1.0"
+from bayeslim.version import __version__ as __version__
 
 __all__ = [
     "HMC",
@@ -78,6 +76,7 @@ __all__ = [
     "Bayesian",
     "Benchmark",
     "Budget",
+    "Compiled",
     "Compressed",
     "DeepEnsemble",
     "Encoded",
@@ -101,6 +100,7 @@ __all__ = [
     "bayesianize_",
     "benchmark",
     "compact",
+    "compiled",
     "compress",
     "continual",
     "data",

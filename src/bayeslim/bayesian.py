@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from bayeslim import stochastic
 from bayeslim.errors import BayeslimError, MissingDataSize, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method, Terms
+from bayeslim.methods.base import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
-from bayeslim.sites import Selection, Sites, sites
+from bayeslim.sites import Selection, Sites, sites, usable
+from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
-from bayeslim.train.objective import Objective, warn_if_past_wrapper
+from bayeslim.train.options import check_values
 from bayeslim.train.schedules import Position, Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
 
@@ -57,9 +58,10 @@ def bayesianize(
     >>> bnn
     Bayesian Linear: variational posterior over 12 of 15 parameters, categorical likelihood
     """
+    model = usable(model)
     _check(model, method, likelihood, num_data)
     try:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     except RuntimeError as error:
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {error} It has tensors computed by old-style hooks "
@@ -78,7 +80,7 @@ def bayesianize_(
     num_data: int | None = None,
 ) -> Bayesian:
     """Make `model` itself Bayesian, in place; its parameters become the mean. Arguments as `bayesianize`."""
-    return Bayesian(model, method, likelihood, prior, sites, num_data)
+    return Bayesian(usable(model), method, likelihood, prior, sites, num_data)
 
 
 class Bayesian(nn.Module):
@@ -138,8 +140,9 @@ class Bayesian(nn.Module):
 
     @property
     def priors(self) -> Priors:
-        """The prior of every random parameter."""
-        return self._priors
+        """The prior of every random parameter; `priors.used` are those of the posterior."""
+        factors = self.method.prior_factors(self)
+        return self._priors.rescaled(factors) if factors else self._priors
 
     @priors.setter
     def priors(self, priors: Mapping[str, Prior]) -> None:
@@ -184,7 +187,7 @@ class Bayesian(nn.Module):
             self._kl_weight.fill_(schedule.weight(position))
 
     def scheduled(self, schedule: Schedule) -> float | Tensor:
-        """The KL's weight now; to a compiler as a tensor, since it starts anew whenever a module's number changes."""
+        """Return the weight of the KL now; under a compiler as a tensor, since a new number would compile anew."""
         if torch.compiler.is_compiling() and (self.steps_per_epoch or not schedule.counts_epochs):
             return self._kl_weight.clone()
         return schedule.weight(self.position)
@@ -221,7 +224,7 @@ class Bayesian(nn.Module):
         return twin
 
     def loss(self, batch: Batch, *, kl_weight: float | None = None) -> Tensor:
-        """The training loss of a batch: mean NLL + kl_weight · KL / num_data, a scalar to call `backward` on.
+        """Compute the training loss of a batch: mean NLL + kl_weight · KL / num_data.
 
         Hyperpriors of what is learned of the priors count as part of the KL.
         Its parts can be read from `bnn.terms` afterwards. Under DDP wrap `bnn.objective` and call the wrapper.
@@ -244,7 +247,9 @@ class Bayesian(nn.Module):
         return terms.objective
 
     def log_prior(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The log p(w) of the network's own weights, or of others; while learning on, under the posterior before.
+        """Compute log p(w) of the network's own weights, or of others.
+
+        In continual learning the posterior of the earlier tasks stands in for the prior.
 
         Args:
             weights: by name, to take instead of the network's own.
@@ -265,7 +270,9 @@ class Bayesian(nn.Module):
         return Objective(self)
 
     def optimizer(self, lr: float | None = None, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:
-        """The method's own optimizer where it needs one, else a fused Adam; it also counts steps for schedules.
+        """Make the method's own optimizer where it has one, else a fused Adam.
+
+        Its steps are counted, for schedules.
 
         Args:
             lr: the learning rate; the method's usual one if not given.
@@ -309,6 +316,7 @@ class Bayesian(nn.Module):
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
         check_loader(loader)
+        check_values(options)
         self.seed = options.get("seed")
         try:
             return self.method.fit(self, loader, **options)
@@ -316,10 +324,10 @@ class Bayesian(nn.Module):
             self.seed = None
 
     def mean_network(self) -> nn.Module:
-        """A plain copy of the user's model with the posterior's mean as weights; bayeslim is not needed to run it.
+        """Make a plain copy of the model with the posterior's mean as weights; it runs without bayeslim.
 
-        Of networks that lie apart from each other, such as those of an ensemble, the mean is no network worth having:
-        there it is one of them, unless `bayeslim.align(..., average=True)` has put their units into one order for it.
+        The mean of an ensemble is a bad network, because its members lie far apart: there the copy is one of them,
+        unless `bayeslim.align(..., average=True)` has put their units into one order.
         """
         plain = copy.deepcopy(self.model)
         for module in plain.modules():
@@ -339,7 +347,7 @@ class Bayesian(nn.Module):
         return self
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """The model's own names, unprefixed; parameters of likelihood and priors under `likelihood:` and `prior:`."""
+        """Collect the state under the model's own names, with prefixes `likelihood:` and `prior:` for the rest."""
         destination = self.model.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         for start, place in PREFIXES.items():
             part: nn.Module = getattr(self, place)
@@ -356,7 +364,7 @@ class Bayesian(nn.Module):
         return self.model.load_state_dict(own, strict=strict, assign=assign)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """The names of `state_dict` back to those of the modules, for when a module that holds this one loads."""
+        """Translate the names of `state_dict` to those of the modules, for a module that holds this one."""
         for name in [name for name in state_dict if name.startswith(prefix)]:
             own = name.removeprefix(prefix)
             start = next((start for start in PREFIXES if own.startswith(start)), "")
@@ -385,7 +393,7 @@ def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
         raise TypeError(f"likelihood must be an instance: write {likelihood.__name__}(), not {likelihood.__name__}.")
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be one of bayeslim.likelihoods, such as Categorical(). Got {likelihood!r}.")
-    if num_data is not None and (not isinstance(num_data, Integral) or num_data < 1):
+    if num_data is not None and (isinstance(num_data, bool) or not isinstance(num_data, Integral) or num_data < 1):
         raise ValueError(f"num_data is the number of training examples, a whole number above 0. Got {num_data!r}.")
     if isinstance(model, Bayesian):
         raise TypeError("The model is Bayesian already. Pass the plain network (bnn.mean_network()).")

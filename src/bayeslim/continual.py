@@ -28,8 +28,10 @@ import torch
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
-from bayeslim.methods import Laplace, Method, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.shared.curvature_posterior import measured, prior_precisions
+from bayeslim.methods.variational import Variational
 from bayeslim.posteriors import Gaussian
 from bayeslim.posteriors.pooled import pooled
 from bayeslim.priors import Normal

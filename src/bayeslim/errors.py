@@ -54,6 +54,10 @@ class CorruptFile(BayeslimError, ValueError):
     """A file is truncated, foreign, of another version, or does not fit the model."""
 
 
+class FolderInUse(BayeslimError):
+    """Another process, or another thread, is writing to the folder."""
+
+
 class DownloadFailed(BayeslimError, OSError):
     """A data set could not be fetched."""
 

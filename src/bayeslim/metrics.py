@@ -254,7 +254,7 @@ class Regression:
 
 def _some(count: float) -> None:
     if not count:
-        raise ShapeMismatch("There are no scores of no examples. Call update(...) first.")
+        raise ShapeMismatch("Scores need at least one example. Call update(...) first.")
 
 
 def _classes(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,7 +269,7 @@ def _classes(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         raise ShapeMismatch(f"Targets must be class indices. Got {targets.dtype}. Pass targets.long() or argmax(-1).")
     probs, targets = probs.detach().flatten(0, -2), targets.detach().flatten().long()
     if not len(targets):
-        raise ShapeMismatch("There are no scores of no examples. Got an empty batch.")
+        raise ShapeMismatch("Scores need at least one example. Got an empty batch.")
     if targets.min() < 0 or targets.max() >= probs.shape[1]:
         raise ValueError(
             f"Targets must be in 0 ... {probs.shape[1] - 1}. Got {int(targets.min())} to {int(targets.max())}. "
@@ -338,8 +338,19 @@ def _squares(mean: Tensor, targets: Tensor) -> Tensor:
             f"Predicted means and targets need one shape. Got {tuple(mean.shape)} and {tuple(targets.shape)}."
         )
     if not targets.numel():
-        raise ShapeMismatch("There are no scores of no examples. Got an empty batch.")
+        raise ShapeMismatch("Scores need at least one example. Got an empty batch.")
+    _check_finite("Predicted means", mean)
+    _check_finite("Targets", targets)
     return (mean.detach().double() - targets.detach().double()).square()
+
+
+def _check_finite(what: str, values: Tensor) -> None:
+    wrong = int((~values.isfinite()).sum())
+    if wrong:
+        raise ValueError(
+            f"{what} must be finite numbers. Got NaN or infinity in {wrong} of {values.numel()}. Leave such examples "
+            "out, or look for the batch in which the network or the data went wrong."
+        )
 
 
 def _gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
@@ -349,6 +360,7 @@ def _gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
             f"Predicted variances and targets need one shape. Got {tuple(variance.shape)} and {tuple(targets.shape)}."
         )
     variance = variance.detach().double()
+    _check_finite("Predicted variances", variance)
     if not (variance > 0).all():
         raise ValueError(f"Predicted variances must be positive. Got {variance.min().item():.4g}.")
     return 0.5 * (2 * math.pi * variance).log() + squares / (2 * variance)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bayeslim import families, gates, priors
-from bayeslim.methods import Method, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.variational import Variational
 from bayeslim.priors import Prior
 from bayeslim.prune import Budget
 from bayeslim.train.schedules import Schedule, Uniform, Warmup

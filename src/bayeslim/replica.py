@@ -149,10 +149,17 @@ def reads_its_own_tensors(model: nn.Module, inputs: Inputs) -> bool:
         )
     if leaked:
         return False
-    if torch.equal(answer.nan_to_num(), wanted.nan_to_num()):
+    if _agree(answer, wanted):
         return True
     again, _ = _watched(model, whole, inputs)
-    return not torch.equal(again, wanted)  # a forward that draws numbers never answers twice alike
+    return not _agree(again, wanted)  # a forward that draws numbers never answers twice alike
+
+
+def _agree(answer: Tensor, wanted: Tensor) -> bool:
+    """Compare up to rounding, which depends on where in memory tensors happen to lie."""
+    tolerance = 1e-3 if answer.dtype in (torch.float32, torch.float64) else 0.1
+    scale = wanted.nan_to_num(0, 0, 0).abs().amax() if wanted.numel() else 0.0
+    return torch.allclose(answer, wanted, rtol=tolerance, atol=tolerance * float(scale), equal_nan=True)
 
 
 def _watched(model: nn.Module, twin: nn.Module, inputs: Inputs) -> tuple[Tensor, str]:

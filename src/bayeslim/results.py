@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from bayeslim.errors import MissingExtra
+
+_BISECTIONS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +32,8 @@ class Prediction:
         epistemic: the part that more training data would remove, (B, ...).
         probs: class probabilities, (B, ..., C), or None for values and counts.
         spread: the variance of the probabilities across networks, or None for values and counts.
+        is_gaussian: whether the predictive distribution of values is N(mean, variance) itself, and not the mixture of
+            the draws' Gaussians; `quantile` and `interval` read it.
     """
 
     kind: Literal["classes", "binary", "values", "counts"]
@@ -35,11 +43,107 @@ class Prediction:
     epistemic: Tensor
     probs: Tensor | None = None
     spread: Tensor | None = None
+    is_gaussian: bool = False
 
     @property
     def variance(self) -> Tensor:
         """The variance of values and counts; of classes, that of the probabilities across networks."""
         return self.aleatoric + self.epistemic if self.spread is None else self.spread
+
+    @property
+    def std(self) -> Tensor:
+        """The square root of `variance`."""
+        return self.variance.sqrt()
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """Compute quantiles of the targets, values or counts, (B, ...).
+
+        The predictive distribution is that of a target, noise included, not that of the mean. For values it is the
+        Gaussian N(mean, variance) where the outputs are Gaussian (`is_gaussian`: the linearised Laplace posterior), and
+        otherwise the mixture over the draws of N(output, noise²), whose quantiles are found by bisection. For counts it
+        is the mixture over the draws of Poisson distributions; the quantile is the smallest count that is exceeded with
+        a probability of at most 1 − q.
+
+        Args:
+            q: a probability between 0 and 1, or several, whose quantiles are stacked in front.
+        """
+        if self.probs is not None:
+            raise TypeError(
+                f"A prediction of {self.kind} has no quantiles: classes have no order. Read .probs, or take quantiles "
+                "of the probabilities across networks, prediction.samples.softmax(-1)."
+            )
+        if not isinstance(q, int | float):
+            return torch.stack([self.quantile(float(one)) for one in q])
+        if not 0 < q < 1:
+            raise ValueError(f"q is a probability, between 0 and 1. Got {q}.")
+        if self.kind == "counts":
+            return _poisson_quantile(q, self.samples.double().exp()).to(self.mean.dtype)
+        if self.is_gaussian:
+            return self.mean + self.std * _normal_quantile(q)
+        return _mixture_quantile(q, *self._components()).to(self.mean.dtype)
+
+    def interval(self, mass: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Compute the central interval that holds a target with a probability, by `quantile`.
+
+        Args:
+            mass: the probability, such as 0.9: the bounds are the quantiles at 0.05 and 0.95.
+
+        Returns:
+            the lower and the upper bound, each (B, ...).
+        """
+        if not 0 < mass < 1:
+            raise ValueError(f"mass is a probability, between 0 and 1. Got {mass}.")
+        return self.quantile((1 - mass) / 2), self.quantile((1 + mass) / 2)
+
+    def _components(self) -> tuple[Tensor, Tensor]:
+        """Return the means and standard deviations of every draw's Gaussian, (S, B, ...), in float64."""
+        outputs = self.samples.double()
+        if outputs.shape[1:] == self.mean.shape:
+            return outputs, self.aleatoric.double().sqrt().expand_as(outputs)
+        means, log_variances = outputs.chunk(2, -1)  # heteroscedastic
+        return means, (log_variances / 2).exp()
+
+    def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Copy all results to NumPy arrays by name: mean, std, aleatoric, epistemic, entropy, samples, probs."""
+        names = ["mean", "std", "aleatoric", "epistemic", "entropy", "samples"]
+        names += ["probs"] if self.probs is not None else []
+        return {name: _array(getattr(self, name)) for name in names}
+
+    def to_pandas(self, mass: float = 0.9) -> Any:
+        """Make a table with one row for every target.
+
+        Values and counts have the columns mean, std, aleatoric, epistemic, lower and upper; classes have class,
+        prob_0, prob_1, ..., entropy, aleatoric and epistemic. Several targets of an example are rows of their own.
+
+        Args:
+            mass: the probability of the interval from lower to upper.
+
+        Returns:
+            a `pandas.DataFrame`, indexed by example (and by the further dimensions of the targets).
+
+        Raises:
+            MissingExtra: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtra("pandas", "pandas", "Prediction.to_pandas") from error
+        columns: dict[str, Tensor] = {}
+        if self.probs is None:
+            columns = {name: getattr(self, name) for name in ("mean", "std", "aleatoric", "epistemic")}
+            columns["lower"], columns["upper"] = self.interval(mass)
+        else:
+            columns["class"] = self.classes
+            shares = self.probs.unbind(-1) if self.kind == "classes" else (1 - self.probs, self.probs)
+            columns |= {f"prob_{number}": share for number, share in enumerate(shares)}
+            columns |= {name: getattr(self, name) for name in ("entropy", "aleatoric", "epistemic")}
+        shape = tuple(self.aleatoric.shape)
+        if len(shape) == 2 and shape[1] == 1:
+            shape = shape[:1]
+        names = ["example", *(f"dimension_{number}" for number in range(1, len(shape)))]
+        index = pandas.MultiIndex.from_product([range(size) for size in shape], names=names)
+        index = index if len(shape) > 1 else index.get_level_values(0)
+        return pandas.DataFrame({name: _array(value).reshape(-1) for name, value in columns.items()}, index=index)
 
     @property
     def entropy(self) -> Tensor:
@@ -70,6 +174,45 @@ class Prediction:
             f"Prediction of {self.kind}: {len(self)} examples from {self.samples.shape[0]} samples; mean {unit}: "
             f"aleatoric {self.aleatoric.mean().item():.4g}, epistemic {self.epistemic.mean().item():.4g}"
         )
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Copy a tensor to NumPy, which has no bfloat16."""
+    tensor = tensor.detach().cpu()
+    found: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
+    return found
+
+
+def _normal_quantile(q: float) -> float:
+    return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
+
+
+def _mixture_quantile(q: float, means: Tensor, stds: Tensor) -> Tensor:
+    """Find y with mean_s Φ((y − m_s) / σ_s) = q, which lies between the components' own quantiles."""
+    each = means + stds * _normal_quantile(q)
+    low, high = each.amin(0), each.amax(0)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        is_below = torch.special.ndtr((middle - means) / stds).mean(0) < q
+        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+    return (low + high) / 2
+
+
+def _poisson_quantile(q: float, rates: Tensor) -> Tensor:
+    """Find the smallest k with mean_s P(count ≤ k | rate_s) ≥ q."""
+
+    def reached(count: Tensor) -> Tensor:
+        at_most: Tensor = torch.special.gammaincc((count + 1).expand_as(rates), rates).mean(0)
+        return at_most >= q
+
+    low, high = torch.full_like(rates[0], -1.0), rates.amax(0).ceil() + 1
+    while not bool(reached(high).all()):
+        high = 2 * high
+    while bool((high - low > 1).any()):
+        middle = ((low + high) / 2).floor()
+        fits = reached(middle)
+        low, high = torch.where(fits, low, middle), torch.where(fits, middle, high)
+    return high
 
 
 @dataclass(frozen=True)

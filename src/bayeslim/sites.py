@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import nn
 
 from bayeslim.errors import NoSiteMatched, UnsupportedModel, closest
@@ -133,6 +134,46 @@ def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
     if not report.names:
         raise NoSiteMatched(_nothing_matched(report, selection, excluded))
     return report
+
+
+def usable(model: Any) -> Any:
+    """Check that a model can be made Bayesian; return the module inside a compiled one.
+
+    Raises:
+        UnsupportedModel: for modules without values, values that are not finite, and compiled parts of a module.
+    """
+    if _is_compiled(model):
+        model = model._orig_mod
+    if not isinstance(model, nn.Module):
+        return model  # refused later, in words for objects that are no modules
+    for path, module in model.named_modules():
+        if _is_compiled(module):
+            raise UnsupportedModel(
+                f'"{path}" is compiled: torch.compile hides the names of its parameters. Make the plain network '
+                f"Bayesian ({path}._orig_mod is the plain module), and compile afterwards."
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            continue  # refused by `sites`
+        if tensor.is_meta:
+            raise UnsupportedModel(
+                f'"{name}" is on the meta device and has no values. Call model.to_empty(device="cpu"), and load or '
+                "initialise the weights first."
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter) or not parameter.is_floating_point():
+            continue
+        if not bool(torch.isfinite(parameter).all()):
+            raise UnsupportedModel(
+                f'The model\'s parameter "{name}" holds NaN or infinite values. Initialise it again, or load a '
+                "checkpoint from before training failed."
+            )
+    return model
+
+
+def _is_compiled(module: Any) -> bool:
+    """Whether a module came from torch.compile; by name, since importing the compiler takes seconds."""
+    return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

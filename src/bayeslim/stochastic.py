@@ -82,7 +82,7 @@ class _ForeignSubstitute(_Substitute):
 
 
 class _Noisy:
-    """What local and Flipout layers share."""
+    """The base of local and Flipout layers."""
 
     plain: ClassVar[type[nn.Module]]
     channel: ClassVar[int]
@@ -94,7 +94,7 @@ class _Noisy:
     reads_variances: ClassVar[bool] = False
     """Whether it computes with σ² rather than σ."""
     given: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
-    """μ and σ, or σ², of what is random here, while it is known from elsewhere (see `noise`)."""
+    """μ and σ, or σ², of the random parameters of this layer, while `noise` provides them."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not self.training:
@@ -106,22 +106,22 @@ class _Noisy:
         raise NotImplementedError
 
     def run_with(self, weight: Tensor, bias: Tensor | None, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The plain layer's own forward with other parameters."""
+        """Run the plain layer's own forward with other parameters."""
         layer: Any = self.substitute(self, weight, bias)
         output: Tensor = self.plain.forward(layer, input, *args, **kwargs)
         return output
 
     def mean_and_spread(self, leaf: str) -> tuple[Any, Any]:
-        """μ and σ, or σ², of the weight or the bias; the spread is None if that is not random, and μ if there is none.
+        """Return μ and σ, or σ², of the weight or the bias; the spread is None if it is not random.
 
-        Activation checkpointing runs a layer again in the backward pass, when they are no longer known from elsewhere,
-        and asks it to save the tensors that it saved the first time: what finding them takes is none of its business.
+        Activation checkpointing runs a layer again in the backward pass, when `given` is gone. It checks that the layer
+        saves the same tensors as the first time, so the computation of μ and σ here hides its own from it.
         """
         if leaf in self.given:
             return self.given[leaf]
         layer: Any = self
         own: Any = getattr(self, leaf, None)
-        if "weight" in self.given:  # whatever is random here is there
+        if "weight" in self.given:  # it holds all random parameters of the layer
             return own, None
         with _unseen_by_checkpoints():
             log_std = self.family.log_std_of(layer, leaf)
@@ -202,7 +202,7 @@ class _Flipout(_Noisy):
 
 
 def _is_simple(*tensors: Tensor) -> bool:
-    """Whether tensors are plain, of one full precision, and no compiler or autocast has a say."""
+    """Tell whether tensors are plain, of one full precision, outside of a compiler and of autocast."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(tensors[0].device.type):
         return False
     dtype = tensors[0].dtype
@@ -323,7 +323,7 @@ def make_noisy(layer: nn.Module, estimator: str, family: DiagonalGaussian) -> No
 
 
 def plain_type(layer: nn.Module) -> type[nn.Module]:
-    """A layer's type; of a noisy one the plain type, which it is in evaluation mode."""
+    """Return a layer's type; for a noisy layer, the plain type that it is in evaluation mode."""
     return layer.plain if isinstance(layer, _Noisy) else type(layer)
 
 
@@ -335,13 +335,13 @@ def make_plain(layer: nn.Module) -> None:
 
 
 def is_noisy(layer: nn.Module) -> bool:
-    """Whether a layer draws noise in training mode."""
+    """Tell whether a layer draws noise in training mode."""
     return isinstance(layer, _Noisy)
 
 
 @contextmanager
 def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> Iterator[None]:
-    """Noisy layers of `model` draw (or do not) whatever the model's mode; everything else keeps its mode.
+    """Turn the noise of noisy layers on or off, whatever the model's mode; everything else keeps its mode.
 
     Args:
         model: the network.
@@ -355,7 +355,7 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
     if given and not torch.compiler.is_compiling():  # a compiler finds common expressions by itself
         for name, (mean, spread) in given.items():
             layer, leaf = owner(model, name)
-            if is_noisy(layer) and type(spread) is Tensor:  # a layer has no use for a shard
+            if is_noisy(layer) and type(spread) is Tensor:  # a layer cannot compute with a shard
                 told.setdefault(layer, {})[leaf] = (mean, spread)
     for layer, values in told.items():
         layer.given = values  # type: ignore[assignment]
@@ -386,7 +386,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
-    """Which of the named modules run exactly once when `model` is called on `inputs`, and alone use their weights.
+    """Find the named modules that run exactly once on `inputs` and are alone in using their weights.
 
     The pass is in the model's own mode, since a module may do something else in another, and changes nothing: no
     gradients, no random numbers and no buffers are kept.

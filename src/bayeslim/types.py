@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 
@@ -63,7 +65,7 @@ def inputs_of(batch: Any) -> Inputs:
     """
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
         return batch[0]
-    if isinstance(batch, Tensor) or (isinstance(batch, Mapping) and not batch.keys() & set(TARGET_KEYS)):
+    if isinstance(batch, Tensor | np.ndarray) or (isinstance(batch, Mapping) and not batch.keys() & set(TARGET_KEYS)):
         return batch
     return split_batch(batch)[0]
 
@@ -133,6 +135,29 @@ def to_device(data: Any, device: torch.device | str | None) -> Any:
     return data.to(device, non_blocking=True) if hasattr(data, "to") else data
 
 
+def as_tensors(inputs: Any, model: nn.Module) -> Any:
+    """Turn NumPy arrays among inputs into tensors; real numbers take the dtype of the network's parameters.
+
+    Tensors and all other objects stay as they are.
+    """
+    if isinstance(inputs, np.ndarray):
+        if inputs.dtype.kind not in "biuf":
+            raise TypeError(
+                f"NumPy inputs must be arrays of numbers. Got {inputs.dtype}. Convert them first, for example with "
+                "array.astype(np.float32)."
+            )
+        tensor = torch.from_numpy(np.array(inputs))  # a copy: arrays may be read-only, or have negative strides
+        if not tensor.is_floating_point():
+            return tensor
+        dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
+        return tensor.to(next(dtypes, torch.get_default_dtype()))
+    if isinstance(inputs, Mapping):
+        return {key: as_tensors(value, model) for key, value in inputs.items()}
+    if type(inputs) in (tuple, list):
+        return type(inputs)(as_tensors(value, model) for value in inputs)
+    return inputs
+
+
 def batch_size(inputs: Inputs) -> int:
     """How many examples the inputs hold: the first dimension of the first tensor in them."""
     if isinstance(inputs, Tensor) and inputs.ndim:
@@ -153,35 +178,42 @@ def batch_size(inputs: Inputs) -> int:
     raise ShapeMismatch(f"The inputs hold no tensor with a batch dimension. Got {given or 'nothing'}. {hint}")
 
 
-def misfit(error: Exception) -> ShapeMismatch | None:
-    """Say in a network's own terms that inputs do not fit a layer, if that is what an error of torch says."""
-    found = re.search(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", str(error))
-    if found:
-        return ShapeMismatch(f"A linear layer takes {found[2]} features, and was given {found[1]}.")
-    found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
-    return ShapeMismatch(f"A convolution takes {found[1]} channels, and was given {found[2]}.") if found else None
+def with_batch_size(inputs: Inputs, size: int) -> Inputs:
+    """Cut or repeat examples to another batch size."""
+    rows = batch_size(inputs)
+
+    def resize(x: Any) -> Any:
+        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
+            return x
+        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
+
+    return tree_map(resize, inputs)
 
 
 def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:
-    """Add to an error the shapes of a network's inputs and of its first parameter.
-
-    Raises:
-        ShapeMismatch: if torch says that the inputs do not fit a layer.
-    """
+    """Add to an error of torch the shapes of a network's inputs and of its first parameter."""
     if isinstance(error, BayeslimError) or not isinstance(inputs, (Tensor, tuple, Mapping)):
         return
     args, kwargs = arguments(inputs)
     shapes = [f"{tuple(v.shape)}, {v.dtype}" for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
     name, weight = next(((name, p) for name, p in model.named_parameters()), ("", None))
-    if not shapes or weight is None:
-        return
-    note = (
-        f"The network was given inputs of {' and '.join(shapes)}; its first parameter, {name}, is of "
-        f"{tuple(weight.shape)}, {weight.dtype}. Give inputs such as its first layer takes, examples first."
+    if shapes and weight is not None:
+        error.add_note(
+            f"The network was given inputs of {' and '.join(shapes)}; its first parameter, {name}, is of "
+            f"{tuple(weight.shape)}, {weight.dtype}. Give inputs such as its first layer takes, examples first."
+        )
+
+
+def misfit(error: Exception) -> ShapeMismatch | None:
+    """Translate an error of torch which says that inputs do not fit a layer; None for any other."""
+    notes = " ".join(getattr(error, "__notes__", ()))
+    found = re.search(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", str(error))
+    if found:
+        return ShapeMismatch(f"A linear layer takes {found[2]} features, and was given {found[1]}. {notes}")
+    found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+    return (
+        ShapeMismatch(f"A convolution takes {found[1]} channels, and was given {found[2]}. {notes}") if found else None
     )
-    if (mismatch := misfit(error)) is not None:
-        raise ShapeMismatch(f"{mismatch} {note}") from error
-    error.add_note(note)
 
 
 def chosen_device(device: torch.device | str) -> torch.device:

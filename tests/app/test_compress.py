@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
 
 import bayeslim as bl
-from bayeslim.app.compress import fingerprint, pipeline
+from bayeslim.app.compress import baseline, fingerprint, pipeline
 from bayeslim.app.compress.folder import RunFolder
 from bayeslim.errors import BayeslimError
 
@@ -125,7 +125,7 @@ class Stop(BaseException):
     """A kill."""
 
 
-STAGES = ["prune", "compact", "by_magnitude", "measure_rows", "benchmark", "report"]
+STAGES = ["prune", "compact", "by_magnitude", "benchmark", "measure_rows", "report"]
 
 
 def test_a_run_that_is_stopped_anywhere_goes_on_and_repeats_nothing(tmp_path, monkeypatch):
@@ -327,7 +327,7 @@ def test_streams_and_other_data_sets_have_no_fingerprint_and_are_not_read():
 
 
 def test_of_large_data_rows_from_everywhere_and_all_labels_are_hashed(monkeypatch):
-    monkeypatch.setattr(fingerprint, "LARGEST", 4000)
+    monkeypatch.setattr(fingerprint, "MAX_BYTES_HASHED", 4000)
     x, y = torch.zeros(500, 10), torch.zeros(500)  # 20,000 and 2,000 bytes: every tenth row, and all
     known = {fingerprint.fingerprint(bl.data.Loader(x, y))}
     for tensor, row, seen in ((x, 0, True), (x, 490, True), (x, 491, False), (y, 491, True)):
@@ -499,3 +499,81 @@ def test_a_network_that_knew_nothing_is_said_to_have(targets, knew_nothing, fini
 
 def test_a_network_that_lost_little_is_left_in_peace(tmp_path):
     assert run(tmp_path, budget=bl.Budget(sparsity=0.05), steps=1, baseline=False).notes == ()
+
+
+HELD = (
+    "import sys, time\nfrom pathlib import Path\nfrom bayeslim.io.lock import locked\n"
+    "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+)
+
+
+def test_the_same_run_started_twice_says_so(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(BayeslimError, match=f"is being written to by process {other.pid}"):
+            run(tmp_path)
+        other.kill()
+        other.wait()
+    assert run(tmp_path, baseline=False).rows
+    assert not (tmp_path / ".bayeslim.lock").exists()
+
+
+@pytest.mark.parametrize("damage", ["deleted", "truncated"])
+def test_exported_files_that_are_gone_or_truncated_are_written_again(tmp_path, damage):
+    whole = run(tmp_path, formats=("pt2",), baseline=False)
+    file = tmp_path / "slim.pt2"
+    size = file.stat().st_size
+    if damage == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: size // 2])
+    again = run(tmp_path, formats=("pt2",), baseline=False)
+    assert file in again.files
+    x = torch.randn(4, 8)
+    assert torch.allclose(torch.export.load(file).module()(x), whole.slim(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("exported.json", lambda found: found.pop("notes")),
+        ("exported.json", lambda found: found.update(files=["slim.pt2"])),
+        ("exported.json", lambda found: found.update(files={"../slim.pt2": "0"})),
+        ("measured.json", lambda found: found.pop("dense")),
+        ("measured.json", lambda found: found.pop("bayeslim")),
+        ("measured.json", lambda found: found["dense"].update(seconds="soon")),
+        ("measured.json", lambda found: found["dense"]["scores"].update(error=None)),
+        ("measured.json", lambda found: found["dense"]["cost"].update(bytes="many")),
+        ("benchmark.json", lambda found: found["sizes"].pop("slim")),
+        ("benchmark.json", lambda found: found["timings"].clear()),
+        ("benchmark.json", lambda found: found["timings"].pop(0)),
+        ("benchmark.json", lambda found: found["timings"][0].update(seconds=["a"])),
+    ],
+)
+def test_results_that_were_changed_are_named(finished, tmp_path, name, change):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    content = json.loads((tmp_path / name).read_text())
+    change(content)
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(bl.errors.CorruptFile, match=f"{name} is damaged"):
+        run(tmp_path)
+
+
+def test_magnitude_cuts_in_as_many_steps(tmp_path, monkeypatch):
+    seen = []
+    original = baseline.prune
+
+    def watched(bnn, what, **options):
+        seen.append((options["steps"], options["criterion"]))
+        return original(bnn, what, **options)
+
+    monkeypatch.setattr(baseline, "prune", watched)
+    run(tmp_path, steps=3, granularity="unit")
+    assert seen == [(3, "magnitude")]
+
+
+def test_a_latency_is_measured_once(tmp_path):
+    found = run(tmp_path)
+    timed = {name: found.benchmark.latency(name, "eager", 1) for name in ("dense", "magnitude", "slim")}
+    assert [found.rows[name].seconds for name in ("dense", "magnitude", "bayeslim")] == list(timed.values())

@@ -66,6 +66,17 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+class Gated(nn.Module):
+    """Gated recurrent units in both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.head = nn.GRU(2, 2, bidirectional=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.gru(x.transpose(0, 1))[0].mean(0))
+
+
 class Attention(nn.Module):
     """A transformer's encoder layer, examples first or time first."""
 
@@ -137,6 +148,7 @@ def make(name: str) -> Case:
         "read behind the back": lambda: Case(ReadBehindTheBack(), classes(7, 5, 5), classes(7), Categorical()),
         "twice": lambda: Case(Twice(), real(5, 3), real(5, 2), Gaussian(0.7)),
         "recurrent": lambda: Case(Recurrent(), real(5, 4, 3), classes(3), Categorical()),
+        "gated": lambda: Case(Gated(), real(5, 3, 2), classes(3), Categorical()),
         "attention": lambda: Case(Attention(True), real(5, 5, 4), classes(3), Categorical()),
         "attention, time first": lambda: Case(Attention(False), real(5, 5, 4), classes(3), Categorical()),
         "own parameter": lambda: Case(OwnParameter(), real(5, 2, 3), classes(2, 5, 2).double(), Bernoulli()),
@@ -153,6 +165,6 @@ def make(name: str) -> Case:
 
 
 CASES = [
-    "mlp", "convolutions and norms", "tied", "read behind the back", "twice", "recurrent", "attention",
+    "mlp", "convolutions and norms", "tied", "read behind the back", "twice", "recurrent", "gated", "attention",
     "attention, time first", "own parameter", "words", "sequence", "segmentation", "scalar outputs",
 ]  # fmt: skip

@@ -133,7 +133,7 @@ def test_bad_selections():
         lowrank(case.model, case.batches(), case.likelihood, 4, passes=1)
 
 
-def test_packed_sequences_cannot_be_taken_apart():
+def test_packed_sequences_have_factors_but_no_single_examples():
     class Packed(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -144,6 +144,7 @@ def test_packed_sequences_cannot_be_taken_apart():
 
     packed = torch.nn.utils.rnn.pack_sequence([torch.randn(3, 2), torch.randn(2, 2)])
     y = torch.tensor([0, 1])
-    assert set(kfac(Packed(), [(packed, y)], Categorical()).layers) == {"head.weight"}
-    with pytest.raises(TypeError, match="PackedSequence cannot be taken apart"):
+    names = {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "head.weight"}
+    assert set(kfac(Packed(), [(packed, y)], Categorical()).layers) == names
+    with pytest.raises(TypeError, match="PackedSequence cannot be split"):
         ggn(Packed(), [(packed, y)], Categorical(), ["lstm.bias_ih_l0"])

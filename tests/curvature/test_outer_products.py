@@ -1,11 +1,11 @@
-"""Sums of outer products: the same on one thread and on several, where they are computed in another way."""
+"""Sums of outer products equal one product, in strips or whole."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from bayeslim.curvature.moments import MANY, STRIP, add_outer_products, symmetric
+from bayeslim.curvature.moments import MIN_ROWS_FOR_STRIPS, ROWS_PER_STRIP, add_outer_products, symmetric
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
@@ -18,8 +18,8 @@ def threads(request):
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("size", [5, STRIP, 2 * STRIP + 7])
-@pytest.mark.parametrize("rows", [3, MANY + 1])
+@pytest.mark.parametrize("size", [5, ROWS_PER_STRIP, 2 * ROWS_PER_STRIP + 7])
+@pytest.mark.parametrize("rows", [3, MIN_ROWS_FOR_STRIPS + 1])
 def test_outer_products(rows, size, groups):
     torch.manual_seed(0)
     first, second = torch.randn(2, rows, groups, size, dtype=torch.float64)

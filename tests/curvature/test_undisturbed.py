@@ -1,6 +1,7 @@
 """A pass over the data leaves no trace on the user's model, also when it fails."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -117,3 +118,56 @@ def test_memory_bounds_do_not_change_the_answer(name, monkeypatch):
     monkeypatch.setattr("bayeslim.curvature.example_gradients.COLUMNS_AT_ONCE", 2)
     for small, large in zip(everything(), roomy, strict=True):
         torch.testing.assert_close(small, large)
+
+
+@pytest.mark.parametrize("name", ["convolutions and norms", "attention", "recurrent"])
+def test_threads_measure_at_once(name):
+    """While they do, the model is called in training mode, as somebody else's training would."""
+    case = make(name)
+    model = case.model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.0  # keeps its statistics while the model is called below
+    before = traces(model)
+
+    def measure(_):
+        kron = kfac(model, case.batches(), case.likelihood, seed=1)
+        squares = diag(model, case.batches(), case.likelihood)
+        return [*(layer.G for layer in kron.layers.values()), *squares.values()]
+
+    expected = measure(0)
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(measure, n) for n in range(4)]
+        while not all(future.done() for future in found):
+            model(case.x)
+            assert traces(model) == before
+    for future in found:
+        for one, other in zip(expected, future.result(), strict=True):
+            torch.testing.assert_close(one, other)
+    assert traces(model) == before
+
+
+class Closed(torch.nn.Module):
+    """A forward that calls a layer through a closure, past the module tree."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = torch.nn.Linear(4, 5), torch.nn.Linear(5, 3)
+        inner = self.inner
+        self.first = lambda x: torch.tanh(inner(x))
+
+    def forward(self, x):
+        return self.head(self.first(x))
+
+
+def test_layers_behind_a_closure_have_their_curvature():
+    torch.manual_seed(0)
+    case, closed = make("mlp"), Closed().double()
+    plain = torch.nn.Sequential(closed.inner, torch.nn.Tanh(), closed.head)
+    expected = kfac(plain, case.batches(), case.likelihood, columns="exact").layers
+    found = kfac(closed, case.batches(), case.likelihood, columns="exact").layers
+    torch.testing.assert_close(found["inner.weight"].G, expected["0.weight"].G)
+    torch.testing.assert_close(
+        diag(closed, case.batches(), case.likelihood)["inner.weight"],
+        diag(plain, case.batches(), case.likelihood)["0.weight"],
+    )

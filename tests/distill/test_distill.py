@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayeslim as bl
 from bayeslim import likelihoods
 from bayeslim.distill import divergences as imitation
+from bayeslim.distill.student import Student
 from bayeslim.distill.targets import inputs_of
 from bayeslim.errors import BayeslimError, BayeslimWarning, NotFitted, ShapeMismatch, UnsupportedModel
 from bayeslim.methods.shared.particle_method import ParticleMethod
@@ -111,7 +112,7 @@ def test_the_divergence_falls_to_the_floor_of_a_student_that_cannot_say_everythi
 def test_divergences_are_those_of_torch(likelihood, distribution):
     teacher, student = torch.randn(2, 6, 4, dtype=torch.float64)
     each = torch.distributions.kl_divergence(distribution(teacher), distribution(student))
-    told = imitation.told(likelihood.predict(teacher[None]))
+    told = imitation.targets_of(likelihood.predict(teacher[None]))
     found = imitation.divergence(likelihood, student, told)
     assert torch.allclose(found, each if each.ndim == 1 else each.sum(-1), rtol=1e-10)
 
@@ -119,11 +120,11 @@ def test_divergences_are_those_of_torch(likelihood, distribution):
 def test_classes_may_be_in_any_dimension():
     teacher, student = torch.randn(2, 4, 3, 5, 2)  # (B, C, H, W)
     images, last = likelihoods.Categorical(class_dim=1), likelihoods.Categorical()
-    told = imitation.told(images.predict(teacher[None]))
+    told = imitation.targets_of(images.predict(teacher[None]))
     there = imitation.divergence(images, student, told)
     assert torch.allclose(there, imitation.divergence(last, student.movedim(1, -1), told))
     draws = torch.stack([teacher, student])
-    mean_logs = imitation.told_of_probabilities(images, draws)
+    mean_logs = imitation.dirichlet_targets(images, draws)
     assert torch.allclose(mean_logs, draws.log_softmax(2).mean(0).movedim(1, -1), atol=0.05)
     assert imitation.dirichlet_divergence(images, student, mean_logs).shape == (4,)
 
@@ -244,7 +245,7 @@ def test_a_dirichlet_student_is_saved_and_pruned_as_any_network(tmp_path):
 def test_a_dirichlet_student_that_is_unlike_its_teacher_warns():
     sure, student = given(logits(particles=1).repeat(2, 1, 1), likelihoods.Categorical()), free()
     before = torch.get_rng_state()
-    with pytest.warns(BayeslimWarning, match=r"student's epistemic uncertainty is .* Train it for longer"):
+    with pytest.warns(BayeslimWarning, match=r"student's epistemic uncertainty is .* Train for longer"):
         bl.distill(sure, LOADER, student, how="dirichlet", epochs=1, **(QUICK | {"lr": 1e-6}))
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -255,7 +256,7 @@ def test_one_draw_makes_no_dirichlet_and_values_have_none():
     with pytest.raises(UnsupportedModel, match="over classes, and the teacher's likelihood is gaussian"):
         bl.distill(linear_regression()[0], LOADER, how="dirichlet")
     with pytest.raises(UnsupportedModel, match="over classes, and the likelihood is bernoulli"):
-        bl.bayesianize(free(), bl.methods.Student("dirichlet"), likelihood=likelihoods.Bernoulli())
+        bl.bayesianize(free(), Student("dirichlet"), likelihood=likelihoods.Bernoulli())
 
 
 G = torch.Generator().manual_seed(2)
@@ -447,15 +448,15 @@ def test_what_cannot_be_done_is_said():
         bl.distill(bnn, data(), how="online", samples=3)
     with pytest.raises(ValueError, match="temperature must be positive"):
         bl.distill(bnn, data(), temperature=0.0)
-    with pytest.raises(ValueError, match="not for a Dirichlet"):
+    with pytest.raises(ValueError, match="temperature must be 1 with"):
         bl.distill(bnn, data(), how="dirichlet", temperature=2.0)
     with pytest.raises(BayeslimError, match="gave no batches"):
         bl.distill(bnn, [])
-    with pytest.raises(ShapeMismatch, match=r"\(20, 3\), do not match what the teacher says, \(20, 2\)"):
+    with pytest.raises(ShapeMismatch, match=r"\(20, 3\), do not match its targets, \(20, 2\)"):
         bl.distill(bnn, data(), nn.Linear(4, 3), progress=False)
     with pytest.raises(ShapeMismatch, match="cannot be put together"):
         bl.distill(bnn, [(torch.randn(2, 4), None), (torch.randn(2, 5), None)], progress=False)
     with pytest.raises(NotFitted):
         bl.distill(bl.bayesianize(mlp(), bl.Laplace(), likelihood=likelihoods.Categorical()), data())
-    with pytest.raises(ShapeMismatch, match="was given labels"):
-        bl.bayesianize(mlp(), bl.methods.Student(), likelihood=likelihoods.Categorical(), num_data=60).loss((X, Y))
+    with pytest.raises(ShapeMismatch, match="Got labels"):
+        bl.bayesianize(mlp(), Student(), likelihood=likelihoods.Categorical(), num_data=60).loss((X, Y))

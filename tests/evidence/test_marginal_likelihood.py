@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 import oracles
-from bayeslim.evidence import marginal_likelihood
-from bayeslim.evidence import tune_prior as prior_search
+from bayeslim.evidence import marginal_likelihood, tune_prior
 from bayeslim.likelihoods import Categorical, Gaussian
 from bayeslim.posteriors.prior_precision import PriorPrecision
 
@@ -37,7 +36,7 @@ def fitted(structure: str = "kron", **options) -> bl.Bayesian:
 
 def evidence_at(bnn: bl.Bayesian, prior: PriorPrecision) -> Tensor:
     posterior = bnn.posterior_.with_prior_precision(prior)
-    return marginal_likelihood.log_marginal_likelihood(-7.0, posterior, prior_search.prior_mean(bnn))
+    return marginal_likelihood.log_marginal_likelihood(-7.0, posterior, tune_prior.prior_mean(bnn))
 
 
 STRUCTURES = ("kron", "diag", "full", "lowrank")
@@ -69,7 +68,7 @@ def test_gradient_for_a_pruned_posterior():
 def test_tuning_finds_the_largest_evidence(structure, per_layer):
     bnn = fitted(structure, rank=10)
     before = bl.log_evidence(bnn, data()).value
-    found = prior_search.by_evidence_(bnn, data(), per_layer)
+    found = tune_prior.by_evidence_(bnn, data(), per_layer)
     assert found == pytest.approx(bl.log_evidence(bnn, data()).value, rel=1e-9)
     assert found > before
     stds = {name: prior.std for name, prior in bnn.priors.items()}
@@ -87,7 +86,7 @@ def test_tuning_finds_the_largest_evidence(structure, per_layer):
 def test_one_layers_precision_solves_mackays_fixed_point():
     """At the optimum δ ‖w‖² = γ, the number of well-determined weights."""
     bnn = fitted("full", curvature="exact")
-    prior_search.by_evidence_(bnn, data())
+    tune_prior.by_evidence_(bnn, data())
     posterior = bnn.posterior_
     delta = bnn.priors["0.weight"].std ** -2
     gamma = posterior.num_parameters - delta * float(posterior.covariance.trace())

@@ -335,7 +335,7 @@ def test_settings_are_checked():
     with pytest.raises(ValueError, match="at least 2"):
         bl.Variational(renyi=0.5)
     for estimator in ("local", "flipout"):
-        with pytest.raises(ValueError, match="density of one draw"):
+        with pytest.raises(ValueError, match="needs independent weights"):
             bl.Variational(renyi=0.5, samples=4, estimator=estimator)
     assert bl.Variational(renyi=0.5, samples=4).noise_at == "shared"
     assert bl.Variational(renyi=1).noise_at == "local"

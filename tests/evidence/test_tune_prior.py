@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import bayeslim as bl
 import oracles
 from bayeslim.errors import BayeslimError, BayeslimWarning, NotPositiveDefinite
-from bayeslim.evidence import tune_prior as prior_search
+from bayeslim.evidence import tune_prior
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from bayeslim.posteriors import Dense
 
@@ -44,14 +44,14 @@ def test_cross_validation_of_a_regression_is_exact(structure):
     X, y = regression(15)
     folds = batches(X, y, 3)
     losses = []
-    for delta in prior_search.GRID:
+    for delta in tune_prior.GRID:
         total = 0.0
         for k in range(5):
             rest = [torch.cat(parts) for parts in zip(*(f for j, f in enumerate(folds) if j != k), strict=True)]
             total += float(exact_nll(tuple(rest), folds[k], delta).mean())
         losses.append(total)
-    best = prior_search.GRID[int(torch.tensor(losses).argmin())]
-    assert 0 < prior_search.GRID.index(best) < len(prior_search.GRID) - 1
+    best = tune_prior.GRID[int(torch.tensor(losses).argmin())]
+    assert 0 < tune_prior.GRID.index(best) < len(tune_prior.GRID) - 1
     bnn = bayesian(structure=structure)
     weights = bnn.model.weight.detach().clone()  # untrained: one Newton step is enough
     bnn.fit(folds, tune="cross-validation", folds=5, progress=False)
@@ -79,10 +79,10 @@ def test_the_grid_takes_what_predicts_validation_data_best():
     with torch.no_grad():
         bnn.model.weight.copy_(mean[None])
     bnn.fit(batches(*train, 5), tune="grid", validate=batches(*test, 7), progress=False)
-    losses = [float(exact_nll(train, test, delta, mean).mean()) for delta in prior_search.GRID]
-    best = prior_search.GRID[int(torch.tensor(losses).argmin())]
+    losses = [float(exact_nll(train, test, delta, mean).mean()) for delta in tune_prior.GRID]
+    best = tune_prior.GRID[int(torch.tensor(losses).argmin())]
     assert bnn.priors["weight"].std == pytest.approx(best**-0.5)
-    assert prior_search.predictive_nll(bnn, batches(*test, 40)) == pytest.approx(min(losses), rel=1e-6)
+    assert tune_prior.predictive_nll(bnn, batches(*test, 40)) == pytest.approx(min(losses), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_held_out_density_of_every_likelihood(likelihood, targets):
     x = torch.randn(12, 3).double()
     bnn = bl.bayesianize(nn.Linear(3, 2).double(), bl.Laplace(curvature="exact"), likelihood=likelihood)
     bnn.fit([(x, targets)], progress=False)
-    found = prior_search.predictive_nll(bnn, [(x[:5], targets[:5]), (x[5:], targets[5:])])
+    found = tune_prior.predictive_nll(bnn, [(x[:5], targets[:5]), (x[5:], targets[5:])])
     draws = bl.predict(bnn, x, samples=5000, how="joint").samples
     each = torch.stack([likelihood.log_prob(draw, targets) for draw in draws])
     expected = -(each.logsumexp(0) - torch.tensor(5000.0).log()).mean()

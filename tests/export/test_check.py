@@ -6,9 +6,10 @@ import pytest
 import torch
 from small_networks import FixedBatch, mlp
 
-from bayeslim.compact.example import batches, rows_of, with_batch_size
+from bayeslim.compact.example import batches, rows_of
 from bayeslim.errors import ShapeMismatch
 from bayeslim.export.check import ExportFailed, difference, prove
+from bayeslim.types import with_batch_size
 
 INF, NAN = float("inf"), float("nan")
 

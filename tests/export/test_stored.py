@@ -18,7 +18,7 @@ import bayeslim as bl
 from bayeslim.compact import compact_network, units
 from bayeslim.compact.example import EXAMPLE
 from bayeslim.errors import BayeslimError, CorruptFile, ShapeMismatch, UnsupportedModel
-from bayeslim.io.storage import INDEX
+from bayeslim.io.storage import INDEX, sealed
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
@@ -54,7 +54,7 @@ def size(folder) -> int:
 def edit(folder, change) -> None:
     index = json.loads((folder / INDEX).read_text())
     change(index["config"])
-    (folder / INDEX).write_text(json.dumps(index))
+    (folder / INDEX).write_text(json.dumps(sealed(index)))
 
 
 def test_the_file_shrinks_with_the_non_zeros(tmp_path):
@@ -261,7 +261,7 @@ def test_shapes_that_a_file_cannot_hold(shape, tmp_path):
     save_file(tensors, file)
     index = json.loads((tmp_path / INDEX).read_text())
     index["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    (tmp_path / INDEX).write_text(json.dumps(index))
+    (tmp_path / INDEX).write_text(json.dumps(sealed(index)))
     with pytest.raises(CorruptFile):
         bl.load(tmp_path, model=nn.Linear(300, 200))
 

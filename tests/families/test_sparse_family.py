@@ -143,5 +143,5 @@ def test_a_threshold_that_is_no_number_is_refused() -> None:
 
 @pytest.mark.parametrize("family", [bl.families.DropoutGaussian(0.2), bl.families.Point()])
 def test_ivon_needs_spreads_of_its_own(family: bl.families.Family) -> None:
-    with pytest.raises(ValueError, match="IVON is for independent Gaussians"):
+    with pytest.raises(ValueError, match="IVON needs independent Gaussians"):
         bl.IVON(family=family)

@@ -304,7 +304,7 @@ def test_centred_scales_need_one_random_weight_each():
         def forward(self, x: Tensor) -> Tensor:
             return self.lstm(x)[0]
 
-    with pytest.raises(bl.errors.UnsupportedModel, match="under two centred scales"):
+    with pytest.raises(bl.errors.UnsupportedModel, match="two centred scales"):
         gated(Net(), gates.HalfCauchy(centred=True))
     gated(Net(), gates.HalfCauchy(centred=True), gate_at={"lstm": ("inputs", "hidden")})
 

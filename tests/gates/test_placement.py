@@ -158,11 +158,11 @@ def test_parameters_stand_beside_their_layer():
     ("settings", "words"),
     [
         ({"gates": gates.NormalJeffreys}, "gates must be one of bayeslim.gates"),
-        ({"gates": gates.NormalJeffreys(), "renyi": 0.5, "samples": 2}, "they need renyi=1"),
-        ({"gates": gates.NormalJeffreys(), "family": bl.families.MixtureOfGaussians()}, "they need renyi=1 and"),
+        ({"gates": gates.NormalJeffreys(), "renyi": 0.5, "samples": 2}, "They need renyi=1"),
+        ({"gates": gates.NormalJeffreys(), "family": bl.families.MixtureOfGaussians()}, "They need renyi=1 and"),
         ({"gate_at": {"0": "inputs"}}, "there are none"),
-        ({"gates": gates.NormalJeffreys(), "gate_at": "0"}, "maps names of layers to sides"),
-        ({"gates": gates.NormalJeffreys(), "gate_at": {"0": None}}, "maps names of layers to sides"),
+        ({"gates": gates.NormalJeffreys(), "gate_at": "0"}, "must map names of layers to sides"),
+        ({"gates": gates.NormalJeffreys(), "gate_at": {"0": None}}, "must map names of layers to sides"),
         ({"family": bl.families.Point(), "renyi": 0.5, "samples": 2}, "no density"),
     ],
 )

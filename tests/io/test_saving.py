@@ -12,7 +12,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, CorruptFile
-from bayeslim.io.storage import INDEX
+from bayeslim.io.storage import INDEX, sealed
 from bayeslim.posteriors import Diagonal
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -188,11 +188,11 @@ def test_posteriors_kept_by_a_method_come_back(tmp_path):
 def test_posteriors_come_back_in_order(tmp_path):
     bnn = bayesian()
     mean = {f"w{k}": torch.randn(2) for k in torch.randperm(12).tolist()}
-    bnn.state["posterior"] = Diagonal(mean, {name: torch.rand(2) for name in sorted(mean)})
+    bnn.state["another"] = Diagonal(mean, {name: torch.rand(2) for name in sorted(mean)})
     bl.save(bnn, tmp_path)
-    again = bl.load(tmp_path, model=mlp()).state["posterior"]
+    again = bl.load(tmp_path, model=mlp()).state["another"]
     assert list(again.mean) == list(mean)
-    draws = [p.sample(generator=torch.Generator().manual_seed(2)) for p in (bnn.state["posterior"], again)]
+    draws = [p.sample(generator=torch.Generator().manual_seed(2)) for p in (bnn.state["another"], again)]
     torch.testing.assert_close(*draws)
 
 
@@ -268,7 +268,7 @@ def deep(levels: int) -> list:
 def edit(folder: Path, change) -> None:
     index = json.loads((folder / INDEX).read_text())
     change(index["config"])
-    (folder / INDEX).write_text(json.dumps(index))
+    (folder / INDEX).write_text(json.dumps(sealed(index)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.methods.natural_gradient import POINT_RATE, NaturalGradient
+from bayeslim.methods.ivon import POINT_RATE, NaturalGradient
 from bayeslim.noise import standard_normals_like
 from oracles import linear_regression
 
@@ -146,7 +146,7 @@ def test_what_it_does_not_take():
     with pytest.raises(ValueError, match="curvature must be"):
         bl.IVON(curvature=0.0)
     bnn = linear(bl.IVON())
-    with pytest.raises(TypeError, match="IVON is an optimizer itself"):
+    with pytest.raises(TypeError, match="IVON is itself an optimizer"):
         bnn.fit(bl.data.Loader(X, Y, batch_size=20), optimizer=torch.optim.SGD(bnn.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="lr must be positive"):
         bnn.optimizer(lr=0.0)

@@ -13,6 +13,7 @@ import bayeslim as bl
 from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian
 from bayeslim.methods import laplace
+from bayeslim.methods.shared import curvature_posterior
 from bayeslim.posteriors import Conditioned, Dense, Kronecker, LowRank
 from bayeslim.predict import linearised
 
@@ -207,9 +208,10 @@ def test_how_predictions_relate():
     closed = bl.predict(bnn, X, how="extended-probit").probs
     joint = bl.predict(bnn, X, samples=4000, how="joint").probs
     assert (closed - joint).abs().max() < 0.08
+    assert (bl.predict(bnn, X).probs - joint).abs().max() < 0.02
     mean = bl.predict(bnn, X, how="mean")
     torch.testing.assert_close(mean.probs, bnn.model.eval()(X).softmax(-1).detach())
-    assert bl.predict(bnn, X).entropy.mean() > mean.entropy.mean()
+    assert bl.predict(bnn, X, how="probit").entropy.mean() > mean.entropy.mean()
     assert torch.equal(bl.predict(bnn, X, how="glm").probs, bl.predict(bnn, X, how="auto").probs)
 
 
@@ -222,8 +224,8 @@ def test_predictions_of_a_loader_are_those_of_its_inputs():
 
 def test_many_outputs_are_sampled(monkeypatch):
     bnn = fitted(bl.Laplace(curvature="exact"))
-    exact = torch.cat([c for _, c in linearised.output_gaussians(bnn.model, bnn.posterior_, [X])])
-    monkeypatch.setattr(laplace, "MANY_OUTPUTS", 2)
+    exact = torch.cat([c for _, c in linearised.output_gaussians(bnn.replica(X).model, bnn.posterior_, [X])])
+    monkeypatch.setattr(laplace, "MAX_SOLVED_OUTPUTS", 2)
     prediction = bl.predict(bnn, X, samples=300)
     torch.testing.assert_close(prediction.samples.mean(0), bnn.model.eval()(X).detach())
     ratio = prediction.samples.var(0, correction=0) / exact.diagonal(dim1=1, dim2=2)
@@ -419,3 +421,52 @@ class TestSturdy:
 def test_predictions_of_a_generator_of_batches():
     bnn = fitted()
     torch.testing.assert_close(bl.predict(bnn, (batch for batch in batches())).probs, bl.predict(bnn, X).probs)
+
+
+class TestChoiceOfCurvature:
+    """The default is exact for few outputs and data, and the unbiased estimate by random signs for more."""
+
+    def test_few_data_are_exact(self):
+        exact, chosen = fitted(bl.Laplace(curvature="exact")), bayesian()
+        result = chosen.fit([(X, Y)], progress=False)
+        assert result.details["curvature"] == "exact"
+        for name, variance in chosen.posterior_.variance.items():
+            torch.testing.assert_close(variance, exact.posterior_.variance[name])
+
+    def test_many_data_and_data_of_unknown_size_take_signs(self, monkeypatch):
+        class Unsized:
+            def __iter__(self):
+                return iter([(X, Y)])
+
+        assert bayesian().fit(Unsized(), progress=False).details["curvature"] == "signs"
+        monkeypatch.setattr(curvature_posterior, "MAX_EXACT_PASSES", 3 * len(X) - 1)
+        assert bayesian().fit([(X, Y)], progress=False).details["curvature"] == "signs"
+        monkeypatch.setattr(curvature_posterior, "MAX_EXACT_PASSES", 3 * len(X))
+        assert bayesian().fit([(X, Y)], progress=False).details["curvature"] == "exact"
+
+    def test_a_shuffled_loader_is_left_as_it_was(self):
+        loader = DataLoader(TensorDataset(X, Y), 5, shuffle=True, generator=torch.Generator().manual_seed(3))
+        state = loader.generator.get_state()
+        curvature_posterior.chosen_curvature(bayesian(), bl.Laplace(), loader)
+        assert torch.equal(loader.generator.get_state(), state)
+
+    def test_signs_follow_from_the_seed_and_have_the_error_of_the_docstring(self):
+        torch.manual_seed(0)
+        x, outputs = torch.randn(50, 2).double(), 4
+        bnn = bl.bayesianize(
+            nn.Linear(2, outputs).double(),
+            bl.Laplace("full", curvature="signs"),
+            likelihood=bl.likelihoods.Gaussian(1.0),
+        )
+
+        def estimate(seed: int) -> Tensor:
+            bnn.fit([(x, torch.zeros(50, outputs).double())], seed=seed, progress=False)
+            return bnn.posterior_.curvature.sum()  # along all ones, which every output moves alike
+
+        assert torch.equal(estimate(1), estimate(1))
+        found = torch.stack([estimate(seed) for seed in range(60)])
+        each = (x.sum(1) + 1).square() * outputs  # of every example
+        exact = each.sum()
+        spread = (2 * (1 - 1 / outputs) * each.square().sum()).sqrt()
+        assert (found.mean() - exact).abs() < 4 * spread / 60**0.5
+        assert found.std() == pytest.approx(float(spread), rel=0.35)

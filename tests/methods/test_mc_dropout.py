@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.dropout_masks import Probe, Shared
+from bayeslim.methods.mc_dropout import Probe, Shared
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
 SEQUENCES = torch.randn(7, 5, 8, generator=torch.Generator().manual_seed(2))
@@ -149,7 +149,7 @@ def test_all_else_is_in_evaluation_mode_and_stays_so():
     ],
 )
 def test_a_network_without_dropout_is_refused(model):
-    with pytest.raises(UnsupportedModel, match="has no dropout"):
+    with pytest.raises(UnsupportedModel, match="needs a network with dropout"):
         bayesian(model)
 
 
@@ -158,7 +158,7 @@ def test_a_functional_dropout_that_never_runs_is_refused_at_prediction():
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x if x.ndim else F.dropout(x))
 
-    with pytest.raises(UnsupportedModel, match="has no dropout"):
+    with pytest.raises(UnsupportedModel, match="needs a network with dropout"):
         bl.predict(bayesian(Never()), X)
 
 

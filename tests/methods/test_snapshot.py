@@ -86,7 +86,7 @@ def test_stopped_before_the_first_cycle_there_is_nothing():
         epoch.stop = "enough"
 
     bnn = bayesian(bl.Snapshot(cycles=2))
-    with pytest.raises(BayeslimError, match=r"stopped \(enough\) before the first cycle"):
+    with pytest.raises(BayeslimError, match=r"stopped \(enough\) before the end of the first"):
         bnn.fit(loader(), epochs=4, callbacks=[stop], progress=False)
     assert "posterior" not in bnn.state
 

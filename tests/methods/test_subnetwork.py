@@ -76,7 +76,7 @@ def test_the_posterior_is_the_subnetworks_own_block(by):
     J = oracles.jacobian(network(), x)[:, :, chosen]
     expected = J @ torch.linalg.inv(precision) @ J.mT
     kappa = (1 + torch.pi / 8 * expected.diagonal(dim1=1, dim2=2)).rsqrt()
-    torch.testing.assert_close(bl.predict(bnn, x).probs, (network()(x).detach() * kappa).softmax(-1))
+    torch.testing.assert_close(bl.predict(bnn, x, how="probit").probs, (network()(x).detach() * kappa).softmax(-1))
     random = bnn.posterior_.support
     draw = bnn.posterior_.sample()
     for name, p in network().named_parameters():
@@ -153,3 +153,31 @@ def test_more_weights_than_there_are():
         fitted(bl.Subnetwork(100_000))
     with pytest.raises(ValueError, match='use structure="full"'):
         bl.Laplace("kron", bl.Subnetwork(5))
+
+
+@pytest.mark.parametrize("tune", [None, "evidence"])
+def test_the_rescaled_prior_shows(tmp_path, tune):
+    method = bl.Laplace(subset=bl.Subnetwork(9), curvature="exact")
+    bnn = bl.bayesianize(network(), method, likelihood=Categorical(), prior=bl.priors.Normal(2.0))
+    size = sum(p.numel() for p in network().parameters())
+    assert bnn.priors.used["0.weight"] == bnn.priors["0.weight"] == bl.priors.Normal(2.0)
+    assert "rescaled" not in repr(bnn.priors)
+    for _ in range(2):  # fitting again does not rescale again
+        bnn.fit([data()], tune=tune, progress=False)
+        name = bnn.posterior_.names[0]
+        used = bnn.posterior_.prior_precision
+        used = float(used[name] if isinstance(used, dict) else used)
+        assert bnn.priors.used[name].std == pytest.approx(used**-0.5)
+        assert bnn.priors[name].std == pytest.approx((used * size / 9) ** -0.5)
+        assert f"rescaled to {bnn.priors.used[name]!r} in the subnetwork" in repr(bnn.priors)
+    if tune is None:
+        assert bnn.priors.used[name].std == pytest.approx(2.0 * (size / 9) ** 0.5)
+    bl.save(bnn, tmp_path)
+    again = bl.load(tmp_path, model=network())
+    assert repr(again.priors) == repr(bnn.priors)
+
+
+def test_weights_outside_of_the_subnetwork_keep_their_prior():
+    bnn = fitted(bl.Subnetwork(1))
+    (name,) = bnn.posterior_.names
+    assert {n for n in bnn.sites.names if bnn.priors.used[n] != bnn.priors[n]} == {name}

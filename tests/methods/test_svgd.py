@@ -10,8 +10,8 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.shared.flock import Flock
-from bayeslim.methods.stein import descent, kernel
+from bayeslim.methods.shared.particle_stack import ParticleStack
+from bayeslim.methods.svgd import descent, kernel
 from oracles import linear_regression
 
 N = 40
@@ -139,23 +139,23 @@ class Convolutional(nn.Module):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_flock_is_its_networks(together):
+def test_a_stack_is_its_networks(together):
     torch.manual_seed(0)
     models = [Convolutional().train() for _ in range(3)]
     names = dict(models[0].named_parameters())
     states = [{n: v.clone() for n, v in m.state_dict().items() if n in names or "norm." in n} for m in models]
-    flock = Flock(models[0], states).train()
-    flock.together = together
+    stack = ParticleStack(models[0], states).train()
+    stack.together = together
     x = torch.randn(4, 1, 4, 4)
     expected = torch.stack([model(x) for model in models])
-    torch.testing.assert_close(flock(x), expected)
-    found = flock.tensors()
+    torch.testing.assert_close(stack(x), expected)
+    found = stack.tensors()
     for k, model in enumerate(models):
         torch.testing.assert_close(found["norm.running_mean"][k], model.norm.running_mean)
-    flock(x).square().sum().backward()
+    stack(x).square().sum().backward()
     models[1].norm.load_state_dict({n: v[1] for n, v in found.items() if n.startswith("norm.")}, strict=False)
     models[1](x).square().sum().backward()
-    own = flock.get_parameter(flock.path_of("head.weight")).grad[1]
+    own = stack.get_parameter(stack.path_of("head.weight")).grad[1]
     torch.testing.assert_close(own, models[1].head.weight.grad, rtol=1e-4, atol=1e-5)
 
 
@@ -198,7 +198,7 @@ def test_any_network_trains_resumes_and_learns_its_noise(function_space, tmp_pat
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_pruned_flock_keeps_its_zeros_and_goes_on_from_where_it_was():
+def test_a_pruned_stack_keeps_its_zeros_and_goes_on_from_where_it_was():
     model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
     bnn = bl.bayesianize(model, bl.SVGD(particles=3), likelihood=bl.likelihoods.Gaussian(0.5))
     loader = bl.data.Loader(X, Y, batch_size=20)
@@ -230,11 +230,11 @@ def test_what_it_does_not_take():
             return x @ self.weight
 
     other = bl.bayesianize(Own(), bl.SVGD(particles=2), likelihood=bl.likelihoods.Gaussian(0.5))
-    with pytest.raises(UnsupportedModel, match="no fresh start"):
+    with pytest.raises(UnsupportedModel, match="draw new random weights"):
         other.fit(loader)
 
 
-@pytest.mark.parametrize("width", [4, 400])  # a flock under one vmap, and networks one after the other
+@pytest.mark.parametrize("width", [4, 400])  # a stack under one vmap, and networks one after the other
 def test_validation_is_of_all_particles_together(width):
     y = (X[:, 0] > 0).long()
     model = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, width), nn.Linear(width, 2))

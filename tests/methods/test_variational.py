@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bayeslim as bl
 from bayeslim import likelihoods, priors, stochastic
+from bayeslim.errors import BayeslimWarning
+from bayeslim.likelihoods import Categorical, Gaussian
 from bayeslim.methods import variational
 from bayeslim.types import call
 from oracles import gaussian_kl, linear_regression
@@ -324,3 +327,40 @@ def test_starts_from_the_trained_network():
         assert torch.allclose(bnn.posterior_.std[name], torch.full_like(weight, 0.03))
     x = torch.randn(4, 3).double()
     assert torch.equal(bnn.eval()(x), model(x))
+
+
+def test_standard_deviations_have_a_larger_rate():
+    bnn = bl.bayesianize(nn.Linear(3, 2), bl.Variational(std_rate=7.0), likelihood=Categorical(), num_data=10)
+    groups = {group["lr"]: group["params"] for group in bnn.optimizer(lr=0.5).param_groups}
+    assert groups.keys() == {0.5, 3.5}
+    assert [p is bnn.model.weight_log_std for p in groups[3.5]] == [True]
+    assert {id(p) for p in groups[0.5]} == {id(bnn.model.weight), id(bnn.model.bias)}
+    with pytest.raises(ValueError, match="std_rate"):
+        bl.Variational(std_rate=0.0)
+
+
+def width_problem() -> tuple[bl.data.Loader, Tensor]:
+    """A regression whose last two inputs are zero: the posterior of their weights is the prior."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(200, 2, generator=generator), torch.zeros(200, 2)], 1)
+    y = x[:, :1] - x[:, 1:2] + 0.5 * torch.randn(200, 1, generator=generator)
+    return bl.data.Loader(x, y, batch_size=20), torch.tensor([1 / (1 + 800)] * 2 + [1.0] * 2).sqrt()
+
+
+def test_standard_deviations_arrive_within_short_training():
+    """At the rate of the means they would have moved by a factor of 1.8 in as many steps."""
+    data, exact = width_problem()
+    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(), likelihood=Gaussian(0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = bnn.fit(data, epochs=80, seed=0, progress=False)
+    stds = bnn.posterior_.std["weight"][0]
+    torch.testing.assert_close(stds, exact, rtol=0.45, atol=0)
+    assert 1 / 1.1 < result.details["std_change"] < 1.1
+
+
+def test_a_fit_whose_standard_deviations_still_move_warns():
+    data, _ = width_problem()
+    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(), likelihood=Gaussian(0.5))
+    with pytest.warns(BayeslimWarning, match=r"still moving .* by a factor of 1\..*understated.*more epochs"):
+        bnn.fit(data, epochs=30, seed=0, progress=False)

@@ -192,7 +192,7 @@ def test_rowwise_covers_groups_scales_and_diagonal_inputs(monkeypatch):
     base, _ = network(prior=BY_NAME)
     masks = random_masks(base.mean, 0.6, torch.Generator().manual_seed(2))
     whole = base.condition(masks, how="row")
-    monkeypatch.setattr(kept, "CHUNK", 1)
+    monkeypatch.setattr(kept, "MAX_NUMBERS_PER_CHUNK", 1)
     close(flat(base.condition(masks, how="row").mean), flat(whole.mean))
     independent = Kronecker(
         base.mean,
@@ -226,7 +226,7 @@ def test_estimates_for_large_layers(monkeypatch):
     masks = random_masks(base.mean, 0.5, torch.Generator().manual_seed(1))
     exact = base.condition(masks)
     variance, log_det = exact.variance["w"], exact.log_det_precision()
-    monkeypatch.setattr(kept, "EXACT", 0)
+    monkeypatch.setattr(kept, "MAX_EXACT_WEIGHTS", 0)
     large = base.condition(masks)
     estimate, chosen = large.variance["w"], masks["w"]
     assert bool((estimate[~chosen] == 0).all())
@@ -247,7 +247,7 @@ def test_estimates_for_large_layers(monkeypatch):
 
 
 def test_estimates_are_exact_where_outputs_are_independent(monkeypatch):
-    monkeypatch.setattr(kept, "EXACT", 0)
+    monkeypatch.setattr(kept, "MAX_EXACT_WEIGHTS", 0)
     generator = torch.Generator().manual_seed(0)
     layer = Layer("fc", (4, 6), generator)
     layer.G = torch.diag_embed(layer.G.diagonal(dim1=1, dim2=2))
@@ -259,15 +259,24 @@ def test_estimates_are_exact_where_outputs_are_independent(monkeypatch):
     )
 
 
-def test_few_iterations_are_enough_and_too_few_are_reported():
+def test_few_iterations_are_enough_and_too_few_are_reported(monkeypatch):
     base = realistic()
     masks = random_masks(base.mean, 0.3, torch.Generator().manual_seed(1))
     block = kept.KeptBlock(base.blocks[0], masks["w"][None])
     rhs = torch.randn(3, 1, 40, 50, dtype=torch.float64)
     solved = block.solve(rhs)
     close(block.product(solved), rhs * masks["w"], 1e-3)
+    exact = base.condition(masks)
+    assert exact.solves["w"].converged
+    assert exact.solves["w"].residual < 1e-4
+    few = base.condition(masks, max_iterations=2)  # a small layer is then solved directly
+    close(flat(few.mean), flat(exact.mean), 1e-3)
+    monkeypatch.setattr(kept, "MAX_EXACT_WEIGHTS", 0)
     with pytest.warns(BayeslimWarning, match="stopped after 2 iterations"):
-        base.condition(masks, max_iterations=2)
+        rough = base.condition(masks, max_iterations=2)
+    assert not rough.solves["w"].converged
+    rows = base.condition(masks, how="row")
+    assert base.quadratic(rough.mean) <= base.quadratic(rows.mean) * (1 + 1e-9)
     with pytest.raises(ValueError, match="tolerance"):
         base.condition(masks, tolerance=0.0)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 import oracles
+from bayeslim.curvature.sweep import evaluation_replica
 from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
 from bayeslim.predict import linearised
 
@@ -110,7 +113,7 @@ def expected(model: nn.Module, x: Tensor, posterior: Gaussian) -> Tensor:
 
 
 def found(bnn: bl.Bayesian, x: Tensor) -> tuple[Tensor, Tensor]:
-    parts = list(linearised.output_gaussians(bnn.model, bnn.posterior_, [x]))
+    parts = list(linearised.output_gaussians(evaluation_replica(bnn.model, x), bnn.posterior_, [x]))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
@@ -173,7 +176,7 @@ def test_draws_of_the_linearised_network_have_its_moments():
     bnn.method.condition(bnn, masks, tolerance=1e-8)
     posterior = bnn.posterior_
     assert not linearised.has_closed_form(posterior)
-    draws = linearised.linearised_draws(bnn.model, posterior, lambda: [x[:2], x[2:]], 300)
+    draws = linearised.linearised_draws(evaluation_replica(bnn.model, x), posterior, lambda: [x[:2], x[2:]], 300)
     torch.testing.assert_close(draws.mean(0), bnn.model.eval()(x))
     exact = expected(bnn.model, x, posterior)
     empirical = torch.einsum("sbi,sbj->bij", draws - draws.mean(0), draws - draws.mean(0)) / len(draws)
@@ -186,7 +189,7 @@ def test_draws_where_an_operation_has_no_forward_derivative():
     model, x = _network("recurrent")
     bnn = _fitted(model, x, bl.Laplace("diag"))
     generator = torch.Generator().manual_seed(0)
-    draws = linearised.linearised_draws(bnn.model, bnn.posterior_, lambda: [x], 200, generator)
+    draws = linearised.linearised_draws(evaluation_replica(bnn.model, x), bnn.posterior_, lambda: [x], 200, generator)
     exact = expected(bnn.model, x, bnn.posterior_).diagonal(dim1=1, dim2=2)
     ratio = draws.var(0, correction=0) / exact
     assert (ratio - 1).abs().max() < 6 * math.sqrt(2 / 100)
@@ -196,8 +199,8 @@ def test_memory_is_bounded_by_few_examples_at_a_time(monkeypatch):
     model, x = _network("residual")
     bnn = _fitted(model, x, bl.Laplace())
     _, whole = found(bnn, x)
-    monkeypatch.setattr(linearised, "CPU_BYTES", 1)
-    parts = list(linearised.output_gaussians(bnn.model, bnn.posterior_, [x]))
+    monkeypatch.setattr(linearised, "CPU_GRADIENT_BYTES", 1)
+    parts = list(linearised.output_gaussians(evaluation_replica(bnn.model, x), bnn.posterior_, [x]))
     assert len(parts) == len(x)
     torch.testing.assert_close(torch.cat([c for _, c in parts]), whole)
 
@@ -221,3 +224,42 @@ def test_kronecker_and_diagonal_covariances_need_no_jacobian(monkeypatch):
         with monkeypatch.context() as patch:
             patch.delattr(linearised, "GradientRows")
             torch.testing.assert_close(found(bnn, x)[1], exact)
+
+
+class Encoder(nn.Module):
+    """A transformer's encoder, whose fused path reads its weights without calling its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+@pytest.mark.parametrize("name", ["residual", "recurrent", "encoder"])
+def test_threads_predict_at_once_and_touch_nothing(name):
+    model, x = (Encoder().double(), torch.randn(4, 3, 4).double()) if name == "encoder" else _network(name)
+    bnn = _fitted(model, x, bl.Laplace())
+    bnn.train()
+    state, random = copy.deepcopy(bnn.model.state_dict()), torch.get_rng_state()
+    modes = [module.training for module in bnn.model.modules()]
+
+    def predict(seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            draws = linearised.linearised_draws(
+                evaluation_replica(bnn.model, x), bnn.posterior_, lambda: [x[:2], x[2:]], 4, generator
+            )
+        return [draws, *found(bnn, x)]
+
+    serial = [predict(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        parallel = list(pool.map(predict, range(8)))
+    for one, other in zip(serial, parallel, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert [module.training for module in bnn.model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, state[key]) for key, value in bnn.model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in bnn.model.modules())

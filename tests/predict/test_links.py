@@ -70,11 +70,18 @@ def test_moments_of_log_normal_quantities_are_exact(likelihood):
 @settings(max_examples=30, deadline=None)
 def test_probit_of_a_binary_output_is_near_the_integral(mean, variance):
     m, v = torch.tensor([[mean]]).double(), torch.tensor([[[variance]]]).double()
-    found = outputs.summarise(Bernoulli(), m, v, 2).mean.item()
+    found = outputs.summarise(Bernoulli(), m, v, 2, "probit").mean.item()
+    default = outputs.summarise(Bernoulli(), m, v, 2)
     grid = torch.linspace(-8, 8, 4001).double()
     weights = torch.exp(-0.5 * grid**2)
     exact = (weights * torch.sigmoid(mean + math.sqrt(variance) * grid)).sum() / weights.sum()
     assert found == pytest.approx(float(exact), abs=0.02)
+    assert default.mean.item() == pytest.approx(float(exact), abs=1e-3)
+    probs = torch.sigmoid(mean + math.sqrt(variance) * grid)
+    entropy = torch.special.entr(probs) + torch.special.entr(1 - probs)
+    assert default.aleatoric.item() == pytest.approx(float((weights * entropy).sum() / weights.sum()), abs=2e-3)
+    spread = (weights * (probs - exact).square()).sum() / weights.sum()
+    assert default.variance.item() == pytest.approx(float(spread), abs=2e-3)
 
 
 @pytest.mark.parametrize("how", ["probit", "extended-probit"])
@@ -89,6 +96,46 @@ def test_class_probabilities_are_near_those_of_many_draws(how, scale):
     assert distance < max(0.01, 0.75 * float(plain))
 
 
+@pytest.mark.parametrize("how", ["auto", "glm", "joint", "probit", "extended-probit"])
+def test_the_aleatoric_part_is_the_expected_entropy_of_one_network(how):
+    mean, covariance = _outputs(50, 4, 2.0)
+    draws = Categorical().predict(outputs.joint_draws(mean, covariance, 20_000)).aleatoric
+    found = outputs.summarise(Categorical(), mean, covariance, 256, how)
+    torch.testing.assert_close(found.aleatoric, draws.minimum(found.entropy), rtol=0, atol=0.03)
+    assert (found.epistemic >= 0).all()
+
+
+def test_the_default_of_classes_is_the_same_every_time_and_in_every_chunk(monkeypatch):
+    mean, covariance = _outputs(7, 4)
+    once = outputs.summarise(Categorical(), mean, covariance, 2)
+    monkeypatch.setattr(outputs, "MAX_CLASS_NUMBERS", 1)
+    again = outputs.summarise(Categorical(), mean, covariance, 3)
+    for field in ("probs", "aleatoric", "epistemic", "variance"):
+        torch.testing.assert_close(getattr(again, field), getattr(once, field))
+    assert again.samples.shape == (3, 7, 4)
+
+
+def test_the_default_of_classes_is_near_the_average_over_many_draws():
+    torch.manual_seed(0)
+    mean, covariance = _outputs(100, 10, 0.7)
+    mean = 3 * mean
+    exact = Categorical().predict(outputs.joint_draws(mean, covariance, 20_000)).probs
+
+    def distance(samples: int, how: str = "auto") -> float:
+        found = outputs.summarise(Categorical(), mean, covariance, samples, how).probs
+        return float((found - exact).abs().sum(-1).mean()) / 2
+
+    assert distance(32, "joint") < 0.05
+    assert distance(256, "joint") < 0.015
+    assert distance(2) < 0.02 < distance(2, "extended-probit") < distance(2, "probit")
+
+
+def test_draws_do_not_depend_on_the_other_examples():
+    mean, covariance = _outputs(5)
+    whole, part = (outputs.joint_draws(mean[:n], covariance[:n], 8, torch.Generator().manual_seed(3)) for n in (5, 2))
+    torch.testing.assert_close(whole[:, :2], part)
+
+
 def test_extended_probit_ignores_what_all_logits_share():
     mean, covariance = _outputs()
     shared = covariance + 7.0
@@ -101,7 +148,7 @@ def test_extended_probit_ignores_what_all_logits_share():
 def test_extended_probit_of_two_classes_is_the_binary_probit():
     mean, covariance = _outputs(5, 2)
     between = covariance[:, 0, 0] + covariance[:, 1, 1] - 2 * covariance[:, 0, 1]
-    binary = outputs.summarise(Bernoulli(), (mean[:, :1] - mean[:, 1:]), between[:, None, None], 2)
+    binary = outputs.summarise(Bernoulli(), (mean[:, :1] - mean[:, 1:]), between[:, None, None], 2, "probit")
     torch.testing.assert_close(outputs.extended_probit(mean, covariance)[:, 0], binary.mean[:, 0])
 
 
@@ -151,15 +198,20 @@ def test_classes_in_another_dimension_and_at_several_positions():
     found = outputs.summarise(Categorical(class_dim=1), mean, covariance, 16)
     assert found.probs.shape == (2, 4, 3)
     at = [c * 4 + 2 for c in range(3)]
-    alone = outputs.summarise(Categorical(), mean[:, :, 2], covariance[:, at][:, :, at], 2)
+    found = outputs.summarise(Categorical(class_dim=1), mean, covariance, 16, "extended-probit")
+    alone = outputs.summarise(Categorical(), mean[:, :, 2], covariance[:, at][:, :, at], 2, "extended-probit")
     torch.testing.assert_close(found.probs[:, 2], alone.probs)
     assert found.samples.shape == (16, 2, 3, 4)
 
 
 def test_batches_are_put_together_in_order():
     mean, covariance = _outputs(5, 3)
-    whole = outputs.summarise(Categorical(), mean, covariance, 4)
-    parts = [outputs.summarise(Categorical(), mean[p], covariance[p], 4) for p in (slice(0, 2), slice(2, 5))]
+    seeded = lambda: torch.Generator().manual_seed(0)  # noqa: E731
+    whole = outputs.summarise(Categorical(), mean, covariance, 4, generator=seeded())
+    parts = [
+        outputs.summarise(Categorical(), mean[p], covariance[p], 4, generator=seeded())
+        for p in (slice(0, 2), slice(2, 5))
+    ]
     joined = outputs.concatenate(parts)
     torch.testing.assert_close(joined.probs, whole.probs)
     assert joined.samples.shape == whole.samples.shape

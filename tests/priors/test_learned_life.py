@@ -285,8 +285,8 @@ BAD = [
     (lambda: priors.StudentT(learn=True, hyperprior=D.HalfCauchy(1.0)), ValueError, "a dict by name"),
     (lambda: priors.Normal(learn=True, hyperprior={"mean": D.Normal(0.0, 1.0)}), ValueError, "not learned"),
     (lambda: priors.Normal(learn=True, hyperprior=1.0), TypeError, "hyperprior must be"),
-    (lambda: priors.per_layer(priors.Normal(1.0)), ValueError, "per_layer is for a prior that is learned"),
-    (lambda: priors.per_parameter(priors.LogUniform()), ValueError, "per_parameter is for"),
+    (lambda: priors.per_layer(priors.Normal(1.0)), ValueError, "per_layer needs a prior that is learned"),
+    (lambda: priors.per_parameter(priors.LogUniform()), ValueError, "per_parameter needs"),
 ]
 
 

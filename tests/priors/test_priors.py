@@ -68,7 +68,7 @@ def test_density_and_gradients_against_distributions(prior):
 @pytest.mark.parametrize("large", [10, 1 << 20])
 def test_weights_and_their_kl_in_one_step(prior, large, monkeypatch):
     for module in (priors.base, priors.normal):
-        monkeypatch.setattr(module, "LARGE", large)
+        monkeypatch.setattr(module, "MANY_WEIGHTS", large)
     (mean, std), squared = a_posterior(), [False, True, True]
     means = [(mean + 0.1 * k).requires_grad_() for k in range(3)]
     log_stds = [(std * (1 + k)).log().requires_grad_() for k in range(3)]

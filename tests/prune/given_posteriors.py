@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.methods import Method
+from bayeslim.methods.base import Method
 from bayeslim.posteriors import Dense, Diagonal, Kronecker, KroneckerFactors
 from bayeslim.results import Fit
 

@@ -88,8 +88,10 @@ def test_a_threshold_cuts_what_is_below(bnn):
     with pytest.raises(NothingToCut, match="Raise"):
         bl.plan(bnn, bl.Budget(threshold=-1.0), criterion="snr")
     with pytest.raises(EmptyLayer):
-        bl.plan(bnn, bl.Budget(threshold=1e9), criterion="snr")
-    best = bl.plan(bnn, bl.Budget(threshold=1e9, empty_layers="keep best"), criterion="snr")
+        bl.plan(bnn, bl.Budget(threshold=1e9, empty_layers="refuse"), criterion="snr")
+    best = bl.plan(bnn, bl.Budget(threshold=1e9), criterion="snr")
+    assert "0.weight would be empty, and keeps its best weight" in best.notes
+    assert "note: 2.weight would be empty" in repr(best)
     assert [p.kept for p in best.parameters] == [1, 1]
     for name, mask in best.masks.items():
         assert float(scores[name][mask]) == float(scores[name].max())
@@ -100,10 +102,10 @@ def test_a_layer_is_never_emptied(bnn):
     posterior = bnn.posterior_
     posterior.std["2.weight"].mul_(1e6)  # everything in the last layer goes first
     with pytest.raises(EmptyLayer, match=r'"2\.weight".*sparsity of 0\.35.*keep best'):
-        bl.plan(bnn, bl.Budget(sparsity=0.5))
-    plan = bl.plan(bnn, bl.Budget(sparsity=0.5, empty_layers="keep best"))
+        bl.plan(bnn, bl.Budget(sparsity=0.5, empty_layers="refuse"))
+    plan = bl.plan(bnn, bl.Budget(sparsity=0.5))
     assert plan.cut == 24
-    assert kept(plan, "2.weight") == 1
+    assert kept(plan, "2.weight") == 3  # at least a quarter of one half of 18
     assert kept(bl.plan(bnn, bl.Budget(sparsity=0.5, scope="layer")), "2.weight") == 9
 
 
@@ -111,7 +113,7 @@ def test_parameters_left(bnn):
     plan = bl.plan(bnn, bl.Budget(parameters=40))
     assert 57 - plan.cut == 40
     with pytest.raises(EmptyLayer):
-        bl.plan(bnn, bl.Budget(parameters=9))
+        bl.plan(bnn, bl.Budget(parameters=9, empty_layers="refuse"))
     with pytest.raises(ValueError, match="the least that can be reached is 11 "):
         bl.plan(bnn, bl.Budget(parameters=9, empty_layers="keep best"))
     with pytest.raises(ValueError, match=r"the most that can be reached is a sparsity of 0\.9583"):
@@ -238,7 +240,7 @@ def test_latency_is_measured(bnn, monkeypatch):
     with pytest.raises(ValueError, match="granularity"):
         bl.plan(bnn, bl.Budget(latency=40.0), example=EXAMPLE)
     with pytest.raises(EmptyLayer, match="12 s"):
-        bl.plan(bnn, bl.Budget(latency=1.0), granularity="unit", example=EXAMPLE)
+        bl.plan(bnn, bl.Budget(latency=1.0, empty_layers="refuse"), granularity="unit", example=EXAMPLE)
 
 
 def test_a_call_takes_time():

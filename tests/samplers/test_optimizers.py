@@ -6,11 +6,10 @@ import copy
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslim.samplers import Langevin, PreconditionedLangevin, Sampler, StochasticHamiltonian, Thermostat
-from bayeslim.samplers.noise import Noise
 
 KINDS = {
     "sgld": (Langevin, {}),
@@ -93,7 +92,6 @@ def test_momentum_is_as_documented_while_the_rate_changes(temperature):
 
 
 def test_a_parameter_that_has_no_gradient_for_a_step_keeps_its_velocity():
-    """Of many weights noise is drawn in other units than of few."""
     many, few = nn.Parameter(torch.ones(5000, dtype=torch.float64)), nn.Parameter(torch.ones(3, dtype=torch.float64))
     sampler = StochasticHamiltonian([many, few], 0.1, num_data=10, friction=0.3, temperature=1e-22)
     for gradient in (1.0, None, 1.0):
@@ -101,31 +99,6 @@ def test_a_parameter_that_has_no_gradient_for_a_step_keeps_its_velocity():
         few.grad = torch.ones_like(few)
         sampler.step()
     torch.testing.assert_close(many.detach(), torch.full_like(many, 1 - 0.1 - (0.7 * 0.1 + 0.1)))
-
-
-class Counted(TorchDispatchMode):
-    """How many operations go over a parameter or a tensor beside it."""
-
-    def __init__(self):
-        super().__init__()
-        self.passes: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "foreach" in str(func):
-            self.passes.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_step_with_momentum_and_noise_goes_over_the_weights_three_times():
-    """Gradient and velocity, noise, weights: one more than Langevin dynamics."""
-    w = nn.Parameter(torch.zeros(10))
-    for build, passes in ((Langevin, 2), (StochasticHamiltonian, 3)):
-        sampler = build([w], 0.1, num_data=10)
-        for _ in range(2):
-            w.grad = torch.ones(10)
-            with Counted() as counted:
-                sampler.step()
-        assert len(counted.passes) == passes, counted.passes
 
 
 def test_what_is_masked_does_not_move(kind):
@@ -210,71 +183,36 @@ def test_sparse_gradients_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [4000, 400_000])
-def test_noise_has_the_moments_that_count(n, dtype):
-    memory = Noise([torch.empty(n, dtype=dtype)])
-    unit = memory.draw()
-    noise = memory.parts[0].double() / unit
-    assert noise.mean().abs() < 5 / n**0.5
-    assert (noise.var() - 1).abs() < 5 * (2 / n) ** 0.5
-    assert noise.pow(3).mean().abs() < 5 * (15 / n) ** 0.5
-    for apart in (1, 2, 8, n // 4, n // 2):  # of one random number there are eight in a row, a quarter on, ...
-        assert (noise[apart:] * noise[:-apart]).mean().abs() < 5 / n**0.5
-    if n == 4000:
-        assert (noise.pow(4).mean() - 3).abs() < 5 * (96 / n) ** 0.5
-        return
-    levels, counts = noise.unique(return_counts=True)
-    expected = n / len(levels)
-    assert len(levels) == 4
-    assert ((counts - expected) ** 2 / expected).sum() < 3 + 5 * 6**0.5  # chi-squared of 3 degrees
+def test_noise_of_a_step_is_gaussian(n, dtype):
+    """One step from zero, without a gradient, is noise alone."""
+    w = nn.Parameter(torch.zeros(n, dtype=dtype))
+    w.grad = torch.zeros_like(w)
+    Langevin([w], 0.1, num_data=10).step()
+    noise = w.detach().double().numpy() / (2 * 0.1 / 10) ** 0.5
+    assert stats.kstest(noise, "norm").pvalue > 1e-3
+    assert len(set(noise.tolist())) > 0.99 * n
 
 
-def test_a_chain_makes_the_noise_gaussian_as_documented():
+def test_a_chain_of_gaussian_steps_is_gaussian():
     w = nn.Parameter(torch.zeros(200_000, dtype=torch.float64))
     sampler = Langevin([w], 0.1, num_data=10)
     for _ in range(60):
         w.grad = w.detach().clone()
         sampler.step()
     kurtosis = (w.pow(4).mean() / w.square().mean() ** 2).item()
-    assert kurtosis == pytest.approx(3 - 1.36 * 0.1, abs=5 * (24 / 200_000) ** 0.5)
+    assert kurtosis == pytest.approx(3, abs=5 * (24 / 200_000) ** 0.5)
 
 
-def test_noise_is_drawn_for_all_at_once_and_follows_the_seed():
-    like = [torch.empty(70, 80), torch.empty(3, dtype=torch.float64), torch.empty(5, dtype=torch.bfloat16)]
-    for some in (like, [torch.empty(70, 60), torch.empty(5)]):
-        noise, draws = Noise(some), []
-        for seed in (5, 5, 6):
-            torch.manual_seed(seed)
-            noise.draw()
-            draws.append([part.clone() for part in noise.parts])
-        for one, two, other, tensor in zip(*draws, some, strict=True):
-            assert one.shape == tensor.shape
-            assert one.dtype == tensor.dtype
-            assert torch.equal(one, two)
-            assert not torch.equal(one, other)
-
-
-def test_noise_lies_in_memory_as_its_tensors_do_and_never_in_two_places():
-    channels_last = torch.empty(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    gaps = torch.empty(6, 10)[:, :7]
-    like = [channels_last, gaps, torch.empty(9, 8).mT, torch.empty(())]
-    noise = Noise(like)
-    noise.draw()
-    assert noise.parts[0].stride() == channels_last.stride()
-    assert noise.parts[2].stride() == (1, 8)
-    assert len(torch.cat([part.flatten() for part in noise.parts]).unique()) == sum(part.numel() for part in like)
-
-
-@pytest.mark.parametrize("kind", [Langevin, StochasticHamiltonian])
-def test_steps_take_no_new_memory_for_noise(kind) -> None:
-    weight = torch.nn.Parameter(torch.zeros(100, 60))
-    sampler = kind([weight], lr=0.1, num_data=10)
-    places, draw = [], sampler.noise
-    sampler.noise = lambda params: places.append((found := draw(params))[0][0].data_ptr()) or found
-    for _ in range(6):
-        weight.grad = torch.zeros_like(weight)
-        sampler.step()
-    assert len(places) == 6
-    assert len(set(places)) <= 2
+def test_noise_follows_the_seed_and_its_tensors():
+    like = [nn.Parameter(torch.empty(70, 80)), nn.Parameter(torch.empty(3, dtype=torch.float64))]
+    sampler, draws = Langevin(like, 0.1, num_data=10), []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        draws.append(sampler.noise(like))
+    for one, two, other, tensor in zip(*draws, like, strict=True):
+        assert (one.shape, one.dtype) == (tensor.shape, tensor.dtype)
+        assert torch.equal(one, two)
+        assert not torch.equal(one, other)
 
 
 def test_weight_decay_is_a_normal_prior_in_the_loss(kind):

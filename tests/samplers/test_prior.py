@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.methods.shared.normal_prior import log_prior, weight_decay
 from bayeslim.priors import Laplace, Normal
-from bayeslim.samplers.prior import log_prior, weight_decay
 
 PRIORS = {
     "one": Normal(0.7),
@@ -95,7 +95,7 @@ def test_fit_is_the_same_chain_whichever_way_the_prior_goes(method, monkeypatch)
     found = []
     for quick in (True, False):
         if not quick:
-            monkeypatch.setattr("bayeslim.methods.shared.chains.weight_decay", lambda bnn: None)
+            monkeypatch.setattr("bayeslim.methods.shared.chain_method.weight_decay", lambda bnn: None)
         bnn = bl.bayesianize(start, method, likelihood=bl.likelihoods.Categorical(), prior=Normal(0.3))
         loader = bl.data.Loader(*data, 10)
         fit = bnn.fit(loader, epochs=30, lr=0.01, seed=1, progress=False, accumulate=2)

@@ -60,9 +60,7 @@ def draws(method: bl.Method, problem: str, lr: float, epochs: int, num_data: int
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("kind", RUNS)
-def test_mean_and_covariance(kind, problem, monkeypatch):
-    if problem == "linear":
-        monkeypatch.setattr("bayeslim.samplers.noise.SMALL", 1)  # noise of four levels, as for large networks
+def test_mean_and_covariance(kind, problem):
     build, settings, lr, epochs = RUNS[kind]
     factor = 3 if problem == "logistic" else 1  # flatter
     found = draws(build(samples=1, **settings), problem, factor * lr, epochs)

@@ -241,5 +241,5 @@ def test_a_run_that_was_cut_short_goes_on_exactly(inner, owner, name, options, t
 
 
 def test_no_path_no_subspace():
-    with pytest.raises(BayeslimError, match="spans no direction"):
+    with pytest.raises(BayeslimError, match="there is no subspace"):
         fitted(bl.Subspace(rank=1, snapshots=2), nn.Linear(6, 1).double(), epochs=2, lr=0.0)

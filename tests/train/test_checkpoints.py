@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_run_is_refused(options, what, tmp_path):
 def damage(folder: Path, change) -> None:
     index = json.loads((folder / storage.INDEX).read_text())
     change(index["config"])
-    (folder / storage.INDEX).write_text(json.dumps(index))
+    (folder / storage.INDEX).write_text(json.dumps(storage.sealed(index)))
 
 
 @pytest.mark.parametrize(

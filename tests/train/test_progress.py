@@ -6,9 +6,12 @@ import io
 import itertools
 
 import pytest
+import torch
+from torch import nn
 
+import bayeslim as bl
 from bayeslim.train import progress as module
-from bayeslim.train.progress import progress
+from bayeslim.train.progress import progress, showing
 
 
 class Screen(io.StringIO):
@@ -128,3 +131,30 @@ def test_numbers_are_short(number, text):
 def test_long_times_have_hours():
     assert module._clock(3 * 3600 + 62) == "3:01:02"
     assert module._clock(59.6) == "1:00"
+
+
+def test_showing_turns_the_bars_inside_off_and_on(monkeypatch):
+    out = screen(monkeypatch, terminal=False)
+    with showing(False):
+        list(progress([1, 2], "inside"))
+        with showing(True):
+            list(progress([1, 2], "deeper"))
+    assert not out.getvalue()
+    list(progress([1, 2], "outside"))
+    assert "outside" in out.getvalue()
+
+
+def test_prune_and_log_evidence_show_progress_unless_told_not_to(monkeypatch):
+    x = torch.randn(20, 3)
+    batches = [(x, (x[:, 0] > 0).long())]
+    network = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    bnn = bl.bayesianize(network, bl.Variational(), likelihood=bl.likelihoods.Categorical(), num_data=20)
+    out = screen(monkeypatch, terminal=False)
+    bl.prune(bnn, bl.Budget(sparsity=0.5), steps=2, progress=False)
+    bl.log_evidence(bnn, batches, 2, progress=False)
+    assert not out.getvalue()
+    bl.prune(bnn, bl.Budget(sparsity=0.5), steps=2)
+    assert "pruning" in out.getvalue()
+    before = out.getvalue()
+    bl.log_evidence(bnn, batches, 2)
+    assert out.getvalue() != before

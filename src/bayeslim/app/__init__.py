@@ -1,1 +1,1 @@
-"""."""
+"""The application: command line, compression, report, benchmark, data sets and reference networks."""

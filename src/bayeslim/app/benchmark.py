@@ -1,7 +1,7 @@
 """`benchmark`: a dense network against its slim form, on disk, in memory and in time, in every runtime there is.
 
-All contenders take turns: in every round each network runs in each runtime once, so that whatever else the machine does
-meets all of them alike. A speed-up is the median over rounds of the ratio of two times of the *same* round, with the
+All contenders take turns: in every round each network runs in each runtime once, so that other load on the machine
+affects all of them alike. A speed-up is the median over rounds of the ratio of two times of the *same* round, with the
 quartiles of those ratios as its spread.
 """
 
@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import cost
-from bayeslim.compact.example import batches, run_example, with_batch_size
+from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.quiet import quiet
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.export.memory import peak_bytes
@@ -34,22 +34,22 @@ from bayeslim.export.runtimes import RUNTIMES, Contender, Preparation, available
 from bayeslim.io.files import write_file
 from bayeslim.io.saving import save
 from bayeslim.train.progress import progress
-from bayeslim.types import Inputs, to_device
+from bayeslim.types import Inputs, to_device, with_batch_size
 
 _NETWORKS = ("dense", "slim")
-_QUICK = 2e-3
-"""A timing lasts at least this many seconds, in as many calls as it takes."""
+_MIN_SECONDS_PER_TIMING = 2e-3
+"""A timing repeats the call until it has lasted this long."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a network costs.
+    """The size of a network.
 
     Attributes:
-        parameters: how many there are.
-        nonzeros: how many of them are not zero.
+        parameters: their number.
+        nonzeros: the number of those that are not zero.
         flops: additions and multiplications of matrix products and convolutions for one example.
-        folder_bytes: what `bayeslim.save` writes, zeros stored sparsely.
+        folder_bytes: the folder that `bayeslim.save` writes, zeros stored sparsely.
         peak_bytes: weights, and the most that the tensors of a call with the largest batch take at once.
         file_bytes: the files of other runtimes, by their names.
     """
@@ -64,7 +64,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times quicker, with the quartiles over rounds.
+    """A speed-up, with its quartiles over rounds.
 
     Attributes:
         median: the middle one.
@@ -107,11 +107,11 @@ class Benchmark:
         return tuple(dict.fromkeys(size for _, _, size in self.seconds))
 
     def latency(self, network: str, runtime: str, batch_size: int) -> float:
-        """The median time of a call, in seconds."""
+        """Return the median time of a call, in seconds."""
         return statistics.median(self._rounds(network, runtime, batch_size))
 
     def speedup(self, runtime: str, batch_size: int, *, against: str | None = None) -> Ratio:
-        """How many times quicker the slim network is than the dense one.
+        """Return how many times faster the slim network is than the dense one.
 
         Args:
             runtime: where the slim one runs.
@@ -124,7 +124,7 @@ class Benchmark:
         return Ratio(median, low, high)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Everything as JSON, also written to a file if a path is given."""
+        """Write the benchmark as JSON; also to a file, if a path is given."""
         timings = [
             {"network": network, "runtime": runtime, "batch_size": size, "seconds": list(values)}
             for (network, runtime, size), values in self.seconds.items()
@@ -196,18 +196,20 @@ def benchmark(
     slim: nn.Module,
     *,
     example: Inputs,
+    others: Mapping[str, nn.Module] | None = None,
     batch_sizes: Sequence[int] = (1, 64),
     runtimes: Sequence[str] | None = None,
     rounds: int = 30,
 ) -> Benchmark:
-    """Compare a network with its slim form: size on disk, parameters, arithmetic, memory and time, on the CPU.
+    """Compare a network with its slim form on the CPU: size, arithmetic, memory, time.
 
     Neither network is changed. Threads are as many as `torch.get_num_threads()`, in every runtime.
 
     Args:
         dense: the original; of a Bayesian network, its mean network.
-        slim: what came of it, for example from `compact`; likewise.
+        slim: its smaller form, for example from `compact`; likewise.
         example: inputs of both: a tensor, a tuple of arguments or a dict; its rows are repeated to fill a batch.
+        others: further plain networks by name, timed beside the two in eager PyTorch.
         batch_sizes: how many examples in a call.
         runtimes: some of "eager", "compile", "onnxruntime" and "onnxruntime-int8"; if not given, all that are here but
             "compile", which takes long to prepare.
@@ -217,7 +219,10 @@ def benchmark(
         ShapeMismatch: if a network does not take the example at a batch size.
         MissingExtra: if a runtime that is asked for is not installed.
     """
-    for network in (dense, slim):
+    named = {"dense": dense, "slim": slim, **(others or {})}
+    if len(named) < 2 + len(others or {}):
+        raise ValueError(f'others needs names beside "dense" and "slim". Got {", ".join(others or {})}.')
+    for network in named.values():
         if not isinstance(network, nn.Module):
             raise TypeError(
                 f"benchmark compares two torch.nn.Modules. Got {type(network).__name__}. Of a quantised network, pass "
@@ -225,8 +230,7 @@ def benchmark(
             )
     _check(batch_sizes, runtimes, rounds)
     plain = {
-        name: network.mean_network() if isinstance(network, Bayesian) else network
-        for name, network in (("dense", dense), ("slim", slim))
+        name: network.mean_network() if isinstance(network, Bayesian) else network for name, network in named.items()
     }
     networks = {name: evaluating_copy(network).cpu() for name, network in plain.items()}
     example = to_device(example, "cpu")
@@ -235,11 +239,14 @@ def benchmark(
         for batch in inputs.values():
             run_example(network, batch)
     skipped: dict[str, str] = {}
-    entries = _prepared(networks, example, available() if runtimes is None else runtimes, runtimes is None, skipped)
+    pair = {name: networks[name] for name in _NETWORKS}
+    entries = _prepared(pair, example, available() if runtimes is None else runtimes, runtimes is None, skipped)
     sizes = {}
-    for name, network in networks.items():
+    for name, network in pair.items():
         files = {key[1]: e.file_bytes for key, e in entries.items() if key[0] == name and e.file_bytes is not None}
         sizes[name] = _size(network, with_batch_size(example, 1), inputs[max(batch_sizes)], files)
+    for name in others or {}:
+        entries[name, "eager"] = Preparation(networks[name], batches(networks[name], example))("eager")
     seconds = {}
     for size, batch in inputs.items():
         runs = {(*key, size): entry.bind(batch) for key, entry in entries.items()}
@@ -254,7 +261,7 @@ def _shown(value: float) -> str:
 def _prepared(
     networks: dict[str, nn.Module], example: Inputs, runtimes: Sequence[str], forgiving: bool, skipped: dict[str, str]
 ) -> dict[tuple[str, str], Contender]:
-    """Both networks in every runtime; one that was not asked for by name, and does not take both, is left out."""
+    """Prepare both networks in every runtime; skip one that fails, unless it was asked for by name."""
     entries: dict[tuple[str, str], Contender] = {}
     preparations = {name: Preparation(network, batches(network, example)) for name, network in networks.items()}
     for runtime in runtimes:
@@ -279,17 +286,17 @@ def _take_turns(
     for key, run in runs.items():
         with quiet():  # the compiler starts now
             _timed(run, 3)
-        calls[key] = max(1, math.ceil(_QUICK / max(_timed(run, 3), 1e-9)))
+        calls[key] = max(1, math.ceil(_MIN_SECONDS_PER_TIMING / max(_timed(run, 3), 1e-9)))
     taken: dict[tuple[str, str, int], list[float]] = {key: [] for key in runs}
     for turn in progress(range(rounds), label):
-        # every other round backwards, so that nobody always follows the same one
+        # every other round backwards, so that no contender always follows the same one
         for key in list(runs) if turn % 2 == 0 else reversed(list(runs)):
             taken[key].append(_timed(runs[key], calls[key]))
     return {key: tuple(values) for key, values in taken.items()}
 
 
 def _timed(run: Callable[[], Any], calls: int) -> float:
-    """Seconds a call."""
+    """Return the seconds of a call."""
     started = time.perf_counter()
     for _ in range(calls):
         run()

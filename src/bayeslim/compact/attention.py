@@ -5,7 +5,7 @@ head go together. Without heads, the dimensions of q and k that are multiplied w
 of v on their own.
 
 In an LSTM or GRU a unit is a row of every gate, in every layer and in both directions, because the kernels take one
-size for all of them.
+size for all of them. With projections, the projected outputs are units of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from bayeslim.compact.channels import Channels, Contraction, Product, rule
-from bayeslim.compact.contraction import contract, place
+from bayeslim.compact.contraction import COMPUTED, contract, place
 from bayeslim.compact.labels import varying
 from bayeslim.compact.ops import MOVEMENT, Call
 from bayeslim.compact.trace import op_name
@@ -140,43 +140,61 @@ def _is_mask(node: fx.Node) -> bool:
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
 def _recurrent(walk: Channels, call: Call) -> Any:
-    if call.node.target._overloadname != "input":  # type: ignore[union-attr]
-        return walk.unknown(call, "a packed sequence is not understood")
-    layers, both, biased = call.values["num_layers"], call.values["bidirectional"], call.values["has_biases"]
-    directions = 2 if both else 1
+    source = call.nodes["input" if "input" in call.nodes else "data"]
+    directions = 2 if call.values["bidirectional"] else 1
     weights = [walk.weight(node) for node in call.nodes["params"]]
-    each = 4 if biased else 2
-    if any(found is None for found in weights) or len(weights) != each * layers * directions:
-        return walk.unknown(call, "a recurrent layer with projections is not understood")
+    each = len(weights) // (call.values["num_layers"] * directions)
+    if any(found is None for found in weights):
+        return walk.unknown(call, COMPUTED)
     names = [found[0] for found in weights if found is not None]
-    hidden = call.values["params"][1].shape[1]
+    projected = each in (3, 5)  # a matrix that projects the hidden state, besides those of the gates
+    hidden = call.values["params"][each - 1 if projected else 1].shape[1]
     units = walk.labels.mint(hidden)
-    walk.kinds.append(("recurrent unit", units))
-    columns = walk.labels_along(call.nodes["input"], -1)
+    outputs = walk.labels.mint(call.values["params"][1].shape[1]) if projected else units
+    for labels in (units, outputs):
+        walk.kinds.append(("recurrent unit", labels))
+    columns = walk.labels_along(source, -1)
     for start in range(0, len(names), each):
         first = start < each * directions
-        _gates(walk, call, names[start : start + each], units, columns if first else units.repeat(directions), first)
+        below = columns if first else outputs.repeat(directions)
+        _gates(walk, call, names[start : start + each], units, outputs, (source if first else None, below))
     states = call.nodes["hx"]
-    for state in states if isinstance(states, (tuple, list)) else [states]:
-        walk.labels.tie(walk.labels_along(state, -1), units)
+    states = list(states) if isinstance(states, (tuple, list)) else [states]
+    for state, labels in zip(states, (outputs, units), strict=False):
+        walk.labels.tie(walk.labels_along(state, -1), labels)
     out, *last = call.result
-    return [place(units.repeat(directions), -1, out.shape)] + [place(units, -1, part.shape) for part in last]
+    return [place(outputs.repeat(directions), -1, out.shape)] + [
+        place(labels, -1, part.shape) for part, labels in zip(last, (outputs, units), strict=False)
+    ]
 
 
-def _gates(walk: Channels, call: Call, names: list[str], units: Tensor, columns: Tensor, first: bool) -> None:
+def _gates(
+    walk: Channels,
+    call: Call,
+    names: list[str],
+    units: Tensor,
+    outputs: Tensor,
+    below: tuple[fx.Node | None, Tensor],
+) -> None:
     """Tie the weights and biases of one layer in one direction."""
+    projected = len(names) in (3, 5)
     gates = walk.axis(names[0], 0, "produces").numel() // len(units)
     rows = units.repeat(gates)
-    for name in names:
+    for name in names[:-1] if projected else names:
         walk.labels.tie(walk.axis(name, 0, "produces"), rows)
-    for name, read in ((names[0], columns), (names[1], units)):
+    connections = [(names[0], rows, below[1], below[0]), (names[1], rows, outputs, None)]
+    if projected:
+        walk.labels.tie(walk.axis(names[-1], 0, "produces"), outputs)
+        connections.append((names[-1], outputs, units, None))
+    for name, produced, read, source in connections:
         walk.labels.tie(walk.axis(name, 1, "reads"), read)
-        shape = (len(rows), len(read))
-        source = call.nodes["input"] if first and name == names[0] else None
-        outputs, inputs = rows[:, None].expand(shape), read.expand(shape)
+        shape = (len(produced), len(read))
         walk.contractions.append(
-            Contraction(call.node, source, -1, name, 0, 1, _count(shape, 1), _count(shape, 0), inputs, outputs)
-        )
+            Contraction(
+                call.node, source, -1, name, 0, 1, _count(shape, 1), _count(shape, 0),
+                inputs=read.expand(shape), outputs=produced[:, None].expand(shape),
+            )
+        )  # fmt: skip
 
 
 def _count(shape: tuple[int, int], dim: int) -> Tensor:

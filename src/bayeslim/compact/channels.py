@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from bayeslim.compact.labels import Labels, settle, slim, varying
 from bayeslim.compact.ops import (
+    COPIES,
     CREATION,
     INDEXING,
     MOVEMENT,
@@ -168,6 +169,9 @@ class Channels(Walker):
             return self.of[nodes[0]][nodes[1]]
         if call.name in RULES:
             return RULES[call.name](self, call)
+        if call.name in COPIES and call.operands[0] in self._coordinates:  # a weight in another precision
+            self._coordinates[call.node] = self._coordinates[call.operands[0]]
+            return None
         if call.name in MOVEMENT:
             return self.moved(call)
         if call.name in INDEXING:
@@ -225,6 +229,11 @@ class Channels(Walker):
             return self.labels.find(self.of[node])
         name, grid = self._coordinates[node]
         labels = self._element_labels(name)
+        if name in self.elements:
+            # Inputs of other sizes read other positions: the positions of a dimension that is read in part stay.
+            sizes = self._tensor(name).shape
+            partly = [dim for dim, axis in enumerate(grid) if len(torch.unique(slim(axis))) < sizes[dim]]
+            labels = self.labels.unite_along(labels, partly)
         labels = settle(labels[tuple(grid)] if grid else labels)
         self.of[node] = labels
         return labels

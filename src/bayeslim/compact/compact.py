@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import Compaction, compaction
-from bayeslim.compact.example import EXAMPLE, with_batch_size
+from bayeslim.compact.example import EXAMPLE
 from bayeslim.compact.restricted import Kept, NotRestrictable, behind, restricted, sliced_setting
 from bayeslim.compact.slim_gates import copy_gates, gate_parameters
 from bayeslim.compact.surgery import sliced
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods import Variational
 from bayeslim.methods.shared.particle_method import ParticleMethod
+from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.priors import Learnable, Prior
-from bayeslim.types import Inputs, Params, to_device
+from bayeslim.types import Inputs, Params, to_device, with_batch_size
 
 
 @overload

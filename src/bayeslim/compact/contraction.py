@@ -254,7 +254,9 @@ def _group_norm(walk: Channels, call: Call) -> Any:
     source = call.nodes["input"]
     labels = walk.labels_along(source, 1)
     groups = call.values["num_groups"] if "num_groups" in call.values else call.values["group"]
-    if groups != len(labels) or not isinstance(call.result, Tensor):
+    if isinstance(call.result, Tensor):  # each group has a mean of its own: whole groups can go
+        labels = walk.labels.unite_along(labels.view(groups, -1), [1]).reshape(-1)
+    else:
         walk.labels.freeze(labels, "it feeds a GroupNorm, whose mean runs over a group of channels")
     for key in ("weight", "bias"):
         tie_vector(walk, call.nodes[key], labels)
@@ -262,9 +264,16 @@ def _group_norm(walk: Channels, call: Call) -> Any:
         return [place(labels, 1, call.result[0].shape)] + [
             walk.labels.fixed("it is a statistic", part.shape) for part in call.result[1:]
         ]
-    if groups == len(labels):
-        walk.groups[call.node] = 1
+    walk.groups[call.node] = len(labels) // groups
     return place(labels, 1, call.result.shape)
+
+
+@rule("index_add", "index_copy")
+def _added_at_indices(walk: Channels, call: Call) -> Any:
+    dim = call.values["dim"] % call.result.ndim
+    target, source = (walk.labels.unite_along(walk.read(call.nodes[key]), [dim]) for key in ("self", "source"))
+    walk.labels.tie(target.narrow(dim, 0, 1), source.narrow(dim, 0, 1))
+    return walk.labels.find(target.narrow(dim, 0, 1)).expand(call.result.shape)
 
 
 @rule("glu")

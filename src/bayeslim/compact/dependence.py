@@ -4,6 +4,10 @@ One walk with the real weights marks, beside every tensor, the elements that dep
 the marks themselves; a sum of products depends on the input if some product does, that is, if one factor does and the
 other is not zero. An element that does not depend on the input is a constant. Its value is the one found in the walk,
 after all activations and norms on the way. Every result of an unknown operation counts as dependent.
+
+A constant must be the same for inputs of all sizes. The symbolic shapes of the trace say which dimensions change with
+the sizes of the inputs. Along such a dimension a constant must have one value at all positions. A sum over it, a padded
+convolution over it, or a number that is computed from sizes, makes the result depend on the input.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from torch import Tensor, fx
 
 from bayeslim.compact.labels import settle, slim
 from bayeslim.compact.ops import (
+    ALONG_DIM,
     CREATION,
     INDEXING,
     MOVEMENT,
@@ -28,7 +33,18 @@ from bayeslim.compact.ops import (
 )
 from bayeslim.compact.trace import Walker
 
-_BILINEAR = words("linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul mm bmm")
+_SIZE_FREE = words("mean nanmean amax amin max min median any all var std var_mean std_mean")
+"""Reductions of equal values whose result does not depend on their number."""
+_ZERO_AT_ZERO = words("sum nansum cumsum norm linalg_vector_norm count_nonzero")
+"""Reductions that are zero for any number of zeros."""
+_PICKING = words("slice select narrow narrow_copy split unsafe_split chunk unsafe_chunk tensor_split")
+"""Movements whose numbers choose positions; the numbers of other movements are sizes."""
+_PRODUCTS = {
+    **dict.fromkeys(words("linear matmul mm bmm conv1d conv2d conv3d"), 0),
+    **dict.fromkeys(words("conv_transpose1d conv_transpose2d conv_transpose3d"), 0),
+    **dict.fromkeys(words("addmm baddbmm"), 1),
+}
+"""Sums of products, and the argument that is the first factor."""
 _CONSTANT = CREATION | words("zeros_like ones_like full_like empty_like")
 
 
@@ -49,9 +65,69 @@ class Dependence(Walker):
             self.varies[node] = _filled(False, result)
         elif node.op == "call_function" and isinstance(result, (Tensor, tuple, list)):
             call = read_call(node, args, kwargs, result)
-            marks = self._marks(call)
+            marks = self._with_sizes(call, self._marks(call))
             self.varies[node] = [settle(part) for part in marks] if isinstance(marks, (tuple, list)) else settle(marks)
             self.marked(call)
+
+    def _with_sizes(self, call: Call, marks: Any) -> Any:
+        """Mark also what depends on the sizes of the inputs."""
+        if call.name == "getitem" or all(bool(slim(mark).all()) for mark in _many(marks)):
+            return marks
+        shapes = _many(call.node.meta.get("val"))
+        values = _many(call.result)
+        parts = [self._changing(call, mark, value) for mark, value in zip(_many(marks), values, strict=True)]
+        for place, (mark, value) in enumerate(zip(parts, values, strict=True)):
+            for dim in self._dynamic_dims(shapes[place]):
+                differs = torch.logical_or(mark, value != value.narrow(dim, 0, 1))
+                mark = differs.any(dim, keepdim=True).expand(mark.shape)
+            parts[place] = mark
+        return parts if isinstance(marks, (tuple, list)) else parts[0]
+
+    def _changing(self, call: Call, mark: Tensor, value: Tensor) -> Tensor:
+        """Mark the elements of a result that an operation computes from sizes."""
+        if any(_is_symbolic(node) for node in call.operands):
+            mark = self._computed_from_sizes(call, mark, value)
+        reduced = mixed_dims(call) if call.name in ALONG_DIM else None
+        first = next((node for node in call.operands if node in self.varies), None)
+        over = set(self._dynamic_dims(first.meta.get("val"))) if first is not None else set()
+        if reduced is not None and over & set(reduced) and call.name not in _SIZE_FREE:
+            return torch.logical_or(mark, value != 0) if call.name in _ZERO_AT_ZERO else _filled(True, value)
+        if call.name in _PRODUCTS and (_has_borders(call, over) or self._sums_over_sizes(call)):
+            return torch.logical_or(mark, self._of_constants(call))
+        if call.name.startswith("avg_pool") and _has_borders(call, over):
+            return torch.logical_or(mark, value != 0)
+        return mark
+
+    def _computed_from_sizes(self, call: Call, mark: Tensor, value: Tensor) -> Tensor:
+        """Mark the elements of a result that numbers computed from sizes, or from data, may change."""
+        if call.name in _PICKING:
+            source, dim = self.env[call.operands[0]], call.values.get("dim", 0)
+            differs = (source != source.narrow(dim, 0, 1)).any(dim, keepdim=call.name != "select")
+            return torch.logical_or(mark, differs)
+        if call.name in ("mul", "div"):
+            return torch.logical_or(mark, value != 0)
+        is_size = call.name in MOVEMENT | CREATION and not _is_symbolic(call.nodes.get("fill_value"))
+        return mark if is_size else _filled(True, value)
+
+    def _dynamic_dims(self, value: Any) -> list[int]:
+        """List the dimensions of a traced tensor whose sizes change with those of the inputs."""
+        if not isinstance(value, Tensor):
+            return []
+        sizes: list[Any] = list(value.shape)
+        return [dim for dim, size in enumerate(sizes) if not isinstance(size, int) and not self._is_fixed(size)]
+
+    def _is_fixed(self, size: torch.SymInt) -> bool:
+        """Return whether a guard fixes a size that is computed from others, as h · w by a linear layer."""
+        expression, known = size.node.expr, self.trace.fixed_sizes
+        return bool(known) and expression.expand() in known
+
+    def _sums_over_sizes(self, call: Call) -> bool:
+        """Return whether a product of matrices sums over a dimension whose size changes."""
+        if call.name.startswith("conv"):
+            return False
+        left: Any = call.node.args[_PRODUCTS[call.name]]
+        value = left.meta["val"]
+        return value.ndim - 1 in self._dynamic_dims(value)
 
     def marked(self, call: Call) -> None:
         """Act on a marked operation while the values that it read are still in memory."""
@@ -87,11 +163,8 @@ class Dependence(Walker):
         special = getattr(self, f"_marks_{call.name.lstrip('_')}", None)
         if special is not None:
             return special(call)
-        if call.name in _BILINEAR:
-            rest = [None if isinstance(arg, fx.Node) else arg for arg in call.node.args[2:]]
-            target: Any = call.node.target
-            left, right = call.node.args[:2]
-            return self._bilinear(left, right, lambda a, b: target(a, b, *rest, **call.node.kwargs))
+        if call.name in _PRODUCTS:
+            return self._bilinear(call)
         if is_pointwise(call):
             return self._any(operands, call.result.shape)
         dims = mixed_dims(call)
@@ -108,15 +181,35 @@ class Dependence(Walker):
             result = torch.logical_or(result, slim(self.varies[node]))
         return result.expand(shape)
 
-    def _bilinear(self, left: Any, right: Any, product: Any) -> Tensor:
+    def _bilinear(self, call: Call) -> Tensor:
         """Mark the sums of products in which some product depends on the input."""
-        all_a, all_b = self.live(left), self.live(right)
-        still_a, still_b = all_a & ~self.varies[left], all_b & ~self.varies[right]
-        return torch.gt(product(all_a.float(), all_b.float()) - product(still_a.float(), still_b.float()), 0.5)
+        left, right, product = self._factors(call)
+        counts = product(self.live(left).float(), self.live(right).float())
+        return torch.logical_and(counts > 0.5, counts - self._counts_of_constants(call) > 0.5)
+
+    def _of_constants(self, call: Call) -> Tensor:
+        """Mark the sums of products in which some product of two constants is not zero."""
+        return self._counts_of_constants(call) > 0.5
+
+    def _counts_of_constants(self, call: Call) -> Tensor:
+        left, right, product = self._factors(call)
+        still = [self.live(node) & ~self.varies[node] for node in (left, right)]
+        counts: Tensor = product(*(part.float() for part in still))
+        return counts
+
+    def _factors(self, call: Call) -> tuple[Any, Any, Any]:
+        """Return the nodes of a product of tensors, and the function that multiplies them without a bias."""
+        start, target = _PRODUCTS[call.name], call.node.target
+        left, right, *rest = call.node.args[start:]
+        if start:
+            return left, right, torch.matmul
+        options = [None if isinstance(arg, fx.Node) else arg for arg in rest]
+        kwargs = {key: None if isinstance(arg, fx.Node) else arg for key, arg in call.node.kwargs.items()}
+        return left, right, lambda a, b: target(a, b, *options, **kwargs)  # type: ignore[operator]
 
     def _marks_addmm(self, call: Call) -> Tensor:
-        nodes: Any = call.node.args
-        return torch.logical_or(self._bilinear(nodes[1], nodes[2], torch.matmul), self.varies[nodes[0]])
+        bias: Any = call.node.args[0]
+        return torch.logical_or(self._bilinear(call), self.varies[bias])
 
     _marks_baddbmm = _marks_addmm
 
@@ -156,9 +249,9 @@ class Dependence(Walker):
         return live.expand(call.result.shape)
 
     def _marks_lstm(self, call: Call) -> list[Tensor]:
-        live = self.live_units(call)
-        if any(part.shape[-1] != len(live) for part in call.result[1:]):  # with projections
+        if is_projected(call):
             return [_filled(True, part) for part in call.result]
+        live = self.live_units(call)
         directions = call.result[0].shape[-1] // len(live)
         return [
             live.repeat(directions).expand(call.result[0].shape),
@@ -166,6 +259,32 @@ class Dependence(Walker):
         ]
 
     _marks_gru = _marks_rnn_tanh = _marks_rnn_relu = _marks_lstm
+
+
+def is_projected(call: Call) -> bool:
+    """Return whether a recurrent layer projects its hidden state."""
+    directions = 2 if call.values["bidirectional"] else 1
+    return len(call.values["params"]) // (call.values["num_layers"] * directions) in (3, 5)
+
+
+def _is_symbolic(node: Any) -> bool:
+    """Return whether a node is a number that is computed from sizes, from data, or an argument."""
+    if not isinstance(node, fx.Node):
+        return False
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _has_borders(call: Call, dynamic: set[int]) -> bool:
+    """Return whether the border of a dynamic dimension reads fewer elements than its interior."""
+    if not dynamic - {0}:
+        return False
+    if call.name.startswith("conv_transpose"):
+        return True
+    padding = call.values.get("padding", 0)
+    padded = padding == "same" or any(_many(list(padding) if isinstance(padding, (tuple, list)) else padding))
+    if call.name.startswith("conv"):
+        return bool(padded)
+    return call.name.startswith("avg_pool") and bool(padded or call.values.get("ceil_mode"))
 
 
 def _filled(value: bool, like: Tensor) -> Tensor:
@@ -177,4 +296,4 @@ def _each(result: Any, marks: Any) -> Any:
 
 
 def _many(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    return list(value) if isinstance(value, (tuple, list)) else [value]

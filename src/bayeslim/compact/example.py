@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +9,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.types import Inputs, arguments
+from bayeslim.types import Inputs, arguments, with_batch_size
 
 EXAMPLE = "slim_example"
 """The attribute in which a compacted network keeps inputs to trace it on."""
-
-MAX_DOUBLED_SIZE = 64
-"""The largest size of an input that is doubled to see whether a network takes it."""
 
 
 def run_example(model: nn.Module, example: Inputs) -> Any:
@@ -54,39 +50,6 @@ def rows_of(example: Inputs) -> int:
     if rows == 0:
         raise ShapeMismatch("The example holds an empty batch. Pass at least one row.")
     return rows
-
-
-def with_batch_size(example: Inputs, size: int) -> Inputs:
-    """Cut or repeat the rows of the example to another batch size."""
-    rows = rows_of(example)
-
-    def resize(x: Any) -> Any:
-        if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):
-            return x
-        return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
-
-    return pytree.tree_map(resize, example)
-
-
-def resized(example: Inputs) -> list[Inputs]:
-    """Halve and double each size of the example but the batch size, one at a time.
-
-    A size may be the length of sequences, the height of images, or a number of features, which few networks let vary.
-    Only small sizes are doubled, because large ones take long.
-    """
-    sizes = {size for x in tensors_in(example) for size in x.shape[1:]}
-    changes = [(size, half) for size in sizes if (half := -(-size // 2)) < size]
-    changes += [(size, 2 * size) for size in sizes if 0 < size <= MAX_DOUBLED_SIZE]
-    return [pytree.tree_map(partial(_with_size, *change), example) for change in sorted(changes)]
-
-
-def _with_size(size: int, other: int, x: Any) -> Any:
-    if not isinstance(x, Tensor):
-        return x
-    for dim in range(1, x.ndim):
-        if x.shape[dim] == size:
-            x = x.repeat(*(2 if d == dim else 1 for d in range(x.ndim))).narrow(dim, 0, other)
-    return x.clone()
 
 
 def batches(network: nn.Module, example: Inputs) -> list[Inputs]:

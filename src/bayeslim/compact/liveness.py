@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from bayeslim.compact.channels import Channels, Contraction, Product
-from bayeslim.compact.dependence import Dependence
+from bayeslim.compact.dependence import Dependence, is_projected
 from bayeslim.compact.labels import slim
 from bayeslim.compact.ops import Call
+
+Constants: TypeAlias = Literal["all", "zero", "none"]
+CONSTANTS: tuple[Constants, ...] = ("all", "zero", "none")
+"""The constants that count as idle: those that can be folded into a bias too, only zeros, or none."""
 
 
 class Liveness(Dependence):
@@ -27,28 +31,33 @@ class Liveness(Dependence):
     Args:
         channels: the labelled channels.
         tensors: the values of parameters and buffers, by name.
-        folds: whether constants other than zero may be added to biases.
     """
 
-    def __init__(self, channels: Channels, tensors: Mapping[str, Tensor], folds: bool = True):
+    def __init__(self, channels: Channels, tensors: Mapping[str, Tensor]):
         super().__init__(channels.trace, tensors)
-        self.channels, self.folds = channels, folds
+        self.channels = channels
         self.varies = {}
         self._constants: dict[int, Tensor] = {}
-        self._idle: dict[int, Tensor] = {}
+        self._idle: dict[Constants, dict[int, Tensor]] = {constants: {} for constants in CONSTANTS}
         self._multiplied: list[Tensor] = []
         self._contractions = _by_node(channels.contractions)
         self._products = _by_node(channels.products)
         self._uses = Counter(contraction.weight for contraction in channels.contractions)
         self.walk()
 
-    def needed(self, seeds: Tensor) -> Tensor:
-        """Find the needed classes from seeds; both are masks over representatives."""
+    def needed(self, seeds: Tensor, constants: Constants) -> Tensor:
+        """Find the needed classes from seeds; both are masks over representatives.
+
+        Args:
+            seeds: classes that are needed anyway.
+            constants: the constants whose connections count as idle.
+        """
+        idle = self._idle[constants]
         find = self.channels.labels.find
         need = seeds.clone()
         for labels in self._multiplied:
             need[find(labels)] = True
-        edges = [(find(c.inputs), find(c.outputs), ~self._idle[k]) for k, c in enumerate(self.channels.contractions)]
+        edges = [(find(c.inputs), find(c.outputs), ~idle[k]) for k, c in enumerate(self.channels.contractions)]
         count = -1
         while count != (count := int(need.sum())):
             for inputs, outputs, live in reversed(edges):
@@ -76,16 +85,25 @@ class Liveness(Dependence):
         for place, contraction in self._contractions.get(call.node, []):
             idle = ~_matrix(self.tensors[contraction.weight] != 0, contraction)
             if contraction.source is None:
-                resting = ~self.live_units(call)
-                still = resting.repeat(contraction.channel.shape[1] // len(resting))
+                zero = folds = self._resting(call, contraction)
             else:
                 value, still = self._steady(contraction.source, contraction.dim)
                 own = self._uses[contraction.weight] == 1 and _is_own_bias(self.channels, contraction)
                 self._constants[place] = torch.where(still, value, 0.0)
-                still = still & ((value == 0) | (self.folds and contraction.bias is not None and own))
-            self._idle[place] = idle | still[contraction.channel]
+                zero = still & (value == 0)
+                folds = still if contraction.bias is not None and own else zero
+            for constants, channels in zip(CONSTANTS, (folds, zero, torch.zeros_like(zero)), strict=True):
+                self._idle[constants][place] = idle | channels[contraction.channel]
         for _, product in self._products.get(call.node, []):
             self._multiplied.append(product.labels[~self._vanishes(product)])
+
+    def _resting(self, call: Call, contraction: Contraction) -> Tensor:
+        """Mark the units inside a recurrent layer that stay at zero."""
+        width = contraction.channel.shape[1]
+        if is_projected(call):
+            return torch.zeros(width, dtype=torch.bool)
+        resting = ~self.live_units(call)
+        return resting.repeat(width // len(resting))
 
     def _steady(self, node: fx.Node, dim: int) -> tuple[Tensor, Tensor]:
         """Return a value of each channel, and where it is the only one."""

@@ -31,6 +31,7 @@ MOVEMENT = words(
     "diagonal view_as reshape_as expand_as narrow_copy"
 )
 INDEXING = words("index index_select gather take_along_dim")
+COPIES = words("to _to_copy type_as contiguous alias detach clone lift_fresh_copy")
 CREATION = words("zeros ones full empty new_zeros new_ones new_full new_empty")
 _POINTWISE = words(
     "dropout feature_dropout alpha_dropout prelu _prelu_kernel hardswish log_sigmoid rsub masked_fill where to "
@@ -38,7 +39,7 @@ _POINTWISE = words(
     "copy"
 )
 _SPATIAL = ("max_pool", "avg_pool", "adaptive_", "upsample_", "lp_pool")
-_ALONG_DIM = words(
+ALONG_DIM = words(
     "softmax _softmax _safe_softmax log_softmax _log_softmax cumsum cumprod cummax cummin sort argsort topk argmax "
     "argmin logsumexp sum mean prod amax amin max min var std var_mean std_mean any all norm linalg_vector_norm median "
     "nanmean nansum count_nonzero"
@@ -98,7 +99,7 @@ def mixed_dims(call: Call) -> list[int] | None:
     if call.name in ("pad", "constant_pad_nd"):
         pad = call.values["pad"]
         return [rank - 1 - place // 2 for place in range(0, len(pad), 2) if pad[place] or pad[place + 1]]
-    if call.name in _ALONG_DIM:
+    if call.name in ALONG_DIM:
         if "dim" not in call.values:
             return list(range(rank))
         dim = call.values["dim"]

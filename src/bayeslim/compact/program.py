@@ -1,23 +1,29 @@
-"""Tracing with `torch.export`, with a dynamic batch size where possible."""
+"""Tracing with `torch.export`, with dynamic sizes where possible."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import rows_of, takes
 from bayeslim.compact.quiet import quiet
+from bayeslim.compact.recurrence import WholeRecurrentLayers
 from bayeslim.errors import UnsupportedModel
 from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, arguments
 
 
 def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.ExportedProgram:
-    """Trace a network with `torch.export`, with a dynamic batch size if possible.
+    """Trace a network with `torch.export`, with dynamic sizes where possible.
+
+    Recurrent layers are the operations of `bayeslim.compact.recurrence` in the result.
 
     Args:
         network: in eval mode, on the CPU.
@@ -26,19 +32,26 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
     Raises:
         UnsupportedModel: if it cannot be traced.
     """
-    args, kwargs, free = split(inputs[0])
+    args, kwargs = arguments(inputs[0])
+    rows = rows_of(inputs[0])
     program, failure = None, None
     # The non-strict mode makes a constant of len(x); the strict mode, which reads the bytecode, does not.
     for strict in (False, True):
-        try:
-            with quiet(), own_layers():
-                found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
-        except Exception as error:
-            failure = failure or error
-            continue
-        program = program or found
-        if all(takes(found.module(), other) for other in inputs[1:]):
-            return found
+        dims: Callable[[int, Any], Any] = _all_dims
+        for _ in range(2):
+            try:
+                with quiet(), own_layers(), WholeRecurrentLayers():
+                    free = _dynamic_shapes(network, args, kwargs, partial(dims, rows))
+                    found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
+            except Exception as error:
+                failure = failure or error
+                dims = _batch_dim
+                continue
+            program = program or found
+            if all(takes(found.module(), other) for other in inputs[1:]):
+                return found
+            # Sizes that the network fixes can make torch fix the batch size too: those are constants now.
+            dims = partial(_dims_still_dynamic, _dynamic_leaves(found, (args, kwargs)))
     if program is None:
         assert failure is not None
         raise UnsupportedModel(
@@ -48,18 +61,44 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
     return program
 
 
-def split(example: Inputs) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Split inputs into arguments, keyword arguments and `dynamic_shapes`."""
-    args, kwargs = arguments(example)
-    rows = rows_of(example)
+def _dynamic_shapes(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dims: Callable[[Any], Any]
+) -> dict[str, Any] | None:
+    """Describe which sizes of the inputs are dynamic, by the names of the forward's arguments."""
+    bound = inspect.signature(network.forward).bind(*args, **kwargs).arguments
     try:
-        free = pytree.tree_map(
-            lambda x: {0: torch.export.Dim.AUTO} if torch.is_tensor(x) and x.ndim and x.shape[0] == rows > 1 else None,
-            (args, kwargs),
-        )
+        found: dict[str, Any] = pytree.tree_map(dims, dict(bound))
+        return found
     except AssertionError:  # a packed sequence
-        return args, kwargs, None
-    return args, kwargs, free[0] or free[1]
+        return None
+
+
+def _all_dims(rows: int, x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return {dim: torch.export.Dim.AUTO for dim, size in enumerate(x.shape) if size > 1}
+    return torch.export.Dim.AUTO if type(x) is int else None
+
+
+def _dims_still_dynamic(dynamic: Mapping[int, set[int]], rows: int, x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return _all_dims(rows, x)
+    dims = dynamic.get(id(x), set()) | ({0} if x.ndim and x.shape[0] == rows > 1 else set())
+    return dict.fromkeys(sorted(dims), torch.export.Dim.AUTO)
+
+
+def _dynamic_leaves(program: torch.export.ExportedProgram, inputs: Any) -> dict[int, set[int]]:
+    """Return the dynamic dimensions of each input tensor, by its id."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    return {
+        id(x): {dim for dim, size in enumerate(values[name].shape) if not isinstance(size, int)}
+        for name, x in zip(names, pytree.tree_leaves(inputs), strict=True)
+        if isinstance(x, Tensor)
+    }
+
+
+def _batch_dim(rows: int, x: Any) -> Any:
+    return {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) and x.ndim and x.shape[0] == rows > 1 else None
 
 
 def first_line(error: BaseException) -> str:

@@ -1,11 +1,12 @@
 """The comparison of two networks on several inputs.
 
-It runs in double precision where the networks do, so that rounding cannot hide a fault. Where constants were folded, it
-also uses inputs of other sizes.
+It runs in double precision where the networks do, so that rounding cannot hide a fault. Where the result rests on
+constants of the trace, the networks are also compared on inputs that violate a guard of the trace.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import resized, rows_of, run_example, takes, tensors_in, with_batch_size
-from bayeslim.compact.trace import quiet_copy
+from bayeslim.compact.example import rows_of, run_example, takes, tensors_in
+from bayeslim.compact.guards import Guard, violations
+from bayeslim.compact.trace import Trace, quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.types import Inputs, device_of, to_device
+from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
 _RELATIVE_ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
@@ -78,21 +80,61 @@ class Reference:
             return Proof(worst, worst <= self.tolerance + max(self._folded, *map(_rounding, expected)))
         return Proof(float("inf"), False)
 
-    def agrees_elsewhere(self, network: nn.Module) -> bool:
-        """Return whether another network agrees on inputs of other sizes."""
-        for inputs in resized(self._inputs[0]):
-            if not (_has_an_answer(self._network, inputs) and takes(network, inputs)):
-                continue
-            expected, actual = (tensors_in(run_example(n, inputs)) for n in (self._network, network))
-            if _relative(expected, actual) > self.tolerance + max(self._folded, _rounding(expected)):
-                return False
+    def agrees_beyond(self, network: nn.Module, trace: Trace, strict: bool) -> bool:
+        """Return whether another network agrees on inputs that violate a guard of the trace.
+
+        Args:
+            network: the other network.
+            trace: the trace in which constants were found.
+            strict: accept only guards of the form a != b, which exclude one size, as tried: beyond the others are sizes
+                that cannot all be tried.
+        """
+        example = to_device(trace.example, device_of(self._network))
+        for guard in trace.guards:
+            for inputs in violations(guard, example):
+                if not _has_an_answer(self._network, inputs):
+                    continue
+                tolerance = self.tolerance + self._folded
+                if (strict and not guard.excludes_one_value) or not _agree(self._network, network, inputs, tolerance):
+                    return False
         return True
+
+    def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:
+        """List the guards of a trace without those that exclude one size at which a network agrees."""
+        return needed_guards(trace.guards, self._network, network, to_device(trace.example, device_of(self._network)))
 
     def _answer(self, double: bool) -> list[list[Tensor]]:
         if double not in self._answers:
             network = _in_double(self._network) if double else self._network
             self._answers[double] = [tensors_in(run_example(network, _cast(inputs, double))) for inputs in self._inputs]
         return self._answers[double]
+
+
+def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module, example: Inputs) -> list[Guard]:
+    """List the guards of a graph without those that exclude one size at which it agrees with the network.
+
+    `torch.export` treats a size of one as a special case, and excludes it even where the operations do not differ.
+
+    Args:
+        guards: the guards.
+        network: the network that was traced.
+        graph: its graph.
+        example: the inputs that it was traced on.
+    """
+    found = []
+    for guard in guards:
+        tried = violations(guard, example) if guard.excludes_one_value else iter(())
+        accepted = [inputs for inputs in tried if _has_an_answer(network, inputs)]
+        if not accepted or not all(_agree(network, graph, inputs, 0.0) for inputs in accepted):
+            found.append(guard)
+    return found
+
+
+def _agree(network: nn.Module, other: nn.Module, inputs: Inputs, tolerance: float) -> bool:
+    if not takes(other, inputs):
+        return False
+    expected, actual = (tensors_in(run_example(n, inputs)) for n in (network, other))
+    return _relative(expected, actual) <= tolerance + _rounding(expected)
 
 
 def _has_an_answer(network: nn.Module, inputs: Inputs) -> bool:

@@ -55,18 +55,22 @@ def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
         elif isinstance(module, _Norm) and (weight is not None or module.running_mean is not None):
             statistics: Any = module.running_mean
             module.num_features = len(weight if weight is not None else statistics)
-        elif isinstance(module, nn.GroupNorm) and module.num_groups == module.num_channels and weight is not None:
-            module.num_groups = module.num_channels = len(weight)
+        elif isinstance(module, nn.GroupNorm) and weight is not None:
+            module.num_groups = module.num_groups * len(weight) // module.num_channels
+            module.num_channels = len(weight)
         elif isinstance(module, nn.Embedding):
             module.embedding_dim = weight.shape[1]
         elif isinstance(module, nn.PReLU):
             module.num_parameters = len(weight)
         elif isinstance(module, nn.RNNCellBase):
             module.input_size, module.hidden_size = module.weight_ih.shape[1], module.weight_hh.shape[1]
-        elif isinstance(module, nn.RNNBase) and not module.proj_size:
+        elif isinstance(module, nn.RNNBase):
             below: Any = module.weight_ih_l0
             past: Any = module.weight_hh_l0
             module.input_size, module.hidden_size = below.shape[1], past.shape[1]
+            if module.proj_size:
+                projection: Any = module.weight_hr_l0
+                module.proj_size, module.hidden_size = projection.shape
 
 
 def new_groups(structure: Structure, shrinking: Shrinking) -> dict[str, int]:

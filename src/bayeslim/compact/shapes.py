@@ -86,7 +86,7 @@ class Shrinking:
 
     def illegal(self) -> list[fx.Node]:
         """List the operations that cannot work on the smaller tensors."""
-        return [node for node in self.channels.of if node.op == "call_function" and not self._is_legal(node)]
+        return [node for node in list(self.channels.of) if node.op == "call_function" and not self._is_legal(node)]
 
     def _is_legal(self, node: fx.Node) -> bool:
         labels = self.channels.of[node]
@@ -127,9 +127,9 @@ class Shrinking:
         return {place: len(kept[1]) for place, kept in kept_lines.items() if kept is not None}
 
     def _lookup(self, node: fx.Node) -> Any:
-        if node in self.channels.scalars or not isinstance(self.channels.of.get(node), Tensor):
+        if node in self.channels.scalars or not self.channels.known(node):
             return self.channels.scalar(node)
-        return self.of(self.channels.of[node])
+        return self.of(self.channels.read(node))
 
     def _source(self, node: fx.Node) -> tuple[int, Tensor] | None:
         source = self.channels.of.get(node.args[0])  # type: ignore[arg-type]

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from bayeslim.compact.gather import drop_unread_features
 from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
-from bayeslim.compact.liveness import Liveness
+from bayeslim.compact.guards import insert_guards_
+from bayeslim.compact.liveness import CONSTANTS, Constants, Liveness
 from bayeslim.compact.proof import Reference
 from bayeslim.compact.rebuild import (
     has_tensor,
@@ -135,8 +136,12 @@ def compaction(
     own = tensors_of(masked)
     everything = own | constants_of(channels.trace, masked)
     tensors = {name: tensor.detach().cpu() for name, tensor in everything.items()}
-    for folds in (True, False):
-        shrinking, slices, small, folded = _shrunk(found, tensors, folds)
+    live = Liveness(channels, tensors)
+    least = _unneeded(found, live, "none")
+    for constants in CONSTANTS:
+        gone = _unneeded(found, live, constants) if constants != "none" else least
+        proven = torch.equal(gone, least)  # by zero weights alone, whatever the sizes of the inputs
+        shrinking, slices, small, folded = _shrunk(found, tensors, live, gone)
         for dtype in folded:
             reference.allow_folded(dtype)
         on_device = {name: tensor.to(device_of(masked)) for name, tensor in small.items()}
@@ -145,9 +150,10 @@ def compaction(
         except CompactionFailed:
             if not folded:
                 raise
-        else:
-            if not folded or reference.agrees_elsewhere(network):
-                break
+            continue
+        # A graph refuses inputs that violate its guards; the user's modules take them.
+        if proven or kind == "graph" or reference.agrees_beyond(network, channels.trace, strict=bool(folded)):
+            break
     if kind == "modules":
         modes = {name: module.training for name, module in model.named_modules()}
         for name, module in network.named_modules():
@@ -162,12 +168,11 @@ def compaction(
 
 
 def _shrunk(
-    units: UnitGraph, tensors: Mapping[str, Tensor], folds: bool
+    units: UnitGraph, tensors: Mapping[str, Tensor], live: Liveness, gone: Tensor
 ) -> tuple[Shrinking, dict[str, dict[int, Tensor]], dict[str, Tensor], set[torch.dtype]]:
     """Return the shrinking, kept indices, new tensors, and dtypes of folded biases."""
     channels = units.structure.channels
-    live = Liveness(channels, tensors, folds)
-    shrinking = Shrinking(channels, _unneeded(units, live))
+    shrinking = Shrinking(channels, gone)
     slices = _slices(shrinking)
     small = {name: sliced(tensors[name], dims) for name, dims in slices.items()}
     folded = set()
@@ -219,7 +224,7 @@ def _check_units(units: UnitGraph, model: nn.Module) -> None:
         )
 
 
-def _unneeded(units: UnitGraph, live: Liveness) -> Tensor:
+def _unneeded(units: UnitGraph, live: Liveness, constants: Constants) -> Tensor:
     """Find the classes to remove: they are not needed, and no tensor gets empty.
 
     A class that has to come back is needed from then on, and so are the classes that it reads.
@@ -229,7 +234,7 @@ def _unneeded(units: UnitGraph, live: Liveness) -> Tensor:
     removable[roots] = True
     seeds = ~removable
     while True:
-        gone = removable & ~live.needed(seeds)
+        gone = removable & ~live.needed(seeds, constants)
         back = restore_empty(channels, gone)
         for node in Shrinking(channels, gone & ~back).illegal():
             for part in (node, *node.all_input_nodes):
@@ -297,6 +302,7 @@ def _rebuild(
             f"largest output (tolerance {reference.tolerance:.2g}). Nothing was changed. Raise tolerance if that is "
             "only rounding; otherwise report it as a fault of bayeslim."
         )
+    insert_guards_(graph, reference.needed_guards(graph, structure.channels.trace))
     return graph, "graph", why, proof.difference
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -18,15 +19,19 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import batches, run_example, takes
+from bayeslim.compact.guards import Guard, guards_of
 from bayeslim.compact.ops import words
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
+from bayeslim.compact.recurrence import restore_recurrent_
 from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Inputs, arguments, to_device
 
 M = TypeVar("M", nn.Module, fx.Graph)
 _aten = torch.ops.aten
-_DECOMPOSED = (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
+DECOMPOSED = tuple(
+    op.default for op in (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
+)
 """Operations that the graph shows as the simpler operations they consist of."""
 _FRESH = words(
     "linear conv1d conv2d conv3d conv_transpose2d batch_norm add mul sub div matmul bmm max_pool2d cat relu zeros_like "
@@ -42,14 +47,28 @@ class Trace:
     Attributes:
         module: the graph with the network's tensors under their own names, in eval mode.
         inputs: the flat inputs, one for each placeholder.
+        example: the same inputs in the network's format.
         names: every parameter's and buffer's names by the one that the graph uses (tied tensors have several).
         fixes_batch: whether the graph takes one batch size only, though the network takes others.
+        guards: the conditions on the inputs under which the graph is valid.
     """
 
     module: fx.GraphModule
     inputs: tuple[Any, ...]
+    example: Inputs
     names: dict[str, tuple[str, ...]]
     fixes_batch: bool
+    guards: tuple[Guard, ...]
+
+    @cached_property
+    def fixed_sizes(self) -> frozenset[Any]:
+        """The expanded symbolic sizes that guards of the trace set to a number."""
+        values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
+        sizes: list[Any] = [size for value in values if isinstance(value, Tensor) for size in value.shape]
+        environment = next((size.node.shape_env for size in sizes if not isinstance(size, int)), None)
+        equations = [guard.expr for guard in environment.guards if guard.expr.is_Equality] if environment else []
+        sides = [side for equation in equations for side in (equation.args, equation.args[::-1])]
+        return frozenset(size.expand() for size, number in sides if number.is_Integer and not size.is_Integer)
 
 
 def trace(model: nn.Module, example: Inputs) -> Trace:
@@ -64,18 +83,15 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     output = run_example(network, example)
     inputs = batches(network, example)
     program = exported(network, inputs)
+    guards = guards_of(program, network, inputs[0])
     with quiet():
         fixed = not all(takes(program.module(), other) for other in inputs[1:])
-        module = program.module(check_guards=False)
-        if _needs_decomposition(module.graph) or not make_functional_(module.graph):
-            table = torch.export.default_decompositions()
-            program = program.run_decompositions({op.default: table[op.default] for op in _DECOMPOSED})
-            module = program.module(check_guards=False)
+        module = functional(program)
     args, kwargs = arguments(inputs[0])
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
     if isinstance(output, Tensor) and len(leaves) == len(args) + len(kwargs):
         module = _with_plain_signature(module)
-    return Trace(module, leaves, _aliases(network, module), fixed)
+    return Trace(module, leaves, inputs[0], _aliases(network, module), fixed, guards)
 
 
 def quiet_copy(model: M) -> M:
@@ -160,8 +176,65 @@ def _with_plain_signature(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, module.graph)
 
 
-def _needs_decomposition(graph: fx.Graph) -> bool:
-    return any(node.target is op.default for node in graph.nodes for op in _DECOMPOSED)
+def functional(program: torch.export.ExportedProgram, decomposed: Sequence[Any] = DECOMPOSED) -> fx.GraphModule:
+    """Turn a program into a graph of functional operations, without regions of autograd or autocast.
+
+    Args:
+        program: the program.
+        decomposed: operations to replace by the simpler ones that they consist of.
+    """
+    module: fx.GraphModule = program.module(check_guards=False)
+    inline_regions_(module)
+    if _needs_decomposition(module.graph, decomposed) or not make_functional_(module.graph):
+        table = torch.export.default_decompositions()
+        program = program.run_decompositions({op: table[op] for op in decomposed})
+        module = program.module(check_guards=False)
+    restore_recurrent_(module.graph)
+    module.recompile()
+    return module
+
+
+def inline_regions_(module: fx.GraphModule) -> None:
+    """Replace regions of `torch.no_grad()` and of disabled autocast by their operations, in place."""
+    for node in list(module.graph.nodes):
+        region, operands = _region(node)
+        if region is None:
+            continue
+        inner: Any = module.get_submodule(str(region.target))
+        inline_regions_(inner)
+        for part in inner.graph.nodes:
+            if part.op == "get_attr":  # a region inside that stays one
+                name = f"{region.target}_{part.target}"
+                module.add_submodule(name, inner.get_submodule(part.target))
+                part.target = name
+        placeholders = [part for part in inner.graph.nodes if part.op == "placeholder"]
+        with module.graph.inserting_before(node):
+            results: Any = module.graph.graph_copy(inner.graph, dict(zip(placeholders, operands, strict=True)))
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+        if not region.users:
+            module.graph.erase_node(region)
+
+
+def _region(node: fx.Node) -> tuple[fx.Node | None, Sequence[Any]]:
+    """Return the submodule of a region that has no effect on values, and its operands."""
+    if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+        _, region, *operands = node.args
+        return region, operands  # type: ignore[return-value]
+    if node.target is torch.ops.higher_order.wrap_with_autocast and not node.args[2]:
+        _, _, _, _, region, *operands = node.args
+        return region, operands  # type: ignore[return-value]
+    return None, ()
+
+
+def _needs_decomposition(graph: fx.Graph, decomposed: Sequence[Any]) -> bool:
+    return any(
+        node.target in decomposed or isinstance(node.target, torch._ops.HigherOrderOperator)
+        for node in graph.nodes
+        if node.op == "call_function"
+    )
 
 
 def make_functional_(graph: fx.Graph) -> bool:

@@ -38,7 +38,7 @@ class Use:
 
     @property
     def input(self) -> Tensor:
-        """What the layer was called on."""
+        """The input of the call."""
         assert self.given is not None
         if self.given._version != self.version:
             raise UnsupportedModel(
@@ -53,12 +53,12 @@ class Capture:
 
     Args:
         modules: the layers by name.
-        on_input: what to do with each input at once, called as `(name, input, output_shape)`; inputs are then not kept.
+        on_input: called with each input at once, as `(name, input, output_shape)`; inputs are then not kept.
 
     Attributes:
         uses: the calls of each layer in the last forward pass, in order.
-        together: whether several columns go backwards in one pass, which on a GPU launches far fewer kernels; if not
-            said otherwise they do, on a CPU through linear layers alone, whose products they make larger.
+        together: whether several columns go backwards in one pass, which on a GPU launches far fewer kernels. None: on
+            a GPU, and on a CPU through linear layers alone, whose products become larger.
     """
 
     def __init__(
@@ -96,18 +96,21 @@ class Capture:
             self._recording = False
 
     def columns_at_once(self, outputs: Tensor) -> int:
-        """How many columns are worth sending backwards in one pass: several through linear layers, if they are few."""
+        """Count the columns to send backwards in one pass: several through linear layers."""
         if not self.are_linear or self.together is False:
             return 1
         numbers = sum(use.output_shape.numel() for uses in self.uses.values() for use in uses)
         return examples_at_once(outputs.element_size() * numbers, outputs.device)
 
     def backward(self, outputs: Tensor, column: Tensor) -> dict[str, list[Tensor | None]]:
-        """Gradients of Σ column · outputs at the outputs of each call; None where the outputs do not depend on it."""
+        """Compute gradients of Σ column · outputs at the outputs of each call.
+
+        They are None where the outputs do not depend on a call.
+        """
         return self._by_layer(self._gradients(outputs, column))
 
     def backwards(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor | None]]:
-        """Likewise for several columns, (K, B, ...), with their gradients (K, B, ...)."""
+        """Compute the same for several columns, (K, B, ...), as gradients (K, B, ...)."""
         if len(columns) == 1:
             return self._by_layer([None if g is None else g[None] for g in self._gradients(outputs, columns[0])])
         if self.are_linear or outputs.device.type != "cpu" if self.together is None else self.together:
@@ -122,11 +125,11 @@ class Capture:
             gradients = first if k == 0 else self._gradients(outputs, column)
             if there:
                 torch._foreach_copy_([g[k] for g in there], [g for g in gradients if g is not None])
-            first = gradients = ()  # nothing of a column is held any longer than it takes to copy it
+            first = gradients = ()  # frees a column's gradients before the next ones are made
         return self._by_layer(found)
 
     def _gradients(self, outputs: Tensor, columns: Tensor, together: bool = False) -> Sequence[Tensor | None]:
-        """Of one column, or `together` of several: one pass through the graph, with fewer kernels to launch."""
+        """Compute gradients of one column, or `together` of several in one pass."""
         edges = [use.edge for uses in self.uses.values() for use in uses]
         if not edges or not outputs.requires_grad:
             return [None] * len(edges)

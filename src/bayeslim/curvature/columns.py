@@ -1,7 +1,7 @@
-"""What is sent backwards from the outputs: columns whose outer products are the curvature of the likelihood.
+"""Columns at the outputs, whose outer products are the curvature of the likelihood.
 
 The generalised Gauss-Newton of one example is Jᵀ H J with H = −∇²_f log p(y|f) = Σ_k s_k s_kᵀ, so a backward pass of
-every column s_k gives all of it. Four kinds of columns:
+every column s_k gives all of it. There are four kinds of columns:
 
     "exact"      s_k, one after another: the GGN itself, K backward passes (times the positions of a sequence or image).
     "signs"      one column Σ_k ε_k s_k with random signs ε: E[v vᵀ] = H, one backward pass, and no label is sampled, so
@@ -65,7 +65,7 @@ def output_columns(
 
 
 def mixed_column(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Σ_k ε_k s_k with signs drawn for every example and position, (B, ...)."""
+    """Mix all columns, Σ_k ε_k s_k, with signs for every example and position, (B, ...)."""
     dim = _event_dim(likelihood, outputs)
     if isinstance(likelihood, Categorical):
         # Σ_c ε_c √p_c (e_c − p), without the C × C columns, so that large vocabularies fit in memory
@@ -85,12 +85,15 @@ def _signs(shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tenso
 
 
 def _event_dim(likelihood: Likelihood, outputs: Tensor) -> int:
-    """The dimension over which outputs depend on each other; over all others the Hessian is block-diagonal."""
+    """Find the dimension over which outputs depend on each other.
+
+    Over all other dimensions the Hessian is block-diagonal.
+    """
     return int(getattr(likelihood, "class_dim", -1)) % outputs.ndim
 
 
 def _by_position(column: Tensor, event_dim: int) -> Iterator[Tensor]:
-    """Split a column into one for every position of an example, so that positions do not mix."""
+    """Split a column into one for every position of an example."""
     positions = [n if dim not in (0, event_dim) else 1 for dim, n in enumerate(column.shape)]
     count = math.prod(positions)
     if count == 1:
@@ -103,7 +106,7 @@ def _by_position(column: Tensor, event_dim: int) -> Iterator[Tensor]:
 
 
 def _counted(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Zero where a target is to be ignored (padding), broadcast over the classes; None where all count."""
+    """Mark targets that count by one, ignored ones by zero; None where all count."""
     if not isinstance(likelihood, Categorical):
         return None
     counted = targets != likelihood.ignore_index

@@ -21,15 +21,14 @@ from bayeslim.curvature.columns import Columns, output_columns
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
 from bayeslim.curvature.hutchinson import hutchinson
 from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer
-from bayeslim.curvature.probe import examples
 from bayeslim.curvature.sweep import (
     accumulation_dtype,
-    batches,
     chosen_parameters,
+    data_pass,
+    examples,
     examples_at_once,
     seeded,
     sum_over_processes,
-    undisturbed,
 )
 from bayeslim.likelihoods import Likelihood
 from bayeslim.types import Batch, Params
@@ -52,10 +51,10 @@ def diag(
     seed: int = 0,
     progress: bool = False,
 ) -> Params:
-    """The diagonal of the curvature summed over all data, by parameter name and of each parameter's shape.
+    """Compute the diagonal of the curvature, summed over all data.
 
     Args:
-        model: in any mode; it is left as it was.
+        model: in any mode; it is not changed.
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
         kind: "ggn", the exact diagonal of the generalised Gauss-Newton; "signs", an unbiased estimate of it with one
@@ -66,6 +65,9 @@ def diag(
         dtype: to accumulate in; by default the model's, at least float32.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
+
+    Returns:
+        the diagonal by parameter name, each of its parameter's shape.
     """
     chosen = chosen_parameters(model, names)
     dtype = accumulation_dtype(model, dtype)
@@ -75,8 +77,8 @@ def diag(
         raise ValueError(f"kind must be one of {', '.join([*COLUMNS, 'hutchinson'])}. Got {kind!r}.")
     total = {name: torch.zeros_like(p, dtype=dtype, requires_grad=False) for name, p in chosen.items()}
     generator = seeded(seed)
-    with undisturbed(model), ExampleGradients(model, chosen) as gradients:
-        for inputs, targets in batches(model, loader, "curvature", progress):
+    with data_pass(model, loader, progress=progress) as (twin, data), ExampleGradients(twin, chosen) as gradients:
+        for inputs, targets in data:
             outputs = gradients.forward(inputs)
             columns = output_columns(likelihood, outputs, targets, COLUMNS[kind], generator)
             for backward in gradients.backward(inputs, outputs, columns):
@@ -119,7 +121,7 @@ def _add_matrix_squares(total: Params, layer: LayerPass, view: MatrixLayer, want
 
 
 def chunks_of(layer: LayerPass, view: MatrixLayer) -> list[tuple[int, int]]:
-    """Ranges of examples whose features and gradients stay within the bounds of memory."""
+    """List ranges of examples whose features and gradients fit one chunk of memory."""
     if not layer.calls:
         return []
     x, _, g = layer.calls[0]
@@ -132,7 +134,12 @@ def chunks_of(layer: LayerPass, view: MatrixLayer) -> list[tuple[int, int]]:
 
 
 def squared_sum(a: Tensor, g: Tensor) -> Tensor:
-    """Σ_k Σ_b (Σ_t g_kbt a_btᵀ)², (groups, O, I), of features (b, T, groups, I) and gradients (K, b, T, groups, O)."""
+    """Sum squared gradients, Σ_k Σ_b (Σ_t g_kbt a_btᵀ)², (groups, O, I).
+
+    Args:
+        a: features, (b, T, groups, I).
+        g: output gradients, (K, b, T, groups, O).
+    """
     batch, positions, groups, inputs = a.shape
     columns, outputs = g.shape[0], g.shape[-1]
     if positions == 1:
@@ -145,7 +152,7 @@ def squared_sum(a: Tensor, g: Tensor) -> Tensor:
 
 
 def embedding_squares(layer: LayerPass, view: EmbeddingLayer, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Σ_k Σ_b (Σ_t g_kbt at the rows that example b looked up)², (V, D), from those rows alone."""
+    """Sum squared gradients of an embedding's table, (V, D), from the rows looked up."""
     vocabulary, width = view.columns, view.rows
     total = torch.zeros(vocabulary, width, dtype=dtype, device=view.module.weight.device)
     keys, values = [], []

@@ -23,8 +23,7 @@ from bayeslim.curvature.diag import chunks_of, embedding_squares, squared_sum
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
 from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer
-from bayeslim.curvature.probe import examples
-from bayeslim.curvature.sweep import batches, examples_at_once, seeded, sum_over_processes, undisturbed
+from bayeslim.curvature.sweep import data_pass, examples, examples_at_once, seeded, sum_over_processes
 from bayeslim.errors import ShapeMismatch
 from bayeslim.likelihoods import Likelihood
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
@@ -42,24 +41,30 @@ def ekfac(
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, KroneckerFactors]:
-    """Eigendecompose Kronecker factors and correct their eigenvalues, in their dtype, by the weights' names.
+    """Eigendecompose Kronecker factors and correct their eigenvalues.
 
     Args:
-        model: that the factors are of; it is left as it was.
+        model: whose factors they are; it is not changed.
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
         factors: from `kfac` or `kfra`.
-        columns: what is sent backwards, see `bayeslim.curvature.columns`.
+        columns: the kind of output columns, see `bayeslim.curvature.columns`.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
+
+    Returns:
+        the decomposed factors by the weights' names, in the dtype of `factors`.
     """
     check_columns(columns)
     if not factors.layers:
         raise ShapeMismatch("ekfac corrects the eigenvalues of Kronecker factors, and there is no layer with factors.")
     sums = {name: _Rotated.of(layer) for name, layer in factors.layers.items()}
     generator = seeded(seed)
-    with undisturbed(model), ExampleGradients(model, factors.names) as gradients:
-        for inputs, targets in batches(model, loader, "eigenvalues", progress):
+    with (
+        data_pass(model, loader, "eigenvalues", progress) as (twin, data),
+        ExampleGradients(twin, factors.names) as gradients,
+    ):
+        for inputs, targets in data:
             outputs = gradients.forward(inputs)
             for backward in gradients.backward(
                 inputs, outputs, output_columns(likelihood, outputs, targets, columns, generator)
@@ -91,7 +96,7 @@ class _Rotated:
         return self.factors.outputs.vectors
 
     def add_layer(self, seen: LayerPass) -> None:
-        """Add the gradients that a layer's inputs and output gradients make."""
+        """Add the gradients that follow from a layer's inputs and output gradients."""
         view, dtype = seen.view, self.squares.dtype
         assert isinstance(view, MatrixLayer)
         for start, stop in chunks_of(seen, view):

@@ -1,7 +1,7 @@
-"""Gradients of single examples: what every layer saw and what came back to it, for a few columns at a time.
+"""Gradients of single examples, from each layer's inputs and output gradients.
 
-With a layer's inputs and output gradients in hand, each example's gradient follows as an outer product (or elementwise,
-for a normalisation) without the network being run again; what hooks cannot tell goes through the whole network.
+Each example's gradient is the outer product of a layer's input and output gradient (elementwise for a normalisation),
+so that the network need not be run again. Parameters whose gradients hooks miss go through the whole network.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Chosen: TypeAlias = Iterable[str] | Mapping[str, Tensor | None] | None
 """Weights by parameter name: names alone, or names with flat indices into each (None for all); None for everything."""
 
 COLUMNS_AT_ONCE = 32
+"""Columns that are sent backwards before their gradients are used."""
 
 
 def chosen_weights(model: nn.Module, chosen: Chosen) -> dict[str, Tensor | None]:
-    """The chosen weights in the model's order of parameters, with indices checked and on the parameters' devices."""
+    """Check the indices of chosen weights; give them in the model's order of parameters."""
     params = chosen_parameters(model, chosen)
     if not isinstance(chosen, Mapping):
         return dict.fromkeys(params)
@@ -66,7 +67,11 @@ class LayerPass:
     calls: list[tuple[Tensor, torch.Size, Tensor]]
 
     def matrices(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Features (b, T, groups, I) and gradients (K, b, T, groups, O) of some examples, calls one after another."""
+        """Compute features and output gradients of some examples, calls one after another.
+
+        Returns:
+            features (b, T, groups, I) and gradients (K, b, T, groups, O), or None if the layer was not called.
+        """
         view = self.view
         assert isinstance(view, MatrixLayer)
         if not self.calls:
@@ -79,7 +84,7 @@ class LayerPass:
         return torch.cat(features, 1), torch.cat(gradients, 2)
 
     def scales(self, leaf: str, start: int, stop: int, dtype: torch.dtype) -> Tensor | None:
-        """Gradients (K, b, numel) of an elementwise parameter."""
+        """Compute gradients (K, b, numel) of an elementwise parameter."""
         assert isinstance(self.view, ScaleLayer)
         parts = [
             self.view.example_gradients(leaf, x[start:stop].to(dtype), g[:, start:stop].to(dtype))
@@ -95,7 +100,7 @@ class Backward:
     Attributes:
         inputs: of the batch.
         columns: (K, B, ...).
-        layers: what each layer saw, by the module's name.
+        layers: inputs and output gradients of each layer, by the module's name.
     """
 
     inputs: Inputs
@@ -104,7 +109,7 @@ class Backward:
 
     @property
     def examples(self) -> int:
-        """How many examples."""
+        """The number of examples."""
         return self.columns.shape[1]
 
 
@@ -112,7 +117,7 @@ class ExampleGradients:
     """Send columns backwards to the layers of chosen parameters.
 
     Args:
-        model: the network, left as it is.
+        model: a replica of the network, in evaluation mode.
         names: the parameters.
     """
 
@@ -141,16 +146,16 @@ class ExampleGradients:
 
     @property
     def direct(self) -> dict[str, tuple[str, str]]:
-        """The layer and its attribute for each parameter that hooks can tell; known after the first forward."""
+        """Layer and attribute of each parameter read through hooks, known after a forward."""
         return self.places
 
     @property
     def whole(self) -> WholeNetwork | None:
-        """The rest, through the whole network; known after the first forward."""
+        """Gradients of all other parameters, known after the first forward."""
         return self._whole
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Call the model, after finding out with one example which layers can be read (once)."""
+        """Call the model; the first time, probe which layers can be read through hooks."""
         if self._probe is None:
             self._settle(probe(self.model, inputs, self._capture.modules))
         outputs = self._capture.forward(self.model, inputs)
@@ -184,7 +189,7 @@ class ExampleGradients:
         self._drop(seen.ran - seen.examples_first)
 
     def _drop(self, paths: Iterable[str]) -> None:
-        """Leave all parameters of some layers to the whole network from now on."""
+        """Compute all parameters of some layers through the whole network from now on."""
         dropped = set(paths)
         if dropped:
             self.places = {name: place for name, place in self.places.items() if place[0] not in dropped}

@@ -1,4 +1,4 @@
-"""Kronecker factors: what `kfac` and `kfra` return.
+"""Kronecker factors, the results of `kfac` and `kfra`.
 
 For a layer with weight W, as a matrix (rows = outputs, columns = inputs, the bias as one more column), the generalised
 Gauss-Newton *summed over all data* is approximated by
@@ -52,12 +52,12 @@ class LayerFactors:
         return self.layer.names
 
     def diagonal(self) -> Params:
-        """The diagonal of G ⊗ A by parameter, each of its parameter's shape."""
+        """Compute the diagonal of G ⊗ A by parameter, each of its parameter's shape."""
         inputs = self.A[None] if self.A.ndim == 1 else self.A.diagonal(dim1=1, dim2=2)
         return self.layer.params(self.G.diagonal(dim1=1, dim2=2).unsqueeze(-1) * inputs.unsqueeze(1))
 
     def decompose(self) -> KroneckerFactors:
-        """The eigendecomposed factors that a Kronecker posterior is made of."""
+        """Eigendecompose the factors, for a Kronecker posterior."""
         return KroneckerFactors.of(
             self.weight, outputs=self.G, inputs=self.A, bias=self.bias, transposed=self.layer.transposed
         )
@@ -83,11 +83,11 @@ class Factors:
         return tuple(name for layer in self.layers.values() for name in layer.names)
 
     def diagonal(self) -> Params:
-        """The diagonal of the approximated GGN by parameter."""
+        """Compute the diagonal of the approximated GGN by parameter."""
         return {name: value for layer in self.layers.values() for name, value in layer.diagonal().items()}
 
     def decompose(self) -> dict[str, KroneckerFactors]:
-        """The eigendecomposed factors of every layer, by the weight's name."""
+        """Eigendecompose the factors of every layer, by the weight's name."""
         return {name: layer.decompose() for name, layer in self.layers.items()}
 
     def __repr__(self) -> str:

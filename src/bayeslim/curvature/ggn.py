@@ -18,7 +18,7 @@ from bayeslim.curvature.columns import Columns, check_columns, output_columns
 from bayeslim.curvature.example_gradients import Chosen, ExampleGradients, chosen_weights
 from bayeslim.curvature.moments import add_outer_products, symmetric
 from bayeslim.curvature.rows import GradientRows
-from bayeslim.curvature.sweep import accumulation_dtype, batches, seeded, sum_over_processes, undisturbed
+from bayeslim.curvature.sweep import accumulation_dtype, data_pass, seeded, sum_over_processes
 from bayeslim.likelihoods import Likelihood
 from bayeslim.types import Batch
 
@@ -54,16 +54,16 @@ def ggn(
     seed: int = 0,
     progress: bool = False,
 ) -> DenseCurvature:
-    """The generalised Gauss-Newton of the chosen weights, summed over all data.
+    """Compute the generalised Gauss-Newton of chosen weights, summed over all data.
 
     Args:
-        model: in any mode; it is left as it was.
+        model: in any mode; it is not changed.
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
         selection: parameter names, or flat indices by parameter name (None for all of a parameter); by default every
             trainable parameter. The matrix is in the model's order of parameters, and in the order of given indices.
-        columns: what is sent backwards, see `bayeslim.curvature.columns`.
-        dtype: to accumulate in; by default the model's, at least float32.
+        columns: the kind of output columns, see `bayeslim.curvature.columns`.
+        dtype: to accumulate in, float64 by default.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
     """
@@ -71,7 +71,7 @@ def ggn(
     weights = chosen_weights(model, selection)
     params = dict(model.named_parameters())
     size = sum(params[name].numel() if index is None else len(index) for name, index in weights.items())
-    dtype = accumulation_dtype(model, dtype)
+    dtype = accumulation_dtype(model, dtype or torch.float64)
     device = params[next(iter(weights))].device
     matrix = torch.zeros(size, size, dtype=dtype, device=device)
     count = for_each_row(
@@ -100,12 +100,16 @@ def for_each_row(
     seed: int,
     progress: bool,
 ) -> Tensor:
-    """Pass over the data once and hand `use` the rows r_nk, (n, S), in chunks; returns how many examples there were."""
+    """Pass over the data once and hand `use` the rows r_nk, (n, S), in chunks.
+
+    Returns:
+        the number of examples.
+    """
     generator = seeded(seed)
     count = torch.zeros((), dtype=torch.float64)
-    with undisturbed(model), ExampleGradients(model, weights) as gradients:
+    with data_pass(model, loader, progress=progress) as (twin, data), ExampleGradients(twin, weights) as gradients:
         rows = GradientRows(gradients, weights, dtype)
-        for inputs, targets in batches(model, loader, "curvature", progress):
+        for inputs, targets in data:
             outputs = gradients.forward(inputs)
             count += outputs.shape[0]
             sent = output_columns(likelihood, outputs, targets, columns, generator)

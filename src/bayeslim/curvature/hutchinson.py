@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bayeslim.curvature.explicit_attention import ExplicitAttention
 from bayeslim.curvature.probe import graph_nodes
-from bayeslim.curvature.sweep import batches, seeded, sum_over_processes, undisturbed
+from bayeslim.curvature.sweep import data_pass, seeded, sum_over_processes
 from bayeslim.errors import UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.types import Batch, Params, call
@@ -34,17 +34,19 @@ def hutchinson(
     seed: int,
     progress: bool,
 ) -> Params:
-    """Estimate the diagonal of the Hessian of −Σ log p(y|f); the arguments are those of `diag`."""
+    """Estimate the diagonal of the Hessian of −Σ log p(y|f).
+
+    The arguments are those of `diag`.
+    """
     if probes < 1:
         raise ValueError(f"probes must be at least 1. Got {probes}.")
     known = dict(model.named_parameters())
     params = {name: known[name].detach().requires_grad_() for name in names}
     total = {name: torch.zeros_like(p, dtype=dtype, requires_grad=False) for name, p in params.items()}
     generator = seeded(seed)
-    # fused attention kernels cannot be differentiated twice
-    with undisturbed(model), sdpa_kernel(SDPBackend.MATH):
-        for inputs, targets in batches(model, loader, "Hessian", progress):
-            loss = -likelihood.log_prob(call(model, inputs, params), targets).sum()
+    with data_pass(model, loader, "Hessian", progress) as (twin, data), ExplicitAttention():
+        for inputs, targets in data:
+            loss = -likelihood.log_prob(call(twin, inputs, params), targets).sum()
             for signs, products in _products(loss, list(params.values()), probes, generator):
                 for name, z, product in zip(params, signs, products, strict=True):
                     total[name] += (z * product).to(dtype) / probes
@@ -55,11 +57,13 @@ def hutchinson(
 def _products(
     loss: Tensor, params: list[Tensor], probes: int, generator: torch.Generator
 ) -> Iterator[tuple[list[Tensor], tuple[Tensor, ...]]]:
-    """Random signs z and H z, a few times; nothing where the loss is linear in every parameter."""
+    """Yield random signs z and H z, a few times; nothing for a loss linear in every parameter."""
     try:
         slopes = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
         if any(node.name().endswith("::Error") for node in graph_nodes(*slopes)):
-            raise RuntimeError("a custom function is marked once_differentiable")  # its zeros would pass for an answer
+            raise RuntimeError(
+                "a custom function is marked once_differentiable"
+            )  # it would give zeros for second derivatives
         for _ in range(probes):
             signs = [_signs(p, generator) for p in params]
             along = torch.stack([(s * z).sum() for s, z in zip(slopes, signs, strict=True)]).sum()

@@ -1,7 +1,7 @@
 """Jacobians of the outputs in the weights, example by example.
 
 J[n, c, s] = ∂ f_c(xₙ) / ∂ w_s for chosen weights s. A batch's Jacobian is outputs × weights numbers for every
-example; `jacobians` yields it for a few examples at a time, and only the caller decides to keep more.
+example: `jacobians` yields it for a few examples at a time.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.curvature.example_gradients import Chosen, ExampleGradients, chosen_weights
-from bayeslim.curvature.probe import examples
 from bayeslim.curvature.rows import GradientRows
-from bayeslim.curvature.sweep import accumulation_dtype, examples_at_once, undisturbed
+from bayeslim.curvature.sweep import accumulation_dtype, evaluation_replica, examples, examples_at_once, with_gradients
 from bayeslim.types import Inputs, batch_size, device_of, to_device
 
 
 @torch.inference_mode(False)
 def jacobian(model: nn.Module, inputs: Inputs, selection: Chosen = None, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Jacobians of all outputs of a batch, (B, outputs, S), outputs flattened.
+    """Compute the Jacobians of a batch, (B, outputs, S), outputs flattened.
 
     Args:
-        model: in any mode; it is left as it was.
+        model: in any mode; it is not changed.
         inputs: of the model.
         selection: parameter names, or flat indices by parameter name (None for all of a parameter); by default every
             trainable parameter, in the model's order.
@@ -40,10 +39,10 @@ def jacobians(
     dtype: torch.dtype | None = None,
     at_once: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs (b, ...) and Jacobians (b, outputs, S) of a few examples at a time.
+    """Yield outputs (b, ...) and Jacobians (b, outputs, S) of a few examples at a time.
 
     Args:
-        model: in any mode; it is left as it was.
+        model: in any mode; it is not changed.
         inputs: of the model.
         selection: as for `jacobian`.
         dtype: of the Jacobians.
@@ -53,13 +52,13 @@ def jacobians(
     dtype = accumulation_dtype(model, dtype)
     inputs = to_device(inputs, device_of(model))
     total = batch_size(inputs)
-    gradients = ExampleGradients(model, weights)
+    gradients = ExampleGradients(evaluation_replica(model, inputs), weights)
     rows = GradientRows(gradients, weights, dtype)
     start = 0
     step = at_once or 1
     while start < total:
         stop = min(start + step, total)
-        with undisturbed(model), gradients:  # not held across the yield: the model is the caller's meanwhile
+        with with_gradients(), gradients:  # not held across the yield: the thread's modes are the caller's there
             outputs, J = _block(rows, examples(inputs, start, stop, total))
         yield outputs, J
         start = stop

@@ -32,13 +32,13 @@ from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.layers import MatrixLayer, matrix_layer, scale_layer
 from bayeslim.curvature.moments import InputMoment, add_outer_products, symmetric
 from bayeslim.curvature.probe import Probe, probe
+from bayeslim.curvature.recurrent import is_unrolled
 from bayeslim.curvature.sweep import (
     accumulation_dtype,
-    batches,
     chosen_parameters,
+    data_pass,
     seeded,
     sum_over_processes,
-    undisturbed,
 )
 from bayeslim.likelihoods import Likelihood
 from bayeslim.posteriors.layer_matrix import LayerMatrix
@@ -58,17 +58,17 @@ def kfac(
     seed: int = 0,
     progress: bool = False,
 ) -> Factors:
-    """Kronecker factors of the curvature of every layer that is linear in its weights, from one pass over the data.
+    """Compute Kronecker factors of every layer linear in its weights, in one pass.
 
     Args:
-        model: in any mode; it is left as it was.
+        model: in any mode; it is not changed.
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
         names: the parameters wanted; by default every trainable one. A bias joins its layer's matrix if the weight is
             wanted too.
-        columns: what is sent backwards, see `bayeslim.curvature.columns`.
+        columns: the kind of output columns, see `bayeslim.curvature.columns`.
         sharing: how positions that share weights are counted.
-        dtype: to accumulate in; by default the model's, at least float32.
+        dtype: to accumulate in, float64 by default: in float32 small eigenvalues of the factors are rounding errors.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
 
@@ -78,27 +78,31 @@ def kfac(
     check_columns(columns)
     if sharing not in ("expand", "reduce"):
         raise ValueError(f'sharing must be "expand" or "reduce". Got {sharing!r}.')
-    chosen = chosen_parameters(model, names)
-    dtype = accumulation_dtype(model, dtype)
-    sums, unsupported = _plan(model, chosen, sharing == "reduce", dtype)
+    wanted = tuple(chosen_parameters(model, names))
+    dtype = accumulation_dtype(model, dtype or torch.float64)
     count = torch.zeros((), dtype=torch.float64)
     generator = seeded(seed)
     seen: Probe | None = None
-    modules = {key: layer.view.module for key, layer in sums.items()}
-    with undisturbed(model), Capture(modules, lambda key, x, shape: sums[key].add_input(x, shape)) as capture:
-        for inputs, targets in batches(model, loader, "curvature", progress):
-            seen = seen or probe(model, inputs, modules)
-            outputs = capture.forward(model, inputs)
-            count += outputs.shape[0]
-            for key in modules:
-                sums[key].finish_inputs(outputs.shape[0])
-            step = 1 if sharing == "reduce" else capture.columns_at_once(outputs)
-            remaining = output_columns(likelihood, outputs, targets, columns, generator)
-            while some := list(islice(remaining, step)):
-                alone = len(some) == 1
-                sent = capture.backward(outputs, some[0]) if alone else capture.backwards(outputs, torch.stack(some))
-                for key, gradients in sent.items():
-                    sums[key].add_gradients(gradients, outputs.shape[0])
+    with data_pass(model, loader, progress=progress) as (twin, data):
+        chosen = chosen_parameters(twin, wanted)
+        sums, unsupported = _plan(twin, chosen, sharing == "reduce", dtype)
+        modules = {key: layer.view.module for key, layer in sums.items()}
+        with Capture(modules, lambda key, x, shape: sums[key].add_input(x, shape)) as capture:
+            for inputs, targets in data:
+                seen = seen or probe(twin, inputs, modules)
+                outputs = capture.forward(twin, inputs)
+                count += outputs.shape[0]
+                for key in modules:
+                    sums[key].finish_inputs(outputs.shape[0])
+                step = 1 if sharing == "reduce" else capture.columns_at_once(outputs)
+                remaining = output_columns(likelihood, outputs, targets, columns, generator)
+                while some := list(islice(remaining, step)):
+                    alone = len(some) == 1
+                    sent = (
+                        capture.backward(outputs, some[0]) if alone else capture.backwards(outputs, torch.stack(some))
+                    )
+                    for key, gradients in sent.items():
+                        sums[key].add_gradients(gradients, outputs.shape[0])
     assert seen is not None
     sum_over_processes(count)
     layers = {}
@@ -162,7 +166,7 @@ class _LayerSums:
             add_outer_products(self.G, g.reshape(-1, *g.shape[-2:]))
 
     def reduce_over_processes(self) -> str | None:
-        """Add the sums of all processes; say why there are no factors, if there are none."""
+        """Add the sums of all processes; return why there are no factors, if there are none."""
         sum_over_processes(*self.inputs.tensors(), self.G, self._misfit)
         if self._misfit:
             return "its inputs do not have the examples in their first dimension, which reduce needs"
@@ -177,10 +181,11 @@ class _LayerSums:
 def _plan(
     model: nn.Module, chosen: dict[str, nn.Parameter], reduce: bool, dtype: torch.dtype
 ) -> tuple[dict[str, _LayerSums], dict[str, str]]:
-    """Sums for every layer with a wanted weight, and the reason for every other wanted parameter."""
+    """Make sums for layers with a wanted weight, and give reasons for other parameters."""
     names = {id(p): name for name, p in chosen.items()}
     owners: dict[int, list[str]] = {}
-    for path, module in model.named_modules():
+    owning = [(path, module) for path, module in model.named_modules() if not is_unrolled(module)]
+    for path, module in owning:
         for p in module._parameters.values():
             if p is not None:
                 owners.setdefault(id(p), []).append(path)
@@ -190,7 +195,7 @@ def _plan(
         if len(owners[id(p)]) > 1
     }
     sums, unsupported = {}, dict(tied)
-    for path, module in model.named_modules():
+    for path, module in owning:
         wanted = {leaf: names[id(p)] for leaf, p in module._parameters.items() if p is not None and id(p) in names}
         wanted = {leaf: name for leaf, name in wanted.items() if name not in tied}
         view = matrix_layer(module)

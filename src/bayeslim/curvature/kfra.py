@@ -30,11 +30,12 @@ from bayeslim.curvature.sweep import (
     chosen_parameters,
     seeded,
     sum_over_processes,
-    undisturbed,
 )
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
+from bayeslim.noise import kept_random_state
 from bayeslim.posteriors.layer_matrix import LayerMatrix
+from bayeslim.replica import replicate
 from bayeslim.types import Batch
 
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -57,28 +58,21 @@ def kfra(
     dtype: torch.dtype | None = None,
     progress: bool = False,
 ) -> Factors:
-    """Kronecker factors of a feed-forward network, by recursion from its outputs.
+    """Compute Kronecker factors of a feed-forward network, recursively from its outputs.
 
     Args:
         model: an `nn.Sequential` (of such) of linear layers, elementwise activations, dropout and a first flattening.
         loader: batches of inputs and targets.
         likelihood: of the model's outputs.
         names: the parameters wanted; by default every trainable one.
-        dtype: to accumulate in; by default the model's, at least float32.
+        dtype: to accumulate in, float64 by default.
         progress: whether to show a progress bar.
     """
-    steps = list(_steps(model, type(model).__name__))
-    weights = [id(module.weight) for _, module in steps if isinstance(module, nn.Linear)]
-    if not weights:
-        raise UnsupportedModel("kfra needs at least one nn.Linear in the network. Got none.")
-    if len(set(weights)) < len(weights):
-        raise UnsupportedModel(
-            "kfra needs each linear layer's weight to be used once. Use kfac, which counts every use."
-        )
+    steps = _checked_steps(replicate(model))
     chosen = chosen_parameters(model, names)
-    dtype = accumulation_dtype(model, dtype)
-    sums = _Sums(steps, {id(p): name for name, p in chosen.items()}, dtype)
-    with undisturbed(model), torch.no_grad():
+    with kept_random_state(), torch.no_grad():
+        known = {id(p): name for name, p in chosen.items()}
+        sums = _Sums(steps, known, accumulation_dtype(model, dtype or torch.float64))
         for inputs, targets in batches(model, loader, "curvature", progress):
             sums.add(inputs, targets, likelihood)
     sum_over_processes(*sums.tensors())
@@ -89,7 +83,7 @@ def kfra(
 
 
 class _Sums:
-    """Everything the recursion needs, summed over the data."""
+    """The sums over the data that the recursion needs."""
 
     def __init__(self, steps: list[tuple[str, nn.Module]], names: dict[int, str], dtype: torch.dtype):
         self.steps, self.names, self.dtype = steps, names, dtype
@@ -156,8 +150,21 @@ class _Sums:
         yield from reversed(found)
 
 
+def _checked_steps(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """List the modules in the order they run, each linear layer's weight used once."""
+    steps = list(_steps(model, type(model).__name__))
+    weights = [id(module.weight) for _, module in steps if isinstance(module, nn.Linear)]
+    if not weights:
+        raise UnsupportedModel("kfra needs at least one nn.Linear in the network. Got none.")
+    if len(set(weights)) < len(weights):
+        raise UnsupportedModel(
+            "kfra needs each linear layer's weight to be used once. Use kfac, which counts every use."
+        )
+    return steps
+
+
 def _steps(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of nested Sequentials in the order they run."""
+    """Yield the modules of nested Sequentials in the order they run."""
     if type(module).forward is nn.Sequential.forward and isinstance(module, nn.Sequential):
         for name, child in module._modules.items():  # not named_children, which leaves out a module's second use
             assert child is not None

@@ -46,12 +46,15 @@ class MatrixLayer:
         self.groups, self.rows, self.columns = self.layer.size
 
     def weight(self, matrix: Tensor) -> Tensor:
-        """A stack of matrices (groups, rows, columns), columns in the order of the features, as a weight."""
+        """Turn a stack of matrices (groups, rows, columns) into a weight.
+
+        Columns are in the order of the features.
+        """
         matrix = matrix if self.order is None else matrix[..., self.order]
         return self.layer.params(matrix)["weight"]
 
     def locate(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and feature of weights given by their flat indices, counted through all groups."""
+        """Find the output and feature of weights given by flat indices, over all groups."""
         numbers = torch.arange(self.module.weight.numel(), device=index.device)
         place = numbers.scatter(0, self.layer.matrix({"weight": numbers.view(self.layer.shape)}).flatten(), numbers)
         row, column = place[index] // self.columns, place[index] % self.columns
@@ -63,11 +66,14 @@ class MatrixLayer:
         return x.ndim > 1
 
     def features(self, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """What the weights are multiplied with, (B, T, groups, columns), columns in the order of `order`."""
+        """Compute the features that the weights multiply, (B, T, groups, columns).
+
+        Columns are in the order of `order`.
+        """
         return x.reshape(x.shape[0] if x.ndim > 1 else 1, -1, 1, x.shape[-1])
 
     def gradients(self, g: Tensor) -> Tensor:
-        """Gradients of the outputs, (B, ...), as (B, T, groups, rows)."""
+        """Reshape gradients of the outputs, (B, ...), to (B, T, groups, rows)."""
         return g.reshape(g.shape[0] if g.ndim > 1 else 1, -1, 1, g.shape[-1])
 
     @cached_property
@@ -76,7 +82,7 @@ class MatrixLayer:
         return None
 
     def feature_bytes(self, x: Tensor, output_shape: torch.Size) -> int:
-        """Memory that the features of one example take."""
+        """Count the bytes that the features of one example take."""
         positions = math.prod(output_shape) // max(1, output_shape[0] * self.rows * self.groups)
         return 4 * positions * self.columns * self.groups
 
@@ -89,7 +95,7 @@ class ConvolutionLayer(MatrixLayer):
         return bool(x.ndim == self.module.weight.ndim)
 
     def padded(self, x: Tensor) -> Tensor:
-        """The input with its padding, batched."""
+        """Pad the input, and give it a batch dimension if it has none."""
         x = x if self.batched(x) else x.unsqueeze(0)
         module = self.module
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -97,12 +103,12 @@ class ConvolutionLayer(MatrixLayer):
         return F.pad(x, padding, mode=mode) if any(padding) else x
 
     def features(self, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """Patches of the padded input."""
+        """Take patches of the padded input."""
         module = self.module
         return patches(self.padded(x), module.kernel_size, module.stride, module.dilation, module.groups)
 
     def gradients(self, g: Tensor) -> Tensor:
-        """Channels last, positions flattened."""
+        """Put channels last and flatten positions."""
         g = g if g.ndim == self.module.weight.ndim else g.unsqueeze(0)
         positions = g.flatten(2).mT
         return positions.view(*positions.shape[:2], self.groups, self.rows)
@@ -123,7 +129,7 @@ class TransposedConvolutionLayer(ConvolutionLayer):
     inputs_first = True
 
     def features(self, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """Patches of the input with stride − 1 zeros between its pixels."""
+        """Take patches of the input with stride − 1 zeros between its pixels."""
         module, x = self.module, x if self.batched(x) else x.unsqueeze(0)
         spread = x.new_zeros(*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], module.stride, strict=True)))
         every: list[Any] = [slice(None, None, s) for s in module.stride]
@@ -151,7 +157,7 @@ class EmbeddingLayer(MatrixLayer):
         return x.ndim > 0
 
     def features(self, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """One-hot vectors."""
+        """Make one-hot vectors."""
         weight = self.module.weight
         hot = F.one_hot(x.reshape(x.shape[0] if x.ndim else 1, -1, 1), weight.shape[0]).to(weight.dtype)
         if self.module.padding_idx is not None:
@@ -175,7 +181,7 @@ class ScaleLayer:
         return x.ndim > (self.module.weight.ndim if self.trailing else 1)
 
     def example_gradients(self, leaf: str, x: Tensor, g: Tensor) -> Tensor:
-        """Gradients of the weight or the bias for each example, (K, B, numel), from gradients (K, B, ...)."""
+        """Compute each example's gradient of the weight or bias, (K, B, numel)."""
         if leaf == "weight":
             plain = {
                 name: torch.full_like(p, name == "weight")
@@ -216,7 +222,7 @@ SCALES: tuple[type[nn.Module], ...] = (
 
 
 def matrix_layer(module: nn.Module) -> MatrixLayer | None:
-    """The view of a module as matrices, or None where its forward may be anything."""
+    """View a module as matrices; None where its forward may be anything."""
     for kind, view in LAYERS.items():
         if isinstance(module, kind) and _plain(module, kind) and "weight" in module._parameters:
             if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -226,7 +232,7 @@ def matrix_layer(module: nn.Module) -> MatrixLayer | None:
 
 
 def scale_layer(module: nn.Module) -> ScaleLayer | None:
-    """The view of a module as an elementwise scale, or None."""
+    """View a module as an elementwise scale; None where it is none."""
     for kind in SCALES:
         if isinstance(module, kind) and _plain(module, kind) and module._parameters.get("weight") is not None:
             return ScaleLayer(module)
@@ -234,5 +240,5 @@ def scale_layer(module: nn.Module) -> ScaleLayer | None:
 
 
 def _plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module computes what its class promises: no forward of a subclass, none set on the instance."""
+    """Check that a module runs its class's own forward, not a subclass's or instance's."""
     return type(module).forward is kind.forward and "forward" not in module.__dict__

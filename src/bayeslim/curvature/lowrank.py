@@ -63,10 +63,10 @@ def lowrank(
     seed: int = 0,
     progress: bool = False,
 ) -> LowRankCurvature:
-    """The `rank` largest eigenvalues of the generalised Gauss-Newton, and their eigenvectors.
+    """Compute the leading eigenpairs of the generalised Gauss-Newton.
 
     Args:
-        model: in any mode; it is left as it was.
+        model: in any mode; it is not changed.
         loader: batches of inputs and targets, passed over `passes` times: it must start anew each time, and with random
             columns it should not be shuffled.
         likelihood: of the model's outputs.
@@ -75,7 +75,7 @@ def lowrank(
             trainable parameter.
         oversampling: how many more vectors are iterated than returned.
         passes: over the data, at least 2; more where the eigenvalues fall slowly.
-        columns: what is sent backwards, see `bayeslim.curvature.columns`.
+        columns: the kind of output columns, see `bayeslim.curvature.columns`.
         dtype: to accumulate in; by default the model's, at least float32.
         seed: of the start and of random columns.
         progress: whether to show a progress bar.

@@ -9,32 +9,33 @@ from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLa
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
 
-MANY = 128
-"""Of so many rows on, half a product saves more than a matrix of its own for the result costs."""
+MIN_ROWS_FOR_STRIPS = 128
+"""From this many rows on, computing half of a product saves more than several smaller products cost."""
 
-STRIP = 128
-"""How many rows of a product are computed at a time, where only the upper triangle is wanted."""
+ROWS_PER_STRIP = 128
+"""Rows of a product that are computed at a time, where only the upper triangle is wanted."""
 
 
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
     """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
 
-    Only the upper triangle counts, see `symmetric`. A CPU computes about half of the product, in strips.
+    Only the upper triangle counts, see `symmetric`: on a CPU about half of the product is computed, in strips.
     """
     if total.shape[0] > 1:
         grouped = rows.transpose(0, 1)
         total.baddbmm_(grouped.mT, grouped)
         return
     flat = rows.reshape(-1, rows.shape[-1])
-    if flat.device.type != "cpu" or len(flat) < MANY:
+    if flat.device.type != "cpu" or len(flat) < MIN_ROWS_FOR_STRIPS:
         total[0].addmm_(flat.T, flat)
     else:
-        for start in range(0, flat.shape[1], STRIP):
-            total[0, start : start + STRIP, start:].addmm_(flat[:, start : start + STRIP].T, flat[:, start:])
+        for start in range(0, flat.shape[1], ROWS_PER_STRIP):
+            stop = start + ROWS_PER_STRIP
+            total[0, start:stop, start:].addmm_(flat[:, start:stop].T, flat[:, start:])
 
 
 def symmetric(total: Tensor) -> Tensor:
-    """The full matrices of sums made by `add_outer_products`, from their upper triangles."""
+    """Complete sums made by `add_outer_products` from their upper triangles."""
     return total.triu() + total.triu(1).mT
 
 
@@ -94,7 +95,7 @@ class InputMoment:
             self.total += rows.sum(0)
 
     def total_over_positions(self, x: Tensor, output_shape: torch.Size) -> tuple[int, Tensor]:
-        """The number of positions, and the features of each example summed over them, (B, groups, I)."""
+        """Count the positions and sum each example's features over them, (B, groups, I)."""
         view = self.view
         if not view.batched(x):
             x, output_shape = x.unsqueeze(0), torch.Size((1, *output_shape))
@@ -107,12 +108,15 @@ class InputMoment:
         return positions, torch.cat(sums)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything to be added over processes."""
+        """List all tensors to be added over processes."""
         self._flush()
         return self.outer, self.total, self.count
 
     def mean(self) -> Tensor:
-        """The second moment, (groups, I, I) in the weights' order, or the diagonal (I,) of an embedding."""
+        """Average to the second moment, (groups, I, I), or (I,) for an embedding.
+
+        The features are in the weights' order.
+        """
         self._flush()
         count = self.count.to(self.outer.device, self.outer.dtype)
         if self.diagonal:
@@ -129,7 +133,7 @@ class InputMoment:
         return outer / count
 
     def _by_rows(self, x: Tensor) -> bool:
-        """Whether these images go through `RowMoment`, which is made ready for their size."""
+        """Decide whether these images go through `RowMoment`, and make one of their size."""
         view = self.view
         if not isinstance(view.module, nn.Conv2d) or isinstance(view, TransposedConvolutionLayer):
             return False

@@ -1,4 +1,4 @@
-"""What a convolution multiplies its weights with: patches of its input, and their second moment.
+"""Patches of a convolution's input, which its weights multiply, and their second moment.
 
 A convolution is a linear layer applied at every output position to a patch of the input (im2col). In channels-last
 memory the patches are one strided view, copied in long runs.
@@ -17,13 +17,15 @@ from itertools import product
 import torch
 from torch import Tensor
 
-MAX_ROW_MOMENT = 2**24
+MAX_ROW_MOMENT_NUMBERS = 2**24
+"""Numbers that a `RowMoment` may hold."""
 
 
 def patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
-    """The patches of padded images (B, C, *spatial), as (B, positions, groups, kernel × C/groups).
+    """Take the patches of padded images (B, C, *spatial).
 
-    Channels vary fastest within a patch; `patch_order` says how to get the weights' order.
+    They are (B, positions, groups, kernel × C/groups). Channels vary fastest within a patch; `patch_order` gives the
+    weights' order.
     """
     x = x.movedim(1, -1).contiguous()
     batch, *spatial, channels = x.shape
@@ -41,7 +43,7 @@ def patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: S
 
 
 def patch_order(kernel: Sequence[int], channels: int, flipped: bool, device: torch.device) -> Tensor:
-    """Where each weight of a row (channel, *kernel) has its input in a patch (*kernel, channel)."""
+    """Find the place in a patch (*kernel, channel) of each weight of a row (channel, *kernel)."""
     places = torch.arange(math.prod(kernel) * channels, device=device).view(*kernel, channels)
     if flipped:
         places = places.flip(tuple(range(len(kernel))))
@@ -51,7 +53,7 @@ def patch_order(kernel: Sequence[int], channels: int, flipped: bool, device: tor
 def output_size(
     spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
-    """How many positions a kernel has in a padded image, by dimension."""
+    """Count the positions of a kernel in a padded image, by dimension."""
     return [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(spatial, kernel, stride, dilation, strict=True)]
 
 
@@ -85,13 +87,13 @@ class RowMoment:
 
     @staticmethod
     def pays(size: tuple[int, int, int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> bool:
-        """Whether it clearly saves arithmetic over im2col, in bounded memory."""
+        """Decide whether it saves much arithmetic over im2col, in bounded memory."""
         channels, height, width = size
         span = dilation[0] * (kernel[0] - 1) + 1
         by_rows = height * span * (width * channels) ** 2
         out = output_size((height, width), kernel, stride, dilation)
         by_patches = math.prod(out) * (channels * math.prod(kernel)) ** 2
-        return by_rows <= MAX_ROW_MOMENT and 1.5 * by_rows < by_patches
+        return by_rows <= MAX_ROW_MOMENT_NUMBERS and 1.5 * by_rows < by_patches
 
     def add(self, x: Tensor) -> None:
         """Add a batch of padded images, (B, C, H, W)."""
@@ -103,7 +105,7 @@ class RowMoment:
             self.products[y, :, : below.shape[1]].addmm_(x[:, y].reshape(batch, -1).T, below)
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """The patches' second moment (I, I) and their sum (I,), in the order of `patches`."""
+        """Compute the patches' second moment (I, I) and sum (I,), in the order of `patches`."""
         channels, height, width = self.size
         (kh, kw), (sh, sw), (dh, dw) = self.kernel, self.stride, self.dilation
         oh, ow = output_size((height, width), self.kernel, self.stride, self.dilation)

@@ -1,9 +1,9 @@
 """Which layers can be read through their hooks, found out by running one example.
 
-A hook sees a layer's own calls only. Weights are also read behind its back: attention takes the weight of its output
+A hook sees a layer's own calls only, and other modules may read its weights: attention takes the weight of its output
 projection and never calls it, a language model's head multiplies with the embedding's table, two modules share one
-tensor. The probe runs one example and counts, in the autograd graph, how often each parameter was read; where that is
-more than the layer was called, the layer's hooks do not tell the whole gradient. It also tells whether a layer's
+tensor. The probe runs one example and counts, in the autograd graph, how often each parameter was read. Where that is
+more often than the layer was called, hooks miss a part of the gradient. The probe also finds out whether a layer's
 first dimension is the batch (a transformer may put time first, a vision model may fold windows into the batch).
 """
 
@@ -14,21 +14,16 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_map
 
 from bayeslim.curvature.capture import Capture
 from bayeslim.curvature.layers import matrix_layer, scale_layer
-from bayeslim.errors import BayeslimError
+from bayeslim.curvature.sweep import PackedInputs, examples
 from bayeslim.types import Inputs, batch_size
-
-
-class PackedInputs(BayeslimError, TypeError):
-    """The inputs hold examples that cannot be taken apart."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What one example showed.
+    """How one example used the layers.
 
     Attributes:
         hidden: parameters that are read elsewhere than by calling the layer that owns them, with the reason in words.
@@ -41,24 +36,8 @@ class Probe:
     ran: frozenset[str]
 
 
-def examples(inputs: Inputs, start: int, stop: int, total: int) -> Inputs:
-    """Some of the examples: every tensor whose first dimension is `total` is sliced, the rest is shared."""
-    if isinstance(inputs, nn.utils.rnn.PackedSequence):
-        raise PackedInputs(
-            "Examples of a PackedSequence cannot be taken apart, and this curvature needs them one by one. "
-            "Pass padded tensors, and pack them inside the model."
-        )
-
-    def take(value: object) -> object:
-        if isinstance(value, Tensor) and value.ndim and value.shape[0] == total:
-            return value[start:stop]
-        return value
-
-    return tree_map(take, inputs, is_leaf=lambda v: isinstance(v, nn.utils.rnn.PackedSequence))
-
-
 def probe(model: nn.Module, inputs: Inputs, layers: Mapping[str, nn.Module]) -> Probe:
-    """Run one example of `inputs` and see how `layers` are used."""
+    """Run one example of `inputs` and record how `layers` are used."""
     try:
         one, single = examples(inputs, 0, 1, batch_size(inputs)), True
     except PackedInputs:
@@ -98,7 +77,7 @@ def _examples_first(module: nn.Module, x: Tensor) -> bool:
 
 
 def _reads(outputs: Tensor, params: Mapping[str, Tensor]) -> dict[str, int]:
-    """How many operations in the graph of `outputs` read each parameter."""
+    """Count the operations in the graph of `outputs` that read each parameter."""
     reads = dict.fromkeys(params, 0)
     names = {id(p): name for name, p in params.items()}
     for node in graph_nodes(outputs):
@@ -110,7 +89,7 @@ def _reads(outputs: Tensor, params: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def graph_nodes(*tensors: Tensor) -> Iterator[Node]:
-    """Every operation in the autograd graph of some tensors, once."""
+    """Yield every operation in the autograd graph of some tensors, once."""
     seen: set[Node] = set()
     stack = [tensor.grad_fn for tensor in tensors]
     while stack:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients
 from bayeslim.curvature.layers import MatrixLayer, ScaleLayer
-from bayeslim.curvature.probe import examples
-from bayeslim.curvature.sweep import examples_at_once
+from bayeslim.curvature.sweep import examples, examples_at_once
 from bayeslim.types import Params
 
 
@@ -22,7 +21,7 @@ class GradientRows:
     """Gradients of chosen weights of single examples, in the order of `weights`.
 
     Args:
-        gradients: what sends columns backwards.
+        gradients: sends columns backwards.
         weights: flat indices by parameter name, None for all of a parameter.
         dtype: of the rows.
     """
@@ -44,7 +43,7 @@ class GradientRows:
             yield start, torch.cat(list(self._parts(backward, start, stop)), -1)
 
     def _parts(self, backward: Backward, start: int, stop: int) -> Iterator[Tensor]:
-        """The rows of one parameter after another."""
+        """Yield the rows of one parameter after another."""
         columns = backward.columns[:, start:stop]
         whole: Params = {}
         if self.gradients.whole is not None:
@@ -79,7 +78,7 @@ class GradientRows:
         return self._entries[name].of(*matrices)
 
     def _scratch(self, backward: Backward, name: str) -> int:
-        """About how many numbers a column of one example needs besides the result."""
+        """Estimate how many numbers a column of one example needs besides the result."""
         if name not in self.gradients.direct:
             return self.numel[name]
         layer = backward.layers[self.gradients.direct[name][0]]
@@ -91,7 +90,7 @@ class GradientRows:
 
 
 class Entries:
-    """Where chosen weights of a layer are among its outputs and features, found once for a pass.
+    """Places of chosen weights among a layer's outputs and features, found once for a pass.
 
     Args:
         view: the layer.
@@ -107,7 +106,12 @@ class Entries:
         self.whole = index is None and view.groups == 1 and view.order is None and not view.inputs_first
 
     def of(self, a: Tensor, g: Tensor) -> Tensor:
-        """Entries of Σ_t g_t a_tᵀ, (K, b, S), from features (b, T, groups, I) and gradients (K, b, T, groups, O)."""
+        """Compute entries of Σ_t g_t a_tᵀ, (K, b, S).
+
+        Args:
+            a: features, (b, T, groups, I).
+            g: output gradients, (K, b, T, groups, O).
+        """
         a, g = a.flatten(2), g.flatten(3)
         if self.whole:
             return torch.einsum("bti,kbto->kboi", a, g).flatten(2)

@@ -1,30 +1,32 @@
-"""Gradients of single examples through the whole network: right for every parameter of every module, at a price.
+"""Gradients of single examples through the whole network: right for every parameter of every module, but slow.
 
-For parameters that hooks on a layer cannot tell (recurrent layers, attention's input projection, tied weights,
-parameters of the user's own modules): examples are run one by one, all at once under `vmap`, or in a loop where an
-operation cannot be vectorised.
+For parameters whose gradients do not follow from hooks on a layer (attention's input projection, tied weights,
+parameters of the user's own modules): examples are vmapped, or run in a loop where an operation has no batching rule.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bayeslim.curvature.probe import examples
+from bayeslim.curvature.explicit_attention import ExplicitAttention
+from bayeslim.curvature.recurrent import is_unrolled
+from bayeslim.curvature.sweep import examples
 from bayeslim.types import Inputs, Params, call
+
+WITHOUT_BATCHING_RULES: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.EmbeddingBag)
+"""Modules that `vmap` cannot run, or only in a loop of its own: their examples go one by one, unless unrolled."""
 
 
 class WholeNetwork:
     """Per-example gradients of some parameters.
 
     Args:
-        model: in eval mode while it is used.
+        model: a replica, in evaluation mode.
         names: the parameters.
     """
 
@@ -33,14 +35,16 @@ class WholeNetwork:
         self.model = model
         self.params: Params = {name: fixed.pop(name) for name in names}
         self.fixed = fixed
-        self._vectorised = True
+        self._vectorised = not any(
+            isinstance(module, WITHOUT_BATCHING_RULES) and not is_unrolled(module) for module in model.modules()
+        )
 
     def gradients(self, inputs: Inputs, columns: Tensor) -> Params:
-        """Gradients of Σ column · outputs, (K, B, *shape) by name, for columns (K, B, ...)."""
+        """Compute gradients of Σ column · outputs, (K, B, *shape) by name, for columns (K, B, ...)."""
         if self._vectorised:
             try:
                 return self._all_at_once(inputs, columns)
-            except (RuntimeError, NotImplementedError):
+            except (RuntimeError, NotImplementedError, UserWarning):  # a warning of vmap's, where those are errors
                 self._vectorised = False
         return self._one_by_one(inputs, columns)
 
@@ -60,8 +64,7 @@ class WholeNetwork:
             gradients: Params = vmap(lambda column: pull(column)[0])(columns)
             return gradients
 
-        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+        with ExplicitAttention():
             found: Params = vmap(one, in_dims=(0, 1), out_dims=1, randomness="different")(moving, columns)
             return found
 

@@ -1,1 +1,1 @@
-"""."""
+"""Distillation: train one plain network to predict as a posterior does."""

@@ -1,16 +1,16 @@
-"""Distillation: one network that says what a whole posterior says.
+"""Distillation: train one network to predict as a whole posterior does.
 
     student = argmin_θ  E_x KL( p(y|x, D) ‖ q_θ(y|x) ),      p(y|x, D) = E_{w ~ posterior}[p(y|x, w)]
 
-How the teacher is heard:
+The targets of the student:
 
-    "probs"       its predictive distribution on every input, asked once and kept
-    "online"      a new draw w of its posterior at every step, as in Bayesian dark knowledge: on average the same
-                  gradient, nothing kept, and inputs that are augmented anew are answered anew
-    "dirichlet"   the probabilities of all draws, by a student whose outputs are a distribution over them, so that it
-                  keeps apart what is noise and what the teacher did not know
+    "probs"       the teacher's predictive distribution on every input, computed once and stored
+    "online"      one new draw of the posterior at every step, as in Bayesian dark knowledge: the same gradient in
+                  expectation, nothing stored, and augmented inputs get targets of their own
+    "dirichlet"   the probabilities of all draws. The student outputs a distribution over them, which separates
+                  aleatoric from epistemic uncertainty
 
-Labels are not looked at, so any inputs will do, and those far from the data teach a student where to be unsure.
+Labels are not used, so any inputs will do. Inputs far from the data teach the student where to be unsure.
 
 Balan et al. 2015, arXiv:1506.04416 · Malinin, Mlodozeniec & Gales 2020, arXiv:1905.00076
 """
@@ -28,20 +28,24 @@ import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.distill.targets import Online, inputs_of, kept
+from bayeslim.distill.student import Student
+from bayeslim.distill.targets import Online, inputs_of, stored
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
-from bayeslim.methods import Laplace, Method, Student, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
 from bayeslim.replica import replicate
 from bayeslim.train import fit as train
+from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import Loader, check_inputs, check_loader
 from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
 
-UNLIKE, TIMES = 0.02, 3
-"""From how many nats of difference on, and how many times as much or as little, an uncertainty is another."""
+MAX_DIFFERENCE_NATS, MAX_RATIO = 0.02, 3
+"""A student whose epistemic uncertainty differs from its teacher's by more than both of these gets a warning."""
 
 How = Literal["probs", "online", "dirichlet"]
 
@@ -61,31 +65,34 @@ def distill(
     progress: bool = True,
     **training: Any,
 ) -> nn.Module:
-    """Teach one network to predict as a posterior does, in one pass. Neither teacher nor student is touched.
+    """Train one network to predict as a posterior does, in one pass.
+
+    Neither the teacher nor the student that is given changes.
 
     Args:
         teacher: a fitted Bayesian network, of any method.
         loader: batches of inputs and targets; the targets are ignored.
-        student: the network to teach, from the weights it has: a plain one, smaller or not; a pruned Bayesian one,
+        student: the network to train, from its present weights: a plain one, smaller or not; a pruned Bayesian one,
             whose zeros stay zero; None for the teacher's own architecture, from its mean (or the particle nearest to
-            it). For values, one with as many outputs as the teacher has means learns the means; one with twice as many
-            learns means and log variances, as `likelihoods.Gaussian("heteroscedastic")` reads them.
+            it). For values, a student with as many outputs as the teacher has means learns the means; with twice as
+            many it learns means and log variances, as `likelihoods.Gaussian("heteroscedastic")` reads them.
         how: "probs", "online" or "dirichlet"; all but "online" hold the inputs in memory.
         unlabelled: more inputs: a tensor, or a loader of batches like those of `loader`, or without targets.
-        samples: networks that the teacher averages, as in `predict`; its default if not given.
-        temperature: softens the probabilities of both while learning, above 1.
+        samples: the number of networks that the teacher averages, as in `predict`.
+        temperature: a value above 1 softens the probabilities of both in training.
         epochs: passes over the inputs.
         lr: the learning rate.
-        seed: makes the run repeat.
+        seed: the seed of a run that can be repeated.
         progress: show progress bars.
         **training: options of `bayeslim.train.fit`: validate, lr_schedule, checkpoint, device, ... Validation data have
             labels, and the student's own error and NLL are measured on them. A run that is resumed from a checkpoint is
             exact if it has a seed.
 
     Returns:
-        the student, in evaluation mode. By "dirichlet" a `Bayesian` that `predict` and `save` take, whose uncertainties
-        are in closed form. Else a plain network; but for a Bayesian student of `Variational` a Bayesian one with new
-        means and its old spread, and of `Laplace` one whose curvature was measured again, on `loader`.
+        The student, in evaluation mode. With "dirichlet" it is a `Bayesian` that `predict` and `save` take, whose
+        uncertainties are in closed form. Otherwise it is a plain network, except for Bayesian students: one of
+        `Variational` keeps its standard deviations around new means, one of `Laplace` measures its curvature again on
+        `loader`.
 
     >>> import bayeslim as bl
     >>> x = torch.randn(64, 2)
@@ -107,17 +114,17 @@ def distill(
         if temperature != 1 and likelihood.name not in ("categorical", "bernoulli"):
             raise ValueError(f"temperature softens probabilities, and a {likelihood.name} likelihood has none.")
         size = batch_size(first)
-        lessons: Loader | Online
+        targets: Loader | Online
         if how == "online":
-            lessons = Online.of(teacher, loader, unlabelled, size)
+            targets = Online.of(teacher, loader, unlabelled, size)
         else:
             options: dict[str, Any] = {"samples": samples, "size": size, "progress": progress}
-            lessons = kept(teacher, loader, unlabelled, dirichlet=how == "dirichlet", **options)
+            targets = stored(teacher, loader, unlabelled, dirichlet=how == "dirichlet", **options)
     # The size of the data weighs a prior, and a student has none: `fit` reads it where there is one to read.
     learner = Bayesian(network, method, likelihood, None, None, 1 if how == "online" else None)
     learner.masks = masks
     learner.keep_zeros()
-    train.fit(learner, lessons, epochs=epochs, lr=lr, seed=seed, progress=progress, **training)
+    train.fit(learner, targets, epochs=epochs, lr=lr, seed=seed, progress=progress, **training)
     learner.eval()
     if how == "dirichlet":
         _warn_if_unlike(teacher, learner, first, samples)
@@ -127,21 +134,21 @@ def distill(
 
 
 def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples: int | None) -> None:
-    """Say so if a student knows far less, or thinks it knows far more, than its teacher of what it was shown."""
+    """Warn if the epistemic uncertainty of a student is far from its teacher's on the first batch."""
     with kept_random_state():
         mine, others = (float(p.epistemic.mean()) for p in (predict(student, first), predict(teacher, first, samples)))
-    if abs(mine - others) > UNLIKE and not 1 / TIMES < mine / max(others, 1e-9) < TIMES:
+    if abs(mine - others) > MAX_DIFFERENCE_NATS and not 1 / MAX_RATIO < mine / max(others, 1e-9) < MAX_RATIO:
         warnings.warn(
             f"On the first batch the student's epistemic uncertainty is {mine:.2g} nats on average, its teacher's "
-            f"{others:.2g}: it has not learned to keep that apart. Train it for longer (epochs=...), or at a higher "
-            "rate (lr=...).",
+            f"{others:.2g}. The student has not learned it. Train for longer (epochs=...), or at a higher rate "
+            "(lr=...).",
             BayeslimWarning,
             stacklevel=3,
         )
 
 
 def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
-    """A loader, and its first batch; one that can be read only once is kept."""
+    """Return a loader and its first batch; an iterator, which can be read only once, becomes a list."""
     if isinstance(loader, Iterator):
         loader = list(loader)
     for batch in loader:
@@ -150,19 +157,19 @@ def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
 
 
 def _start(source: nn.Module) -> tuple[nn.Module, Params]:
-    """A plain copy to teach, and which of its weights are to stay zero."""
+    """Make a plain copy to train, and the masks of its zeros."""
     if not isinstance(source, Bayesian):
         return copy.deepcopy(source), {}
     network = source.mean_network()
     posterior = source.posterior_
-    if isinstance(posterior, Particles):  # their mean may be no network worth having
+    if isinstance(posterior, Particles):  # their mean may be a bad network
         nearest = posterior.nearest_to_mean()
         network.load_state_dict(posterior.particle(nearest) | posterior.buffers_of(nearest), strict=False)
     return network, dict(source.masks)
 
 
 def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelihood:
-    """What the student's outputs mean: what the teacher's do, or for values, what there are outputs for."""
+    """Choose the student's likelihood: the teacher's, or for values the one that fits the number of outputs."""
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)
@@ -180,7 +187,7 @@ def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelih
 
 @singledispatch
 def _returned(method: Method, student: Bayesian, taught: nn.Module, loader: Iterable[Any]) -> nn.Module:
-    """What becomes of a Bayesian student: plain, unless its method has a posterior around one network."""
+    """Return a plain student, unless its method has a posterior around one network."""
     return taught
 
 
@@ -197,7 +204,7 @@ def _(method: Laplace, student: Bayesian, taught: nn.Module, loader: Iterable[An
 
 
 def _moved(student: Bayesian, taught: nn.Module) -> Bayesian:
-    """A copy of a Bayesian network with other means."""
+    """Copy a Bayesian network with other means."""
     moved = copy.deepcopy(student).eval()
     moved.model.load_state_dict(taught.state_dict(), strict=False)
     return moved
@@ -216,8 +223,8 @@ def _check(teacher: Any, student: Any, how: Any, samples: Any) -> None:
         raise UnsupportedModel(
             f'A Dirichlet is over classes, and the teacher\'s likelihood is {teacher.likelihood.name}. Use how="probs".'
         )
-    if how != "online" and train._rank_and_world()[1] > 1:
+    if how != "online" and rank_and_world()[1] > 1:
         raise BayeslimError(
-            f'how="{how}" keeps the teacher\'s answers in one process. Distil in one, or use how="online" in several.'
+            f'how="{how}" stores the targets in one process. Distil in one, or use how="online" in several.'
         )
     teacher.posterior_  # noqa: B018 - raises NotFitted, with its advice, before any work

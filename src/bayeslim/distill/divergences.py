@@ -1,15 +1,15 @@
-"""What a student is told of a teacher's prediction, and how far its own outputs are from that.
+"""Divergences between a teacher's prediction and a student's outputs.
 
-The teacher's predictive distribution p(y|x) = E_q[p(y|x, w)] is told by its mean (probabilities, rates) or its mean and
-variance, and the student's q(y|x) follows it in
+The targets are the mean of the teacher's predictive distribution p(y|x) = E_q[p(y|x, w)] (probabilities, rates), or its
+mean and variance. The student's q(y|x) minimises
 
     KL(p ‖ q)      classes, yes/no targets and counts
     KL(N(m, v) ‖ N(μ, s))      values, for a student with outputs for μ and log s; (m − μ)² / 2v for one with only μ
 
-A temperature T softens the probabilities of both, p^(1/T) / Z, so that small ones are heard, and the divergence is
-multiplied by T² to keep its gradients' size. Whatever T is, q = p is the optimum.
+A temperature T softens the probabilities of both, p^(1/T) / Z, so that small ones count more; the divergence is
+multiplied by T² to keep the size of its gradients. The optimum is q = p for every T.
 
-A Dirichlet student is told E_s[log p_s], which is all that the likelihood of a Dirichlet sees of probabilities p_s:
+The targets of a Dirichlet student are E_s[log p_s], the sufficient statistic of probabilities p_s under a Dirichlet:
 
     −E_s[log Dir(p_s | α)] = Σ_c log Γ(α_c) − log Γ(Σ_c α_c) − Σ_c (α_c − 1) E_s[log p_sc],      α = exp(outputs)
 
@@ -29,18 +29,18 @@ from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, P
 from bayeslim.results import Prediction
 
 SMOOTHING = 1e-4
-"""The share of uniform noise in what a Dirichlet student is told; the log of a zero would be all it hears."""
+"""The share of a uniform distribution in the targets of a Dirichlet student; the log of a zero would dominate them."""
 
 
-def told(prediction: Prediction) -> Tensor:
-    """The mean of a prediction, (B, ...); for values mean and variance, (B, 2, ...)."""
+def targets_of(prediction: Prediction) -> Tensor:
+    """Return the mean of a prediction, (B, ...); for values mean and variance, (B, 2, ...)."""
     if prediction.kind != "values":
         return prediction.mean
     return torch.stack([prediction.mean, prediction.variance], 1)
 
 
-def told_of_probabilities(likelihood: Categorical, outputs: Tensor) -> Tensor:
-    """E_s[log p_s] of the teacher's raw outputs (S, B, ...), classes last, (B, ..., C)."""
+def dirichlet_targets(likelihood: Categorical, outputs: Tensor) -> Tensor:
+    """Compute E_s[log p_s] from the teacher's raw outputs (S, B, ...), classes last, (B, ..., C)."""
     where = likelihood.class_dim + 1 if likelihood.class_dim >= 0 else likelihood.class_dim
     probs = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).movedim(where, -1).softmax(-1)
     return ((1 - SMOOTHING) * probs + SMOOTHING / probs.shape[-1]).log().mean(0)
@@ -48,15 +48,18 @@ def told_of_probabilities(likelihood: Categorical, outputs: Tensor) -> Tensor:
 
 @singledispatch
 def divergence(likelihood: Likelihood, outputs: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """How far a student's outputs are from what it was `told`, for each example, (B,).
+    """Compute the divergence of a student's outputs from its targets, for each example, (B,).
 
     Args:
-        likelihood: what the student's outputs mean; register a likelihood's type to teach it.
-        outputs: the student's, (B, ...).
-        teacher: what it was told.
-        temperature: of probabilities.
+        likelihood: the student's likelihood; register a type of likelihood to support it.
+        outputs: the student's outputs, (B, ...).
+        teacher: the targets, as `targets_of` gives them.
+        temperature: the temperature of probabilities.
     """
-    raise UnsupportedModel(f"No student can learn from a {likelihood.name} likelihood: what it is told is not known.")
+    raise UnsupportedModel(
+        f"Distillation knows no divergence for a {likelihood.name} likelihood. Register one with "
+        "bayeslim.distill.divergences.divergence.register."
+    )
 
 
 @divergence.register
@@ -92,7 +95,7 @@ def _(likelihood: Gaussian, outputs: Tensor, teacher: Tensor, temperature: float
 
 
 def dirichlet_divergence(likelihood: Categorical, outputs: Tensor, teacher: Tensor) -> Tensor:
-    """−E_s[log Dir(p_s | exp(outputs))] of each example, from E_s[log p_s], (B,)."""
+    """Compute −E_s[log Dir(p_s | exp(outputs))] of each example from E_s[log p_s], (B,)."""
     # In double precision: for large α the logarithms of the gamma function are large and nearly cancel.
     alpha = _like(outputs.movedim(likelihood.class_dim, -1), teacher).double().exp()
     log_normaliser = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha.sum(-1))
@@ -109,10 +112,10 @@ def _summed(values: Tensor) -> Tensor:
 
 
 def _like(outputs: Tensor, teacher: Tensor) -> Tensor:
-    """The outputs, if they are as many as the teacher's, in the precision of what is told."""
+    """Return the outputs in the precision of the targets; raise if their shapes differ."""
     if outputs.shape != teacher.shape:
         raise ShapeMismatch(
-            f"The student's outputs, {tuple(outputs.shape)}, do not match what the teacher says, "
+            f"The student's outputs, {tuple(outputs.shape)}, do not match its targets, "
             f"{tuple(teacher.shape)}. A student learns from bl.distill(teacher, loader, student), with as many outputs "
             "as the teacher has."
         )

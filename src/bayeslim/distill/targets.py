@@ -1,4 +1,4 @@
-"""Lessons: inputs with what a teacher says of them, kept once and for all or asked for as they come."""
+"""Targets of a student: a teacher's predictions, stored once for all inputs or drawn anew for every batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.distill.divergences import told, told_of_probabilities
+from bayeslim.distill.divergences import dirichlet_targets, targets_of
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.likelihoods import Categorical
 from bayeslim.posteriors import Particles
@@ -20,17 +20,17 @@ from bayeslim.train.loaders import Loader
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
 
-ROWS = 8192
-"""Inputs that the teacher is asked about at once, with the same draws."""
+MAX_INPUTS_PER_PREDICTION = 8192
+"""Inputs that the teacher predicts at once, with the same draws."""
 
 
 @dataclass(frozen=True)
 class Online:
-    """Batches as they come, in random turns from all loaders, each with what a new draw of the teacher says of it.
+    """Batches of several loaders in random order, each with the outputs of a new draw of the teacher as targets.
 
     Attributes:
-        teacher: who is asked.
-        loaders: where inputs come from.
+        teacher: the Bayesian network to draw from.
+        loaders: the loaders of inputs.
     """
 
     teacher: Bayesian
@@ -38,13 +38,13 @@ class Online:
 
     @classmethod
     def of(cls, teacher: Bayesian, loader: Any, unlabelled: Any, size: int) -> Online:
-        """From labelled and unlabelled inputs; a tensor is cut into batches of a size."""
+        """Make one from labelled and unlabelled inputs; a tensor is cut into batches of `size`."""
         if isinstance(unlabelled, Tensor):
             unlabelled = Loader(unlabelled, torch.zeros(len(unlabelled)), size) if len(unlabelled) else None
         return cls(teacher, (loader,) if unlabelled is None else (loader, unlabelled))
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Count the batches in an epoch."""
         return sum(len(loader) for loader in self.loaders)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
@@ -56,24 +56,24 @@ class Online:
             batch = next(sources[turn], None)
             if batch is not None:
                 inputs = inputs_of(batch)
-                yield inputs, told(_one_draw(self.teacher, inputs))
+                yield inputs, targets_of(_one_draw(self.teacher, inputs))
 
     @property
     def sampler(self) -> Any:
-        """The first loader's, which `fit` tells the epoch."""
+        """The sampler of the first loader, which `fit` tells the epoch."""
         return getattr(self.loaders[0], "sampler", None)
 
     @property
     def world_size(self) -> int:
-        """How many processes share the first loader's data."""
+        """The number of processes that share the first loader's data."""
         return int(getattr(self.loaders[0], "world_size", 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every loader stands, if it says."""
+        """Collect the state of every loader that has one."""
         return {str(i): _state(loader) for i, loader in enumerate(self.loaders)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the loaders back."""
+        """Restore the state of every loader."""
         for i, loader in enumerate(self.loaders):
             if hasattr(loader, "load_state_dict"):
                 loader.load_state_dict(state[str(i)])
@@ -90,7 +90,7 @@ def _state(loader: Any) -> Mapping[str, Any]:
 
 
 def _one_draw(teacher: Bayesian, inputs: Inputs) -> Prediction:
-    """What one network of the posterior says."""
+    """Predict with one network of the posterior."""
     networks = teacher.state.get("networks", teacher.state.get("posterior"))
     if isinstance(networks, Particles):
         # `predict` takes particles in their order, so that one alone would always be the same
@@ -103,7 +103,7 @@ def _one_draw(teacher: Bayesian, inputs: Inputs) -> Prediction:
     return teacher.likelihood.predict(outputs.unsqueeze(0))
 
 
-def kept(
+def stored(
     teacher: Bayesian,
     loader: Iterable[Any],
     unlabelled: Any = None,
@@ -113,37 +113,37 @@ def kept(
     size: int = 128,
     progress: bool = True,
 ) -> Loader:
-    """All inputs, with what the teacher says of each.
+    """Make a loader of all inputs with the teacher's predictions as targets.
 
     Args:
-        teacher: who is asked.
+        teacher: a fitted Bayesian network.
         loader: batches of inputs and targets.
         unlabelled: more inputs, a tensor or batches with or without targets.
-        samples: networks that the teacher averages.
-        dirichlet: whether to keep what a Dirichlet student is told.
-        size: of the batches to learn from.
+        samples: the number of networks that the teacher averages.
+        dirichlet: whether to store the targets of a Dirichlet student.
+        size: the batch size of the student.
         progress: show a progress bar.
     """
     more = [] if unlabelled is None else [unlabelled] if isinstance(unlabelled, Tensor) else unlabelled
     x = _joined([inputs_of(batch) for source in (loader, more) for batch in source])
-    rows = Loader(x, torch.zeros(batch_size(x)), ROWS, shuffle=False)
+    rows = Loader(x, torch.zeros(batch_size(x)), MAX_INPUTS_PER_PREDICTION, shuffle=False)
     answers = []
-    for part, _ in progress_bar(rows, "asking the teacher", enabled=progress):
+    for part, _ in progress_bar(rows, "teacher", enabled=progress):
         prediction = predict(teacher, part, samples)
         if not dirichlet:
-            answers.append(told(prediction))
+            answers.append(targets_of(prediction))
             continue
         if len(prediction.samples) < 2:
             raise BayeslimError(f"A Dirichlet needs two draws of the teacher at least. Got {len(prediction.samples)}.")
         assert isinstance(teacher.likelihood, Categorical)
-        answers.append(told_of_probabilities(teacher.likelihood, prediction.samples))
+        answers.append(dirichlet_targets(teacher.likelihood, prediction.samples))
     args, kwargs = arguments(x)
     device = next(iter((*args, *kwargs.values()))).device
     return Loader(x, torch.cat(answers).to(device), size, seed=int(torch.randint(2**31, ())))
 
 
 def _joined(parts: list[Inputs]) -> Inputs:
-    """One tensor, tuple or dict with the rows of all."""
+    """Join the rows of all parts into one tensor, tuple or dict."""
     first = parts[0]
     try:
         if isinstance(first, Tensor):
@@ -159,7 +159,7 @@ def _joined(parts: list[Inputs]) -> Inputs:
 
 
 def inputs_of(batch: Any) -> Inputs:
-    """The inputs of a batch with or without targets."""
+    """Return the inputs of a batch with or without targets."""
     if isinstance(batch, Tensor):
         return batch
     if isinstance(batch, Mapping) and not any(key in batch for key in TARGET_KEYS):

@@ -11,6 +11,7 @@ density: with `renyi=0` the importance-weighted bound, which comes closer to log
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sized
 from functools import singledispatch
 from typing import Any
@@ -21,14 +22,13 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ImproperPrior
 from bayeslim.evidence import renyi as renyi_bounds
-from bayeslim.families import Point
 from bayeslim.families.base import log_prior
-from bayeslim.methods import Variational
 from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.results import Evidence
-from bayeslim.train.progress import progress
-from bayeslim.types import Params, call, device_of, inputs_of, split_batch, to_device
+from bayeslim.train.progress import progress as progress_bar
+from bayeslim.train.progress import showing
+from bayeslim.types import Params, arguments, call, device_of, inputs_of, split_batch, to_device
 
 
 def log_evidence(
@@ -38,6 +38,7 @@ def log_evidence(
     *,
     renyi: float | None = None,
     generator: torch.Generator | None = None,
+    progress: bool = True,
 ) -> Evidence:
     """Estimate or bound log p(D) of the data in `loader`.
 
@@ -48,6 +49,7 @@ def log_evidence(
         renyi: estimate it at this order α from draws of the posterior, instead of as the method does: 0 is the
             importance-weighted bound, 1 the ELBO. A bound for α ≥ 0; below, the estimate is on no known side.
         generator: where the random numbers come from.
+        progress: whether to show progress bars; `BAYESLIM_PROGRESS=0` in the environment turns all of them off.
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1. Got {samples}.")
@@ -59,37 +61,50 @@ def log_evidence(
     if renyi is not None:
         renyi_bounds.check(renyi)
     if isinstance(loader, Sized) and not len(loader):
-        raise BayeslimError("The loader has no batches: there is no data whose evidence could be found.")
-    improper = sorted({type(p).__name__ for p in bnn.priors.values() if not p.is_proper})
-    if isinstance(bnn.method, Variational):
-        improper += _improper_gates(bnn.method)
-    if improper:
+        raise BayeslimError("The loader has no batches. Pass the data whose evidence to find.")
+    if improper := bnn.method.improper(bnn):
         raise ImproperPrior(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
             "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
         )
-    with torch.no_grad(), drawing_from(on_device(generator, device_of(bnn.model))):
+    generator = on_device(generator, device_of(bnn.model))
+    with showing(progress), torch.no_grad(), drawing_from(generator):
         first = next((inputs_of(batch) for batch in loader), None)
         bnn = bnn.replica(to_device(first, device_of(bnn.model)))
         if renyi is not None:
-            return _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
-        known = bnn.method.evidence(bnn, loader, samples, generator)
-        return known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
+            found = _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
+        else:
+            known = bnn.method.evidence(bnn, loader, samples, generator)
+            found = known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
+    if not math.isfinite(found.value):
+        _explain(found, loader)
+    return found
 
 
-def _improper_gates(method: Variational) -> list[str]:
-    if isinstance(method.family, Point):
+def _explain(found: Evidence, loader: Iterable[Any]) -> None:
+    """Raise an error that names the batch with NaN or infinity; likelihoods of zero, log p(D) = −∞, may pass."""
+    for number, batch in enumerate(loader):
+        inputs, targets = split_batch(batch)
+        for what, values in (("inputs", inputs), ("targets", targets)):
+            args, kwargs = arguments(values)
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+                raise BayeslimError(
+                    f"The {what} of batch {number} hold NaN or infinite values, so there is no evidence. "
+                    "Leave these examples out."
+                )
+    if found.value != -math.inf:
         raise BayeslimError(
-            "Weights that are points are no distribution, so there is no evidence. Use families.DiagonalGaussian()."
+            f"The evidence is {found.value}, though the data are finite: the network's weights or outputs are not. "
+            "Fit it again, with a smaller learning rate."
         )
-    return [] if method.gates is None or method.gates.is_proper else [type(method.gates).__name__]
 
 
 @singledispatch
 def evidence(
     posterior: Posterior, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
-    """The evidence under a type of posterior; register new ones here."""
+    """Estimate the evidence under a type of posterior; register new ones here."""
     raise BayeslimError(f"No evidence is known for a {type(posterior).__name__} posterior of {bnn.method.name}.")
 
 
@@ -109,11 +124,11 @@ def _(
 def _(
     posterior: Gated, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
-    assert isinstance(bnn.method, Variational)
+    method: Any = bnn.method  # only Variational has gates
     values, count = [], 0
     for params in _draws(posterior.opened(), samples, generator):
         log_lik, count = _log_likelihood(bnn, loader, params)
-        values.append(log_lik - float(bnn.method.kl(bnn)))
+        values.append(log_lik - float(method.kl(bnn)))
     return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
 
 
@@ -146,7 +161,7 @@ def _renyi(
     generator: torch.Generator | None,
     alpha: float,
 ) -> Evidence:
-    """The estimate at α from the densities of draws."""
+    """Estimate the bound of order α from the densities of draws."""
     values, count = [], 0
     for params in _draws(posterior, samples, generator):
         log_lik, count = _log_likelihood(bnn, loader, params)
@@ -156,12 +171,12 @@ def _renyi(
 
 
 def _draws(posterior: Posterior, samples: int, generator: torch.Generator | None) -> Iterator[Params]:
-    for _ in progress(range(samples), "evidence"):
+    for _ in progress_bar(range(samples), "evidence"):
         yield posterior.sample(generator=generator)
 
 
 def _log_likelihood(bnn: Bayesian, loader: Iterable[Any], params: Params) -> tuple[float, int]:
-    """Log p(D|w), and the size of the data."""
+    """Compute log p(D|w), and count the data."""
     device = device_of(bnn.model)
     total, count = 0.0, 0
     for batch in loader:
@@ -183,7 +198,7 @@ def _estimate(log_weights: Tensor, alpha: float, count: int) -> Evidence:
 
 
 def _kl(posterior: Posterior, bnn: Bayesian) -> float:
-    """KL(q ‖ p) over the weights that are left, of every weight's own q."""
+    """Compute KL(q ‖ p) over the weights that are left, from the marginals of q."""
     kl = 0.0
     for name, prior in bnn.priors.items():
         kept = bnn.masks.get(name, torch.ones_like(posterior.mean[name], dtype=torch.bool))

@@ -28,10 +28,11 @@ from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker, LowRank
 from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.prior_precision import PriorPrecision
+from bayeslim.replica import replicate
 from bayeslim.types import call, device_of, split_batch, to_device
 
-BOUND = 25.0
-"""Logarithms of precisions and noises stay between −BOUND and BOUND: evidence may be monotonic without end."""
+MAX_LOG = 25.0
+"""Logarithms of precisions and noises stay between −25 and 25: the evidence may rise without a maximum."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class DataTerm:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Where the evidence is largest.
+    """The maximum of the evidence.
 
     Attributes:
         prior_precision: one number, or one a layer.
@@ -67,13 +68,13 @@ class Tuned:
 
 
 def data_term(model: nn.Module, likelihood: Likelihood, loader: Iterable[Any]) -> DataTerm:
-    """Add up log p(y|x, w*) over a loader, and over processes; the model must be in evaluation mode."""
-    device = device_of(model)
+    """Sum log p(y|x, w*) over a loader, and over processes, in evaluation mode."""
+    device, twin = device_of(model), replicate(model)
     sums = torch.zeros(3, dtype=torch.float64)
     with torch.no_grad():
         for batch in loader:
             inputs, wanted = to_device(split_batch(batch), device)
-            outputs = call(model, inputs)
+            outputs = call(twin, inputs)
             each = likelihood.log_prob(outputs, wanted)
             sums += torch.tensor([float(each.double().sum()), len(each), outputs.numel()], dtype=torch.float64)
     sum_over_processes(sums)
@@ -86,7 +87,7 @@ def log_marginal_likelihood(
     prior_mean: Mapping[str, float | Tensor],
     scale: Tensor | float = 1.0,
 ) -> Tensor:
-    """The Laplace evidence, differentiable in a prior precision that requires gradients.
+    """Compute the Laplace evidence, differentiable in the prior precision.
 
     Args:
         log_likelihood: log p(D|w*).
@@ -120,7 +121,7 @@ def maximise(
     likelihood: Likelihood | None = None,
     steps: int = 50,
 ) -> Tuned:
-    """The prior precision with the largest evidence, by L-BFGS in its logarithm.
+    """Find the prior precision with the largest evidence, by L-BFGS in its logarithm.
 
     Args:
         posterior: whose precision is replaced.
@@ -137,7 +138,7 @@ def maximise(
         old = likelihood.log_noise.detach().double().cpu()
 
     def settings() -> tuple[PriorPrecision, Tensor | float, Tensor | float]:
-        log = free.clamp(-BOUND, BOUND)
+        log = free.clamp(-MAX_LOG, MAX_LOG)
         delta: PriorPrecision = dict(zip(start, log[:-1].exp(), strict=True)) if per_layer else log[0].exp()
         if old is None:
             return delta, 1.0, data.value
@@ -171,7 +172,7 @@ def maximise(
 
 @singledispatch
 def scaled(posterior: Gaussian, factor: float) -> Gaussian:
-    """The posterior with its curvature, but not its prior, multiplied."""
+    """Multiply a posterior's curvature, but not its prior precision."""
     raise TypeError(f"The curvature of a {type(posterior).__name__} posterior cannot be rescaled.")
 
 
@@ -206,20 +207,20 @@ def _(posterior: Conditioned, factor: float) -> Conditioned:
 
 
 def random_prior(posterior: Gaussian) -> PriorPrecision:
-    """The prior precision that a posterior was made with."""
+    """Look up the prior precision that a posterior was made with."""
     base = posterior.base if isinstance(posterior, Conditioned) else posterior
     found: PriorPrecision = base.prior_precision  # type: ignore[attr-defined]
     return found
 
 
 def _log_precisions(posterior: Gaussian, per_layer: bool) -> dict[str, Tensor]:
-    """Where to start: the mean logarithm of the present precisions, of all weights or of each layer's."""
+    """Average the logarithms of the present precisions, over all weights or each layer's."""
     resolved = precisions.resolve(random_prior(posterior), posterior.mean)
     full = precisions.diagonal(resolved, posterior.mean, _double(posterior))
     logs: dict[str, list[Tensor]] = {}
     for name, value in full.items():
         logs.setdefault(name.rpartition(".")[0] if per_layer else "", []).append(value.detach().log().flatten().cpu())
-    return {key: torch.cat(parts).mean().clamp(-BOUND, BOUND) for key, parts in logs.items()}
+    return {key: torch.cat(parts).mean().clamp(-MAX_LOG, MAX_LOG) for key, parts in logs.items()}
 
 
 def _divided(prior: PriorPrecision, scale: Tensor | float) -> PriorPrecision:
@@ -239,6 +240,6 @@ def _log(value: Tensor | float) -> Tensor:
 
 
 def _double(posterior: Gaussian) -> Tensor:
-    """An empty float64 tensor where the posterior lives."""
+    """Make an empty float64 tensor on the posterior's device."""
     first = next(iter(posterior.mean.values()))
     return torch.empty((), dtype=torch.float64, device=first.device)

@@ -1,4 +1,4 @@
-"""Rényi's divergence in place of Kullback and Leibler's: a bound for every α, of which the ELBO is α = 1.
+"""Rényi bounds of the evidence: one for every order α. The ELBO is α = 1.
 
     L_α = log p(D) − D_α(q ‖ p(·|D)) = 1/(1−α) log E_q[ (p(D, w) / q(w))^(1−α) ]
 
@@ -12,17 +12,17 @@ From K draws of all weights, shared by all the data,
 
 whose limits are the mean of log w (α = 1), its smallest (α = +∞) and its largest value (α = −∞, "VR-max"); α = 0 is the
 importance-weighted bound. The estimate is biased, and at K = 1 always the ELBO's: for α < 1 it rises with K to L_α, for
-α > 1 it falls. So what can be said of its expectation is
+α > 1 it falls. Its expectation is
 
     α ≥ 0       never above log p(D): a lower bound for every K
     α < 0       between the ELBO and the upper bound L_α, on either side of log p(D): no bound.
 
 *Maximising* the estimate at α < 0, as is done for networks, is a heuristic: at K → ∞ it would drive an upper bound up,
-and what it fits depends on K. From a minibatch log p(D|w) is itself an estimate, N/B Σ log p(y|x,w), and inside the
+and the fit depends on K. From a minibatch log p(D|w) is itself an estimate, N/B Σ log p(y|x,w), and inside the
 exponential that is a further bias: bounds are those of the whole data (`log_evidence`).
 
-Each log-weight needs the densities at its own draw. With a KL in closed form in their place nothing but the data term
-would differ between draws, and the result would bound nothing.
+Each log-weight needs the densities at its own draw. A KL in closed form in their place would leave only the data term
+to differ between draws, and the result would not be a bound.
 
 Li & Turner 2016, arXiv:1602.02311 · Burda, Grosse & Salakhutdinov 2016, arXiv:1509.00519
 """
@@ -43,23 +43,23 @@ def check(alpha: float) -> None:
 
 
 def is_lower_bound(alpha: float) -> bool:
-    """Whether the estimate's expectation is at most log p(D), whatever the number of draws."""
+    """Tell whether the estimate's expectation is at most log p(D) for every number of draws."""
     return alpha >= 0
 
 
 def kind(alpha: float) -> str:
-    """What an evidence estimated at α is called."""
+    """Name an evidence that is estimated at α."""
     return {1.0: "elbo", 0.0: "importance-weighted"}.get(float(alpha), f"renyi {alpha:g}")
 
 
 def bound(log_weights: Tensor, alpha: float, log_shares: Tensor | None = None) -> Tensor:
-    """L̂_α from the log-weights of K draws, (K, ...), over the first dimension.
+    """Compute L̂_α from the log-weights of K draws, (K, ...), over the first dimension.
 
     Args:
         log_weights: log p(D, w_k) − log q(w_k).
         alpha: the order.
-        log_shares: how much each draw counts, (K,), of a total of one, where they are not drawn alike (from every
-            component of a mixture, for one); equally if not given.
+        log_shares: the logs of the draws' weights, (K,), which sum to one, for draws from the components of a mixture;
+            equal if not given.
 
     >>> bound(torch.tensor([1.0, 3.0]), alpha=1.0)
     tensor(2.)
@@ -82,7 +82,7 @@ def bound(log_weights: Tensor, alpha: float, log_shares: Tensor | None = None) -
 
 
 def influence(log_weights: Tensor, alpha: float, log_shares: Tensor) -> Tensor:
-    """How much each of K draws counts in L̂_α, of a total of one: ∂L̂_α / ∂log w_k, (K,)."""
+    """Compute the share of each of K draws in L̂_α: ∂L̂_α / ∂log w_k, (K,), which sum to one."""
     if math.isinf(alpha):
         chosen = log_weights.argmin(0) if alpha > 0 else log_weights.argmax(0)
         return F.one_hot(chosen, len(log_weights)).to(log_weights.dtype)
@@ -90,7 +90,7 @@ def influence(log_weights: Tensor, alpha: float, log_shares: Tensor) -> Tensor:
 
 
 def standard_error(log_weights: Tensor, alpha: float) -> float:
-    """The spread of L̂_α over repetitions, by the delta method; infinite where K draws do not tell it."""
+    """Estimate the standard error of L̂_α by the delta method; infinite where K draws do not determine it."""
     count = len(log_weights)
     if count == 1 or math.isinf(alpha):
         return math.inf
@@ -101,5 +101,5 @@ def standard_error(log_weights: Tensor, alpha: float) -> float:
 
 
 def log_shares(log_weights: Tensor, samples: int) -> Tensor:
-    """Log of how much every draw counts, for as many draws of every component of a mixture in turn, (C · samples,)."""
+    """Compute the logs of the draws' weights for `samples` draws of each component of a mixture, (C · samples,)."""
     return log_weights.repeat_interleave(samples) - math.log(samples)

@@ -1,8 +1,8 @@
-"""Choosing the prior precision of a fitted Laplace posterior: by evidence, on validation data, or by cross-validation.
+"""Tuning the prior precision of a fitted Laplace posterior: by evidence, on validation data, or by cross-validation.
 
-Evidence is maximised by gradients (`bayeslim.marginal_likelihood`). The other two take the best of a grid, by the mean
-log-probability of targets that were held out. In cross-validation the network must not have seen the fold it is judged
-on: it is moved by one Newton step to where the other folds want it,
+Evidence is maximised by gradients (`bayeslim.evidence.marginal_likelihood`). The other two take the best of a grid, by
+the mean log-probability of held-out targets. In cross-validation the network must not have seen the fold it is tested
+on: one Newton step moves it to the optimum of the other folds,
 
     w_k = w* − P_k⁻¹ (−∇ log p(D₋ₖ | w*) + δ (w* − m))        P_k = H(D₋ₖ) + δ,
 
@@ -13,41 +13,45 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from bayeslim import stochastic
 from bayeslim.curvature.sweep import sum_over_processes
 from bayeslim.errors import BayeslimError, BayeslimWarning, NotPositiveDefinite
 from bayeslim.evidence import marginal_likelihood
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
-from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.posteriors import Gaussian
 from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.priors import Normal
-from bayeslim.types import Params, call, device_of, split_batch, to_device
+from bayeslim.replica import replicate
+from bayeslim.types import Inputs, Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 GRID: tuple[float, ...] = tuple(10 ** (k / 2) for k in range(-8, 9))
-"""Prior precisions that are tried, 1e-4 to 1e4."""
+"""The prior precisions to try, 1e-4 to 1e4."""
+
+SAMPLES = 32
+"""Draws of the outputs for a predictive density without a closed form."""
 
 
 def by_evidence_(bnn: Bayesian, loader: Iterable[Any], per_layer: bool = False) -> float:
-    """Give the posterior the prior precision (and a learned Gaussian noise) of the largest evidence, which is returned.
+    """Give the posterior the prior precision of the largest evidence, and return that.
+
+    A learned Gaussian noise is tuned too.
 
     Args:
         bnn: a fitted network; its posterior, priors and learned noise change.
         loader: the training data.
         per_layer: whether each layer gets a precision of its own.
     """
-    with stochastic.evaluating(bnn):
-        data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
+    data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
     posterior = cast("Gaussian", bnn.posterior_)
     tuned = marginal_likelihood.maximise(
         posterior, prior_mean(bnn), data, per_layer=per_layer, likelihood=bnn.likelihood
@@ -61,7 +65,7 @@ def by_evidence_(bnn: Bayesian, loader: Iterable[Any], per_layer: bool = False) 
 
 
 def by_validation_(bnn: Bayesian, validate: Iterable[Any], grid: Sequence[float] = GRID) -> float:
-    """Give the posterior the prior precision of the grid that predicts validation data best, which is returned.
+    """Give the posterior the grid's best prior precision on validation data.
 
     Args:
         bnn: a fitted network; its posterior and priors change.
@@ -87,7 +91,7 @@ def by_cross_validation_(
     folds: int = 5,
     grid: Sequence[float] = GRID,
 ) -> float:
-    """Give the posterior the prior precision of the grid that predicts held-out folds best, which is returned.
+    """Give the posterior the grid's best prior precision on held-out folds.
 
     Args:
         bnn: a fitted network; its posterior and priors change.
@@ -120,14 +124,14 @@ def by_cross_validation_(
 
 
 def predictive_nll(bnn: Bayesian, loader: Iterable[Any]) -> float:
-    """The mean over examples of −log of the predictive density of their targets, linearised."""
-    from bayeslim.predict.predict import predict
-
+    """Average −log of the predictive density of the targets over examples."""
     sums = torch.zeros(2, dtype=torch.float64)
     generator = torch.Generator(device_of(bnn.model)).manual_seed(0)
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
-        found = predict(bnn, inputs, batch_size=None, generator=generator)
+        with torch.no_grad():
+            found = bnn.method.predictive(bnn, partial(_once, inputs), SAMPLES, "auto", generator)
+        assert found is not None
         if found.kind == "classes":
             assert found.probs is not None
             known = targets >= 0
@@ -145,25 +149,29 @@ def predictive_nll(bnn: Bayesian, loader: Iterable[Any]) -> float:
     return float(sums[0] / sums[1])
 
 
+def _once(inputs: Inputs) -> Iterator[Inputs]:
+    yield inputs
+
+
 def prior_mean(bnn: Bayesian) -> dict[str, float | Tensor]:
-    """The centre of every site's prior."""
+    """Look up the mean of every site's prior."""
     return {name: prior.config()["mean"] for name, prior in bnn.priors.items()}
 
 
 def set_prior_(bnn: Bayesian, posterior: Gaussian, prior_precision: PriorPrecision) -> None:
-    """Keep a posterior under its new prior precision, and write that into the priors of its parameters.
+    """Keep a posterior under its new prior precision, and write that into the priors.
 
     A subnetwork of S of D weights has the precision δ S/D of a prior with precision δ.
     """
     bnn.state["posterior"] = posterior
-    subset = getattr(bnn.method, "subset", None)
-    part = subset.size / bnn.sites.size if isinstance(subset, Subnetwork) else 1.0
+    size = getattr(getattr(bnn.method, "subset", None), "size", None)
+    part = 1.0 if size is None else size / bnn.sites.size
     for name, value in precisions.resolve(prior_precision, posterior.mean).items():
         bnn.priors[name] = Normal(float(part / value) ** 0.5, bnn.priors[name].config()["mean"])
 
 
 def _under(posterior: Gaussian, delta: float) -> Gaussian | None:
-    """The posterior under a prior precision; None where that is too small for a singular curvature."""
+    """Change the prior precision; None where it is too small for a singular curvature."""
     try:
         return posterior.with_prior_precision(delta)
     except NotPositiveDefinite:
@@ -174,8 +182,8 @@ def _take_best(bnn: Bayesian, posterior: Gaussian, grid: Sequence[float], losses
     best = grid[int(losses.nan_to_num(torch.inf).argmin())]
     if best == max(grid) and len(grid) > 1:
         warnings.warn(
-            f"Of all prior precisions the largest, {best:g}, predicts held-out data best: they want hardly any spread "
-            "of the weights, and predictions are nearly those of the plain network. Use fewer weights "
+            f"Of all prior precisions the largest, {best:g}, predicts held-out data best: weights hardly vary under "
+            "it, and predictions are nearly those of the plain network. Use fewer weights "
             '(Laplace(subset="last-layer")), or choose the prior by tune="evidence".',
             BayeslimWarning,
             stacklevel=4,
@@ -185,13 +193,14 @@ def _take_best(bnn: Bayesian, posterior: Gaussian, grid: Sequence[float], losses
 
 
 def _gradient(bnn: Bayesian, names: Iterable[str], loader: Iterable[Any]) -> Params:
-    """−∇ log p(D|w) at the network's weights."""
+    """Compute −∇ log p(D|w) at the network's weights."""
     params = {name: bnn.model.get_parameter(name).detach().clone().requires_grad_() for name in names}
     total = {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
-    with stochastic.evaluating(bnn), torch.enable_grad():
+    twin = replicate(bnn.model)
+    with torch.enable_grad():
         for batch in loader:
             inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
-            loss = -bnn.likelihood.log_prob(call(bnn.model, inputs, params), targets).sum()
+            loss = -bnn.likelihood.log_prob(call(twin, inputs, params), targets).sum()
             for name, grad in zip(
                 params, torch.autograd.grad(loss, list(params.values()), allow_unused=True), strict=True
             ):
@@ -201,7 +210,7 @@ def _gradient(bnn: Bayesian, names: Iterable[str], loader: Iterable[Any]) -> Par
 
 
 def _newton_step_(bnn: Bayesian, posterior: Gaussian, slope: Params, delta: float) -> None:
-    """Put the network, and the posterior's mean, where the data behind `slope` and a prior precision want them."""
+    """Move the network and the posterior's mean by one Newton step along `slope`."""
     start, centre = posterior.mean, prior_mean(bnn)
     pull = {name: slope[name] + delta * (w - torch.as_tensor(centre[name]).to(w)) for name, w in start.items()}
     step = posterior.covariance_product(pull)

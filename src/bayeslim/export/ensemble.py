@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimWarning, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Laplace
+from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.noise import drawing_from
 from bayeslim.posteriors.particles import Particles, tensors_of

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from bayeslim.compact.guards import guards_of, insert_guards_
 from bayeslim.compact.program import exported
+from bayeslim.compact.proof import needed_guards
 from bayeslim.compact.quiet import quiet
-from bayeslim.compact.trace import make_functional_
+from bayeslim.compact.recurrence import restore_recurrent_
+from bayeslim.compact.trace import functional
 from bayeslim.errors import CorruptFile, UnsupportedModel
 from bayeslim.export.operations import function, name_of
 from bayeslim.types import Inputs, Params
@@ -29,7 +32,7 @@ from bayeslim.types import Inputs, Params
 _NAMED_TYPES = (torch.dtype, torch.layout, torch.memory_format)
 _PART = re.compile(r"[A-Za-z0-9_]+")
 _TAKEN = {"self", *keyword.kwlist}
-_MAX_GRAPH_STEPS = 1_000_000
+_MAX_GRAPH_STEPS = 50_000
 
 
 def as_graph(network: nn.Module, inputs: Sequence[Inputs]) -> fx.GraphModule:
@@ -45,10 +48,13 @@ def as_graph(network: nn.Module, inputs: Sequence[Inputs]) -> fx.GraphModule:
             f"{type(network).__name__} must be traced on an example to be stored with its graph. Pass example=x."
         )
     program = exported(network, inputs)
+    guards = guards_of(program, network, inputs[0])
     with quiet():
-        graph: fx.GraphModule = program.module(check_guards=False)
-        if not make_functional_(graph.graph) or not all(_is_known(node) for node in graph.graph.nodes):
+        graph = functional(program, decomposed=())
+        if not all(_is_known(node) for node in graph.graph.nodes):
             graph = program.run_decompositions({}).module(check_guards=False)  # which takes twice as long as tracing
+            restore_recurrent_(graph.graph)
+    insert_guards_(graph, needed_guards(guards, network, graph, inputs[0]))
     return graph
 
 
@@ -133,8 +139,10 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _is_assertion(node: fx.Node) -> bool:
+    """Return whether a node is an assertion of torch about its own tracing; guards are stored."""
     name = getattr(node.target, "__name__", "")
-    return not node.users and node.op == "call_function" and name.startswith(("_assert", "sym_constrain"))
+    internal = name.startswith(("_assert", "sym_constrain")) and node.target is not torch._assert
+    return internal and not node.users and node.op == "call_function"
 
 
 def _described(value: Any, places: Mapping[fx.Node, int]) -> Any:

@@ -1,4 +1,4 @@
-"""Variational families: the distributions q(w) that `Variational` fits, one file each.
+"""Variational families, one file each: the distributions q(w) of `Variational`.
 
     DiagonalGaussian      independent weights: the mean field
     SparseGaussian        the mean field whose weights are zero once they are mostly noise

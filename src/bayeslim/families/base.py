@@ -1,7 +1,7 @@
-"""What a family is: settings, and how its parameters stand in a model.
+"""The base of all families: settings, and the parameters that they add to a model.
 
-A family can be drawn whole: `density` gives q as it is now, differentiable in its parameters, from which a step takes
-its draws and their densities.
+`density` builds q at the present parameters. It is differentiable in them, and gives a training step its draws and
+their densities.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Draw:
     Attributes:
         weights: by name, in the precision of the family's own parameters.
         noise: the standard normals it was made of.
-        component: which part of a mixture it was drawn from.
+        component: the index of the mixture component that it was drawn from.
     """
 
     weights: Params
@@ -37,25 +37,28 @@ class Draw:
 
 
 class Density(ABC):
-    """q(w) at the present parameters. Weights that were cut are zero in every draw and count in no density."""
+    """The density q(w) at the present parameters.
+
+    Cut weights are zero in every draw and do not count in densities.
+    """
 
     log_weights: Tensor
     """Log π of the components, (C,); a single one for a family that is no mixture."""
 
     @abstractmethod
     def noise(self) -> Params:
-        """Standard normals for one draw."""
+        """Draw the standard normals of one draw."""
 
     @abstractmethod
     def draw(self, noise: Params, component: int | Tensor = 0) -> Draw:
-        """The draw that noise stands for, differentiable in the family's parameters."""
+        """Turn noise into a draw, differentiable in the family's parameters."""
 
     @abstractmethod
     def log_prob(self, draw: Draw) -> Tensor:
-        """Log q(w) of a draw, likewise; of the whole mixture, not of the component it was drawn from."""
+        """Compute log q(w) of a draw under the whole mixture, differentiable."""
 
     def kl(self, priors: Mapping[str, Prior]) -> Tensor | None:
-        """KL(q ‖ p) over the weights that are left, where it does not take draws of all weights together."""
+        """Compute KL(q ‖ p) over the kept weights; None where that needs full draws."""
         return None
 
 
@@ -64,12 +67,17 @@ class Family(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    """What is added to a random parameter's name to name the family's own parameters beside it."""
+    """The suffixes that turn a random parameter's name into those of the family's own parameters."""
     at_the_root: ClassVar[tuple[str, ...]] = ()
-    """Parameters that the whole model has once."""
+    """The names of parameters that the model has once."""
+
+    @property
+    def numbers_per_weight(self) -> int:
+        """The number of scalars that the family adds for every random weight, at least."""
+        return 0
 
     def check(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Refuse a model that already has a parameter or attribute where one of the family's would go."""
+        """Raise an `UnsupportedModel` if a name that the family needs is taken."""
         for path in self._paths(names):
             module, leaf = owner(model, path)
             if hasattr(module, leaf):
@@ -80,32 +88,32 @@ class Family(ABC):
 
     @abstractmethod
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Give the random parameters what belongs to them."""
+        """Add the family's parameters to the model."""
 
     def strip(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Take out again what `register` put in."""
+        """Remove the family's parameters from the model."""
         for path in self._paths(names):
             module, leaf = owner(model, path)
             delattr(module, leaf)
 
     @abstractmethod
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> Density:
-        """Q as it is now, differentiable; `masks` say which weights are left (True)."""
+        """Build q at the present parameters, differentiable; a mask is True where kept."""
 
     @abstractmethod
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Posterior:
-        """Q as it is now, as data: training on does not change it."""
+        """Build the posterior at the present parameters, as a copy of the data."""
 
     @abstractmethod
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Take over a posterior of this family that was conditioned on zeros where a mask is False, in place."""
+        """Set the parameters to a posterior conditioned on zeros where a mask is False."""
 
     def _paths(self, names: tuple[str, ...]) -> list[str]:
         return [name + suffix for name in names for suffix in self.suffixes] + list(self.at_the_root)
 
 
 def precise_dtype(parameter: Tensor) -> torch.dtype:
-    """Half precision cannot hold the σ² of a small σ, so what a family adds stays in single precision there."""
+    """Choose the dtype of the family's parameters: small variances need float32."""
     return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
 
 
@@ -116,13 +124,13 @@ def add_parameter(model: nn.Module, path: str, value: Tensor) -> None:
 
 
 def kept_of(masks: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Which weights of a parameter are left: its mask, or all."""
+    """Return the mask of a parameter's kept weights."""
     mask = masks.get(name)
     return torch.ones_like(like, dtype=torch.bool) if mask is None else mask.to(like.device)
 
 
 def log_prior(priors: Mapping[str, Prior], weights: Params, masks: Mapping[str, Tensor]) -> Tensor:
-    """Log p(w) of the weights that are left."""
+    """Compute log p(w) of the kept weights."""
     values = []
     for name, prior in priors.items():
         if name in masks:

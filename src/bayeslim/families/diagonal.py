@@ -24,7 +24,7 @@ class DiagonalGaussian(Family):
     """Independent Gaussians, wᵢ ~ N(μᵢ, σᵢ²), trained in μ and log σ.
 
     Attributes:
-        initial_std: σ at the start, for every weight.
+        initial_std: the initial σ of every weight.
     """
 
     initial_std: float = 0.01
@@ -32,50 +32,50 @@ class DiagonalGaussian(Family):
     suffix: ClassVar[str] = "_log_std"
     suffixes: ClassVar[tuple[str, ...]] = ("_log_std",)
     counts_otherwise: ClassVar[bool] = False
-    """Whether `counted` is not simply the trained mean."""
+    """Whether `counted` differs from the trained mean."""
 
     def __post_init__(self) -> None:
         if not self.initial_std > 0:
             raise ValueError(f"initial_std is a standard deviation and must be positive. Got {self.initial_std}.")
 
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Give every parameter its log σ."""
+        """Add log σ to every parameter's module."""
         for name in names:
             mean = model.get_parameter(name)
             start = torch.full_like(mean, math.log(self.initial_std), dtype=precise_dtype(mean))
             add_parameter(model, name + self.suffix, start)
 
     def log_std_of(self, module: nn.Module, leaf: str) -> Tensor | None:
-        """The log σ of a module's own parameter, differentiable; None if that is not random."""
+        """Return the log σ of a module's parameter; None if that is not random."""
         log_std: Tensor | None = getattr(module, leaf + self.suffix, None)
         return log_std
 
     def counted(self, mean: Tensor, log_std: Tensor) -> Tensor:
-        """The mean as it counts, in training and in the posterior: all of it."""
+        """Return the mean that training and the posterior use: here μ itself."""
         return mean
 
     def log_std(self, model: nn.Module, name: str) -> Tensor:
-        """The log σ of a random parameter."""
+        """Return the log σ of a random parameter."""
         log_std = self.log_std_of(*owner(model, name))
         assert log_std is not None, name
         return log_std
 
     def mean(self, model: nn.Module, name: str) -> Tensor:
-        """The μ that counts."""
+        """Return the mean that training and the posterior use."""
         return self.counted(model.get_parameter(name), self.log_std(model, name))
 
     def std(self, model: nn.Module, name: str) -> Tensor:
-        """σ of a parameter, differentiable."""
+        """Compute σ of a parameter, differentiable."""
         return self.log_std(model, name).exp()
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> IndependentWeights:
-        """Q as it is now, differentiable."""
+        """Build q at the present parameters, differentiable."""
         log_stds = {name: self.log_std(model, name) for name in names}
         means = {name: self.mean(model, name).to(log_stds[name].dtype) for name in names}
         return IndependentWeights(means, log_stds, masks)
 
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Diagonal:
-        """Q as it is now, as data."""
+        """Build the posterior at the present parameters, as data."""
         with torch.no_grad():
             return Diagonal(
                 {name: self.mean(model, name).detach().clone() for name in names},
@@ -83,7 +83,7 @@ class DiagonalGaussian(Family):
             )
 
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Zero means and zero spreads where a mask is False; independent survivors stay where they are."""
+        """Set μ and σ to zero where a mask is False; independent survivors do not move."""
         with torch.no_grad():
             for name, value in posterior.mean.items():
                 model.get_parameter(name).copy_(value)
@@ -92,7 +92,7 @@ class DiagonalGaussian(Family):
 
 
 class IndependentWeights(Density):
-    """Σ log N(wᵢ | μᵢ, σᵢ²), by the noise of the draw: −½ ε² − log σ − ½ log 2π."""
+    """Independent weights; log q(w) = Σ −½ ε² − log σ − ½ log 2π of the draw's noise."""
 
     def __init__(self, means: Params, log_stds: Params, masks: Mapping[str, Tensor]):
         self.means, self.log_stds, self.masks = means, log_stds, masks
@@ -100,16 +100,16 @@ class IndependentWeights(Density):
         self.log_weights = next(iter(log_stds.values())).new_zeros(1)
 
     def noise(self) -> Params:
-        """ε for every weight."""
+        """Draw ε for every weight."""
         return standard_normals_like(self.stds, self.stds)
 
     def draw(self, noise: Params, component: int | Tensor = 0) -> Draw:
-        """W = μ + σ ε."""
+        """Compute w = μ + σ ε."""
         weights = {name: torch.addcmul(mean, self.stds[name], noise[name]) for name, mean in self.means.items()}
         return Draw(weights, noise)
 
     def log_prob(self, draw: Draw) -> Tensor:
-        """Log q(w)."""
+        """Compute log q(w)."""
         values = []
         for name, log_std in self.log_stds.items():
             each = -0.5 * draw.noise[name].square() - log_std - 0.5 * math.log(2 * math.pi)

@@ -7,8 +7,7 @@ Gaussian dropout; with α learned under `priors.LogUniform`, whose KL depends on
 every weight, output unit or layer, and in its first form none above 1, where the noise is as large as the signal.
 `SparseGaussian`, which trains σ itself, has gradients of less variance at large α.
 
-At an upper limit the gradient of log α is that of the best feasible step: it passes if it leads back, and is zero if it
-leads on.
+At an upper limit the gradient of log α is that of the best feasible step: zero if it points beyond the limit.
 
 Srivastava et al. 2014, "Dropout" · Kingma, Salimans & Welling 2015, arXiv:1506.02557
 """
@@ -41,10 +40,10 @@ class DropoutGaussian(DiagonalGaussian):
     have the same signal-to-noise ratio: prune those by criterion="magnitude".
 
     Attributes:
-        rate: p, the probability of a *drop*, to start from or to stay at; 0.5 unless `alpha` is given.
+        rate: p, the initial or fixed probability of a *drop*; 0.5 unless `alpha` is given.
         alpha: instead, α = p/(1 − p), the variance of the noise on a weight of size 1.
-        per: what has an α of its own: every "weight"; every "unit", which are the outputs of a layer, in general the
-            rows of a parameter; or every "layer", that is, parameter.
+        per: the group that shares an α: a "weight" alone; a "unit", an output of a layer (in general a row of a
+            parameter); or a "layer", a whole parameter.
         learn: whether α is trained.
         largest: the largest α, such as 1.0 for the original variational dropout.
     """
@@ -78,14 +77,14 @@ class DropoutGaussian(DiagonalGaussian):
 
     @property
     def initial_log_alpha(self) -> float:
-        """Log α at the start, everywhere."""
+        """The initial log α."""
         if self.alpha is not None:
             return math.log(self.alpha)
         rate = 0.5 if self.rate is None else self.rate
         return math.log(rate) - math.log1p(-rate)
 
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Give every parameter its log α; one that is fixed is a buffer."""
+        """Add log α to every parameter's module; a fixed one is a buffer."""
         for name in names:
             module, leaf = owner(model, name)
             mean = model.get_parameter(name)
@@ -105,7 +104,10 @@ class DropoutGaussian(DiagonalGaussian):
         return shape
 
     def log_alpha_of(self, module: nn.Module, leaf: str) -> Tensor | None:
-        """The log α of a module's own parameter, differentiable, to be broadcast to it; None if that is not random."""
+        """Return the log α of a module's parameter; None if it is not random.
+
+        It is differentiable, and broadcasts to the parameter.
+        """
         log_alpha: Tensor | None = getattr(module, leaf + self.suffix, None)
         if log_alpha is None or self.largest is None:
             return log_alpha
@@ -113,36 +115,36 @@ class DropoutGaussian(DiagonalGaussian):
         return limited
 
     def log_std_of(self, module: nn.Module, leaf: str) -> Tensor | None:
-        """Log σ = ½ log α + log |μ|."""
+        """Compute log σ = ½ log α + log |μ|."""
         log_alpha = self.log_alpha_of(module, leaf)
         if log_alpha is None:
             return None
         size: Tensor = getattr(module, leaf).to(log_alpha.dtype).abs()
-        # The square of a smaller one is zero; what is exactly zero has a gradient of zero.
+        # The square of a smaller number underflows to zero; a weight that is exactly zero has a gradient of zero.
         smallest = math.sqrt(torch.finfo(size.dtype).tiny)
         return 0.5 * log_alpha + size.clamp(min=smallest).log()
 
     def std(self, model: nn.Module, name: str) -> Tensor:
-        """σ of a parameter, differentiable; exactly zero where μ is."""
+        """Compute σ of a parameter, differentiable; exactly zero where μ is."""
         log_alpha = self.log_alpha_of(*owner(model, name))
         assert log_alpha is not None, name
         return (0.5 * log_alpha).exp() * model.get_parameter(name).to(log_alpha.dtype).abs()
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> IndependentWeights:
-        """Q as it is now, differentiable."""
+        """Build q at the present parameters, differentiable."""
         q = super().density(model, names, masks)
         cut = {n: q.log_stds[n].masked_fill(~mask, -math.inf) for n, mask in masks.items() if n in q.log_stds}
         return IndependentWeights(q.means, q.log_stds | cut, masks) if cut else q
 
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Zero means where a mask is False, which have no spread either; independent survivors stay where they are."""
+        """Set μ, and so σ, to zero where a mask is False; survivors do not move."""
         with torch.no_grad():
             for name, value in posterior.mean.items():
                 model.get_parameter(name).copy_(value)
 
 
 class _Limited(torch.autograd.Function):
-    """min(x, limit), with the gradient of a projected step: at the limit, none that would lead beyond it."""
+    """min(x, limit), with the gradient of a projected step."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:

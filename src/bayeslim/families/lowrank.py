@@ -1,4 +1,4 @@
-"""Correlated weights: a Gaussian whose covariance is a diagonal and a few directions, over all parameters together.
+"""Correlated weights: a Gaussian with a diagonal plus low-rank covariance.
 
     w = μ + σ ε + U z,      ε ~ N(0, I_D),  z ~ N(0, I_r),      q(w) = N(μ, diag(σ²) + U Uᵀ)
 
@@ -6,9 +6,9 @@ With B = diag(σ)⁻¹ U (D × r) and M = I + BᵀB (r × r), the determinant le
 
     log|Σ| = Σ 2 log σ + log|M|        (w − μ)ᵀ Σ⁻¹ (w − μ) = ‖ε − B d‖² + ‖z + d‖²,     d = M⁻¹(Bᵀε − z),
 
-in O(D r²), and in terms of the noise, so that nothing cancels where U is far larger than σ. The KL to a prior of
-independent weights is that of the marginals N(μᵢ, τᵢ²), τ² = σ² + Σⱼ U²ᵢⱼ, and what the marginals do not say, the total
-correlation, here in closed form:
+in O(D r²), and in terms of the noise, so that nothing cancels where U is far larger than σ. The covariance is over all
+parameters together. The KL to a prior of independent weights is that of the marginals N(μᵢ, τᵢ²), τ² = σ² + Σⱼ U²ᵢⱼ,
+plus the total correlation, here in closed form:
 
     KL(q ‖ p) = Σ KL(qᵢ ‖ pᵢ) + Σ log τᵢ − ½ log|Σ|.
 
@@ -34,7 +34,7 @@ from bayeslim.priors import Prior
 from bayeslim.types import Params
 
 LATENT = ""
-"""Where z stands among the noise; no parameter has an empty name."""
+"""The key of z among the noise; no parameter has an empty name."""
 
 
 @register("family")
@@ -44,7 +44,7 @@ class LowRankGaussian(Family):
 
     Attributes:
         rank: the number of directions, r.
-        initial_std: σ at the start, for every weight; U starts at random with as much variance altogether.
+        initial_std: the initial σ of every weight; the initial U is random, with the same total variance.
     """
 
     rank: int = 4
@@ -58,8 +58,13 @@ class LowRankGaussian(Family):
         if not self.initial_std > 0:
             raise ValueError(f"initial_std is a standard deviation and must be positive. Got {self.initial_std}.")
 
+    @property
+    def numbers_per_weight(self) -> int:
+        """The log σ, and a row of U."""
+        return self.rank + 1
+
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Give every parameter its log σ and its rows of U, (r, *shape)."""
+        """Add log σ and the rows of U, (r, *shape), to every parameter's module."""
         for name in names:
             mean = model.get_parameter(name)
             dtype = precise_dtype(mean)
@@ -69,14 +74,14 @@ class LowRankGaussian(Family):
             add_parameter(model, f"{name}_factor", directions * (self.initial_std / math.sqrt(self.rank)))
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> CorrelatedWeights:
-        """Q as it is now, differentiable."""
+        """Build q at the present parameters, differentiable."""
         log_stds: Params = {name: model.get_parameter(f"{name}_log_std") for name in names}
         factors: Params = {name: model.get_parameter(f"{name}_factor") for name in names}
         means = {name: model.get_parameter(name).to(log_stds[name].dtype) for name in names}
         return CorrelatedWeights(means, log_stds, factors, masks)
 
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> LowRankCovariance:
-        """Q as it is now, as data."""
+        """Build the posterior at the present parameters, as data."""
         with torch.no_grad():
             return LowRankCovariance(
                 {name: model.get_parameter(name).detach().clone() for name in names},
@@ -85,7 +90,7 @@ class LowRankGaussian(Family):
             )
 
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Survivors move, and keep their own σ; the conditional's directions replace U."""
+        """Move the survivors, which keep their σ, and set U to the conditional's."""
         assert isinstance(posterior, LowRankCovariance)
         with torch.no_grad():
             for name, value in posterior.mean.items():
@@ -100,7 +105,7 @@ class CorrelatedWeights(Density):
 
     def __init__(self, means: Params, log_stds: Params, factors: Params, masks: Mapping[str, Tensor]):
         self.means, self.masks = means, masks
-        # A weight that was cut is log σ = 0 in the algebra, where it meets only zeros, and σ = 0 in a draw.
+        # A cut weight has log σ = 0 in the algebra, where it multiplies only zeros, and σ = 0 in a draw.
         self.log_stds = {n: t.masked_fill(~masks[n], 0.0) if n in masks else t for n, t in log_stds.items()}
         self.factors = {n: t * masks[n] if n in masks else t for n, t in factors.items()}
         self.stds = {n: t.exp() * masks[n] if n in masks else t.exp() for n, t in self.log_stds.items()}
@@ -112,13 +117,13 @@ class CorrelatedWeights(Density):
             self.root = torch.linalg.cholesky(inner + torch.eye(len(first), dtype=first.dtype, device=first.device))
 
     def noise(self) -> Params:
-        """ε for every weight, and z."""
+        """Draw ε for every weight, and z."""
         first = self.log_weights
         latent = standard_normal((len(self.root),), dtype=first.dtype, device=first.device)
         return standard_normals_like(self.stds, self.stds) | {LATENT: latent}
 
     def draw(self, noise: Params, component: int | Tensor = 0) -> Draw:
-        """W = μ + σ ε + U z."""
+        """Compute w = μ + σ ε + U z."""
         weights = {}
         with _full_precision(self.root):
             for name, mean in self.means.items():
@@ -127,7 +132,7 @@ class CorrelatedWeights(Density):
         return Draw(weights, noise)
 
     def log_prob(self, draw: Draw) -> Tensor:
-        """−½ log|Σ| − ½ (w − μ)ᵀ Σ⁻¹ (w − μ) − n/2 log 2π."""
+        """Compute −½ log|Σ| − ½ (w − μ)ᵀ Σ⁻¹ (w − μ) − n/2 log 2π."""
         noise = {n: draw.noise[n] * self.masks[n] if n in self.masks else draw.noise[n] for n in self.means}
         latent = draw.noise[LATENT]
         with _full_precision(self.root):
@@ -139,13 +144,13 @@ class CorrelatedWeights(Density):
         return log_prob
 
     def log_det(self) -> Tensor:
-        """log|Σ| over the weights that are left."""
+        """Compute log|Σ| over the kept weights."""
         diagonal = torch.stack([t.sum() for t in self.log_stds.values()]).sum()
         log_det: Tensor = 2 * (diagonal + self.root.diagonal().log().sum())
         return log_det
 
     def kl(self, priors: Mapping[str, Prior]) -> Tensor:
-        """The KLs of the marginals, and the total correlation."""
+        """Add the KLs of the marginals and the total correlation."""
         total = -0.5 * self.log_det()
         for name, prior in priors.items():
             mean = self.means[name]
@@ -164,5 +169,5 @@ class CorrelatedWeights(Density):
 
 
 def _full_precision(like: Tensor) -> torch.autocast:
-    """Products of the family's own algebra, whatever autocast says of the network's."""
+    """Switch autocast off: the family's own algebra needs full precision."""
     return torch.autocast(like.device.type, enabled=False)

@@ -3,7 +3,7 @@
     q(w) = Σ_c π_c Π_i N(wᵢ | μ_ci, σ_ci²)
 
 One component is drawn for the whole network, not one for every weight. A step draws from every component and weighs
-what it finds by π, L = Σ_c π_c E_c[log p(D, w) − log q(w)], so that gradients reach π directly; log q is the mixture's
+the results by π, L = Σ_c π_c E_c[log p(D, w) − log q(w)], so that gradients reach π directly; log q is the mixture's
 density at the draw, and there is no closed form of the KL.
 
 The user's own tensor is the mean of the mixture: with offsets o trained beside it, μ_c = m + o_c − Σ_j π_j o_j.
@@ -47,10 +47,10 @@ class MixtureOfGaussians(Family):
     best component with `predict(how="map")`.
 
     Attributes:
-        components: how many Gaussians, C. A step costs C times as much.
-        initial_std: σ at the start, for every weight.
-        spread: how far apart the components start: their means are drawn around the network's weights with this many
-            times the root mean square of each parameter.
+        components: the number of Gaussians, C. A step costs C times as much.
+        initial_std: the initial σ of every weight.
+        spread: the initial distance of the components: their means are drawn around the network's weights with this
+            many times the root mean square of each parameter.
     """
 
     components: int = 4
@@ -67,8 +67,13 @@ class MixtureOfGaussians(Family):
             if not getattr(self, setting) > 0:
                 raise ValueError(f"{setting} is a standard deviation and must be positive. Got {self}.")
 
+    @property
+    def numbers_per_weight(self) -> int:
+        """The offset and the log σ of every component."""
+        return 2 * self.components
+
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Give every parameter its components' offsets and log σ, (C, *shape), and the model the logarithms of π."""
+        """Add offsets and log σ, (C, *shape), for every parameter, and log π to the model."""
         for name in names:
             mean = model.get_parameter(name)
             shape, dtype = (self.components, *mean.shape), precise_dtype(mean)
@@ -81,20 +86,20 @@ class MixtureOfGaussians(Family):
         add_parameter(model, LOGITS, like.new_zeros(self.components))
 
     def _means(self, model: nn.Module, name: str, weights: Tensor) -> Tensor:
-        """μ of every component, (C, *shape)."""
+        """Compute μ of every component, (C, *shape)."""
         offset = model.get_parameter(f"{name}_offset")
         centre = (weights.view(-1, *[1] * (offset.ndim - 1)) * offset).sum(0)
         return model.get_parameter(name).to(offset.dtype) - centre + offset
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> MixedWeights:
-        """Q as it is now, differentiable."""
+        """Build q at the present parameters, differentiable."""
         log_weights = model.get_parameter(LOGITS).log_softmax(0)
         means = {name: self._means(model, name, log_weights.exp()) for name in names}
         log_stds: Params = {name: model.get_parameter(f"{name}_log_std") for name in names}
         return MixedWeights(log_weights, means, log_stds, masks)
 
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Mixture:
-        """Q as it is now, as data."""
+        """Build the posterior at the present parameters, as data."""
         with torch.no_grad():
             log_weights = model.get_parameter(LOGITS).log_softmax(0)
             return Mixture(
@@ -104,7 +109,7 @@ class MixtureOfGaussians(Family):
             )
 
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Every component loses the cut weights; π is that of the conditional."""
+        """Cut the weights from every component, and set π to that of the conditional."""
         assert isinstance(posterior, Mixture)
         with torch.no_grad():
             model.get_parameter(LOGITS).copy_(posterior.log_weights)
@@ -116,23 +121,23 @@ class MixtureOfGaussians(Family):
 
 
 class MixedWeights(Density):
-    """Log Σ_c π_c Π N(wᵢ | μ_ci, σ_ci²)."""
+    """A mixture of independent weights, log q(w) = log Σ_c π_c Π N(wᵢ | μ_ci, σ_ci²)."""
 
     def __init__(self, log_weights: Tensor, means: Params, log_stds: Params, masks: Mapping[str, Tensor]):
         self.log_weights = log_weights
-        # A weight that was cut is log σ = 0 in the algebra, where it meets only zeros, and σ = 0 in a draw.
+        # A cut weight has log σ = 0 in the algebra, where it multiplies only zeros, and σ = 0 in a draw.
         self.means = {n: t * masks[n] if n in masks else t for n, t in means.items()}
         self.log_stds = {n: t.masked_fill(~masks[n], 0.0) if n in masks else t for n, t in log_stds.items()}
         self.stds = {n: t.exp() * masks[n] if n in masks else t.exp() for n, t in self.log_stds.items()}
         self.masks = masks
 
     def noise(self) -> Params:
-        """ε for every weight."""
+        """Draw ε for every weight."""
         one = {name: std[0] for name, std in self.stds.items()}
         return standard_normals_like(one, one)
 
     def draw(self, noise: Params, component: int | Tensor = 0) -> Draw:
-        """W = μ_c + σ_c ε."""
+        """Compute w = μ_c + σ_c ε."""
         weights = {
             name: torch.addcmul(mean[component], self.stds[name][component], noise[name])
             for name, mean in self.means.items()
@@ -140,7 +145,7 @@ class MixedWeights(Density):
         return Draw(weights, noise, component)
 
     def log_prob(self, draw: Draw) -> Tensor:
-        """The logarithm of the mixture's density."""
+        """Compute the log-density of the mixture."""
         components = self.log_weights
         for name, mean in self.means.items():
             own = self.stds[name][draw.component] * draw.noise[name]

@@ -1,6 +1,6 @@
 """Weights as points: q(w) = δ(w − μ), the most probable weights.
 
-A point has no KL to a density; what stands for it is −log p(μ), so that the loss is that of maximum a posteriori (with
+A point has no KL to a density; −log p(μ) takes its place, so that the loss is that of maximum a posteriori (with
 `priors.Normal`, weight decay). It is for networks whose randomness is in their gates: structured Bayesian pruning, L0,
 the information bottleneck and dropout all scale plain weights.
 """
@@ -23,25 +23,28 @@ from bayeslim.posteriors import Diagonal, Posterior
 @register("family")
 @dataclass(frozen=True)
 class Point(Family):
-    """Weights without noise, to be scaled by gates: `bl.Variational(families.Point(), gates=gates.HardConcrete())`."""
+    """Weights without noise, to be scaled by gates.
+
+    An example is `bl.Variational(families.Point(), gates=gates.HardConcrete())`.
+    """
 
     name: ClassVar[str] = "point"
     suffixes: ClassVar[tuple[str, ...]] = ()
 
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        """Nothing stands beside a point."""
+        """Add nothing: a point has no parameters beside its mean."""
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> Density:
-        """There is none."""
+        """Raise a `BayeslimError`: points have no density."""
         raise BayeslimError("Weights that are points have no density. Use families.DiagonalGaussian().")
 
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Diagonal:
-        """Point masses at the weights as they are now."""
+        """Build point masses at the present weights."""
         mean = {name: model.get_parameter(name).detach().clone() for name in names}
         return Diagonal(mean, {name: torch.zeros_like(value) for name, value in mean.items()})
 
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Zeros where a mask is False."""
+        """Set weights to zero where a mask is False."""
         with torch.no_grad():
             for name, value in posterior.mean.items():
                 model.get_parameter(name).copy_(value)

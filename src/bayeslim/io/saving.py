@@ -13,6 +13,7 @@ from torch import nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, CorruptFile, NotRegistered
 from bayeslim.export.stored import architecture_of, read_program, resize_, unpacked, write_plain
+from bayeslim.families import Family
 from bayeslim.io.networks import create
 from bayeslim.io.registry import entry_of, registered
 from bayeslim.io.storage import check_fits, decode, encode, read_folder, write_folder
@@ -68,6 +69,11 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
     """
     if isinstance(model, Bayesian) or not isinstance(model, nn.Module | None):
         raise TypeError(f"model must be a plain torch.nn.Module, such as was made Bayesian. Got {model!r}.")
+    with torch.inference_mode(False):  # tensors made under inference mode could not be used outside of it
+        return _load(path, model)
+
+
+def _load(path: str | os.PathLike[str], model: nn.Module | None) -> Any:
     kind, config, tensors = read_folder(path, ("bayesian", "network"))
     tensors = unpacked(config, tensors) if kind == "network" else tensors
     state = {n.removeprefix("network:"): t for n, t in tensors.items() if n.startswith("network:")}
@@ -96,6 +102,7 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
     # One object for all parameters that share a prior: what is learned of it is learned as one.
     priors = {name: prior for prior, group in decode(config["priors"], tensors) for name in group}
     method, likelihood = decode(config["method"], tensors), decode(config["likelihood"], tensors)
+    _check_family(method, network, names, state)
     # A name is itself here, not the regular expression that it also is.
     exact = {re.compile(re.escape(name)): priors[name] for name in names}
     bnn = Bayesian(network, method, likelihood, exact, list(exact), config["num_data"])
@@ -110,12 +117,35 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
             raise CorruptFile(f'The file holds a mask of "{name}" that does not fit {what}.')
     bnn.step, bnn.steps_per_epoch = _count(config["step"]), _count(config["steps_per_epoch"] or 0) or None
     found = {key: _restore(key, entry, tensors) for key, entry in dict(config["posteriors"]).items()}
+    if "posterior" in found:
+        _check_posterior(found["posterior"], bnn)
     bnn.state.update({key: posterior.to(device) for key, posterior in found.items()})
     bnn.masks = {name: mask.to(device) for name, mask in masks.items()}
-    bnn.plan_ = None if config["plan"] is None else Plan.from_json(config["plan"])
+    bnn.plan_ = None if config["plan"] is None else Plan.from_json(config["plan"], bnn.model)
     bnn.num_data_given = config.get("num_data_given") is True
     bnn.load_state_dict(state)
     return bnn.eval()
+
+
+def _check_posterior(posterior: Posterior, bnn: Bayesian) -> None:
+    """Refuse a posterior over other parameters than the network's."""
+    parameters = dict(bnn.model.named_parameters())
+    for name, mean in posterior.mean.items():
+        if name not in parameters or parameters[name].shape != mean.shape:
+            raise CorruptFile(
+                f'The file holds a posterior of "{name}" with shape {tuple(mean.shape)}, which is no parameter of '
+                f"{bnn.sites.model}."
+            )
+
+
+def _check_family(method: Any, network: nn.Module, names: list[str], state: Params) -> None:
+    """Refuse a family that would add far more parameters to the network than the file holds."""
+    family = getattr(method, "family", None)
+    if not isinstance(family, Family):
+        return
+    random = sum(network.get_parameter(name).numel() for name in names)
+    if family.numbers_per_weight * random > sum(tensor.numel() for tensor in state.values()):
+        raise CorruptFile(f"The file names a family with far more parameters than it holds: {family!r}.")
 
 
 def _count(value: Any) -> int:

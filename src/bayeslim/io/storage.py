@@ -1,9 +1,10 @@
-"""Files: safetensors for numbers, a versioned JSON for everything else, and no pickle anywhere.
+"""Folders on disk: safetensors for numbers, a versioned JSON for all else, and no pickle anywhere.
 
-A folder holds `bayeslim.json` and the tensor file it names. The tensor file's name carries a hash of its content and is
-written first; then the JSON replaces its predecessor in one rename. Whatever moment a process is killed at, the folder
-is either as it was or complete. Reading checks the hash, the version and every shape before anything is changed, and
-builds registered classes only.
+A folder holds `bayeslim.json`, the index, and the tensor file that it names. The name of the tensor file carries a hash
+of its content, and the file is written first; then the index replaces its predecessor in one rename. At every moment,
+also when a process is killed or the power fails, the folder is as it was or complete. One process writes at a time,
+under a lock; readers need none. Reading checks the version, the checksums of both files and every shape before anything
+is changed, and builds registered classes only.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bayeslim.errors import BayeslimError, CorruptFile, NotRegistered
+from bayeslim.io.lock import locked
 from bayeslim.io.registry import all_registered, entry_of, registered
 from bayeslim.priors.torch_distributions import parameters_of
 from bayeslim.types import Params
 
-VERSION = 1
+VERSION = 2
 INDEX = "bayeslim.json"
 _TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _TEMPORARY_FILE = re.compile(rf"({_TENSOR_FILE.pattern}|{re.escape(INDEX)})\.[0-9a-f]{{8}}\.tmp")
-_LARGEST_INDEX = 64 << 20
+_MAX_INDEX_BYTES = 64 << 20
+_MAX_READS = 100
+"""How often a reader starts again because a writer has replaced the index meanwhile."""
 
 SETTINGS = ("method", "family", "gate", "schedule", "prior", "distribution", "likelihood")
 """The kinds of registered classes that settings are made of."""
@@ -53,45 +57,90 @@ def write_folder(
         raise BayeslimError(f"These tensors cannot be written as safetensors: {error}.") from error
     digest = hashlib.sha256(data).hexdigest()
     name = f"tensors-{digest[:16]}.safetensors"
-    index = {
-        "format": "bayeslim",
-        "version": VERSION,
-        "kind": kind,
-        "tensors": name,
-        "sha256": digest,
-        "aliases": aliases,
-        "config": config,
-    }
+    index = sealed(
+        {
+            "format": "bayeslim",
+            "version": VERSION,
+            "kind": kind,
+            "tensors": name,
+            "sha256": digest,
+            "aliases": aliases,
+            "config": config,
+        }
+    )
+    text = json.dumps(index, indent=1, allow_nan=True)
     try:
-        text = json.dumps(index, indent=1, allow_nan=True)
-    except (TypeError, ValueError) as error:
-        raise BayeslimError(f"These settings cannot be written as JSON: {error}.") from error
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / name, data)
-        replace_file(folder / INDEX, text.encode())
+        with locked(folder) as is_locked:
+            replaced = _named_in(folder / INDEX)
+            replace_file(folder / name, data)
+            replace_file(folder / INDEX, text.encode())
+            _remove_leftovers(folder, name, replaced, is_locked)
     except OSError as error:
         raise BayeslimError(
             f"Could not write to {folder}: {error.strerror or error}. What was there before is untouched. "
             "Choose a folder you may write to, with space left."
         ) from error
+
+
+def sealed(index: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the checksum of everything else in an index."""
+    content = {key: value for key, value in index.items() if key != "checksum"}
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BayeslimError(f"These settings cannot be written as JSON: {error}.") from error
+    return content | {"checksum": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _named_in(file: Path) -> str | None:
+    """Read the name of the tensor file in an index; None without a readable index."""
+    try:
+        name = json.loads(file.read_bytes())["tensors"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return name if isinstance(name, str) and _TENSOR_FILE.fullmatch(name) else None
+
+
+def _remove_leftovers(folder: Path, name: str, replaced: str | None, is_locked: bool) -> None:
+    """Remove the replaced tensor file and, under a lock, the files of killed processes.
+
+    Without a lock, which some file systems do not have, other files may be another process's.
+    """
     for old in folder.iterdir():
-        if old.name != name and (_TENSOR_FILE.fullmatch(old.name) or _TEMPORARY_FILE.fullmatch(old.name)):
+        ours = _TENSOR_FILE.fullmatch(old.name) or _TEMPORARY_FILE.fullmatch(old.name)
+        if ours and old.name != name and (is_locked or old.name == replaced):
             old.unlink(missing_ok=True)
 
 
 def read_folder(path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], Params]:
-    """Read and check a folder; returns its kind, config and tensors."""
+    """Read and check a folder; return its kind, config and tensors."""
     folder = Path(path)
+    for _ in range(_MAX_READS):
+        text = _read_index(folder)
+        found = _read_once(folder, text, kinds)
+        if found is not None:
+            return found
+        if _read_index(folder) == text:
+            break
+    raise CorruptFile(f"{folder} is incomplete: its tensor file is missing. Copy it again.")
+
+
+def _read_index(folder: Path) -> bytes:
     file = folder / INDEX
     if not folder.exists():
         raise FileNotFoundError(f"{folder} does not exist.")
     if not file.is_file():
         raise CorruptFile(f"{folder} holds no {INDEX}: it was not written by bayeslim, or not completely.")
-    if file.stat().st_size > _LARGEST_INDEX:
+    if file.stat().st_size > _MAX_INDEX_BYTES:
         raise CorruptFile(f"{file} is larger than any that bayeslim writes.")
+    return file.read_bytes()
+
+
+def _read_once(folder: Path, text: bytes, kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], Params] | None:
+    """Read what an index describes; None if its tensor file is gone, as it is once a writer has replaced it."""
+    file = folder / INDEX
     try:
-        index = json.loads(file.read_bytes())
+        index = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{file} is not valid JSON ({type(error).__name__}): it was truncated or edited.") from error
     if not isinstance(index, dict) or index.get("format") != "bayeslim":
@@ -104,15 +153,18 @@ def read_folder(path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[s
     kind = index.get("kind")
     if kind not in kinds:
         raise CorruptFile(f"{folder} holds a {kind!r}; needed {' or '.join(kinds)}.")
+    if index != sealed(index):
+        raise CorruptFile(f"{file} does not match its checksum: it was damaged or edited. Copy it again.")
     name, aliases, config = index.get("tensors"), index.get("aliases"), index.get("config")
     if not isinstance(name, str) or not _TENSOR_FILE.fullmatch(name):
         raise CorruptFile(f"{file} names a tensor file that bayeslim would not write: {name!r}.")
     if not isinstance(aliases, dict) or not isinstance(config, dict):
         raise CorruptFile(f"{file} lacks its config or aliases: it was edited.")
     tensor_file = folder / name
-    if not tensor_file.is_file():
-        raise CorruptFile(f"{tensor_file} is missing: the folder is incomplete. Copy it again.")
-    data = tensor_file.read_bytes()
+    try:
+        data = tensor_file.read_bytes()
+    except FileNotFoundError:
+        return None
     if hashlib.sha256(data).hexdigest() != index.get("sha256"):
         raise CorruptFile(f"{tensor_file} does not match its checksum: it was truncated or changed. Copy it again.")
     try:
@@ -127,7 +179,10 @@ def read_folder(path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[s
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file under another name, then rename it: it is as it was or complete, whenever a process is killed."""
+    """Write a file under another name, then rename it.
+
+    It is as it was or complete at every moment, also after a power failure: file and folder are flushed to the disk.
+    """
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -135,8 +190,20 @@ def replace_file(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Write a folder's entries to the disk, where the system can open folders; a rename is durable only then."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, str]]:

@@ -1,23 +1,24 @@
-"""What a method is: a frozen dataclass that turns a model and data into a posterior.
+"""The base of methods. A method is a frozen dataclass that turns a model and data into a posterior.
 
 Its hooks, in the order of their life; all have defaults but `posterior`:
 
     convert      prepare the model (already a copy, or the user's own for `bayesianize_`)
-    strip        take out of a copy of the model what `convert` put in
+    strip        undo `convert` on a copy of the model
     loss         the terms of the training loss of one batch
     default_lr   the learning rate where none is given
     optimizer    the optimizer to train with
     observe      called after every optimizer step
-    fit          train, or compute what there is to compute
+    fit          train, or compute the posterior of a trained network
     posterior    the posterior, as data
     one_network  the weights that stand for it as one network
-    mean_params  what of the mean network is not as the model's own parameters are
+    mean_params  the parameters of the mean network that differ from the model's own
     draw         one random network's outputs on inputs, for `bnn(x)` in training mode
-    condition    make the posterior the one given zeros (on a copy, for pruning)
-    predictive   predictions, when the method knows better than the posterior's type
-    evidence     the evidence, likewise
+    condition    condition the posterior on zeros (on a copy, for pruning)
+    predictive   predictions, where the method knows better than the posterior's type
+    improper     the priors that rule an evidence out
+    evidence     the evidence, where the method knows better than the posterior's type
 
-A method holds settings only. What changes lives in the model's parameters or in `bnn.state`.
+A method holds settings only. State that changes lives in the model's parameters or in `bnn.state`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 
 from bayeslim.posteriors import Posterior
 from bayeslim.results import Evidence, Fit, Prediction
+from bayeslim.train.fit import fit
 from bayeslim.types import Batch, Batches, Inputs, Params, call, fitting, split_batch
 
 if TYPE_CHECKING:
@@ -76,11 +78,11 @@ class Terms:
         return self.nll if callable(self._kl) else self.loss
 
     def less(self, log_density: Tensor) -> Terms:
-        """The same with a log-density more in the KL."""
+        """Subtract a log-density from the KL."""
         return Terms(self.nll, self.kl - log_density, self.kl_weight, self.num_data)
 
     def detached(self) -> Terms:
-        """The same without gradients."""
+        """Detach every term."""
         kl = self._kl if callable(self._kl) else self._kl.detach()
         return Terms(self.nll.detach(), kl, self.kl_weight, self.num_data)
 
@@ -105,6 +107,10 @@ class Method:
         """
         return ()
 
+    def prior_factors(self, bnn: Bayesian) -> Mapping[str, float]:
+        """Name the priors whose standard deviations the fitted posterior multiplies, with the factors."""
+        return {}
+
     def convert(self, bnn: Bayesian) -> None:
         """Prepare the model."""
 
@@ -112,13 +118,13 @@ class Method:
         """Nothing was put in, so there is nothing to take out."""
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """The negative log posterior: mean NLL − log p(w) / num_data, the MAP loss."""
+        """Compute the negative log posterior: mean NLL − log p(w) / num_data, the MAP loss."""
         inputs, targets = split_batch(batch)
         nll = bnn.likelihood.mean_nll(call(bnn.model, inputs), targets)
         return Terms(nll, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """The learning rate of `fit` and `bnn.optimizer` where none is given: a usual one of the optimizer, Adam's."""
+        """Return the learning rate of `fit` and `bnn.optimizer` where none is given: the usual one of Adam."""
         return 1e-3
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
@@ -133,16 +139,14 @@ class Method:
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
         """Minimise the loss by gradient descent."""
-        from bayeslim.train.fit import fit
-
         return fit(bnn, loader, **options)
 
     def posterior(self, bnn: Bayesian) -> Posterior:
-        """The posterior, as data."""
+        """Return the posterior, as data."""
         raise NotImplementedError
 
     def one_network(self, bnn: Bayesian) -> Params:
-        """What stands for the posterior as one network, by name: its mean. What is not named stays the model's own."""
+        """Return the weights that stand for the posterior as one network, by name: its mean."""
         return bnn.posterior_.mean
 
     def mean_params(self, bnn: Bayesian) -> Params:
@@ -150,7 +154,7 @@ class Method:
         return {}
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The outputs of one network drawn from the posterior."""
+        """Call one network drawn from the posterior."""
         return call(bnn.model, inputs, fitting(bnn.model, bnn.posterior_.sample()))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
@@ -164,11 +168,15 @@ class Method:
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """A prediction for all inputs, which come in parts, or None to leave it to the posterior's type."""
+        """Predict all inputs, which come in chunks, or return None to leave it to the posterior's type."""
         return None
 
+    def improper(self, bnn: Bayesian) -> list[str]:
+        """Name the priors that do not integrate to one; with any, there is no evidence."""
+        return sorted({type(prior).__name__ for prior in bnn.priors.values() if not prior.is_proper})
+
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence | None:
-        """An evidence, or None to leave it to the posterior's type."""
+        """Estimate the evidence, or return None to leave it to the posterior's type."""
         return None
 
 

@@ -1,9 +1,9 @@
 """Deep ensembles: the same network, trained several times from random starts.
 
-    p(y|x, D) ≈ (1/M) Σ_m p(y|x, w_m)        w_m = argmax log p(D|w) + log p(w),  found from a start of its own
+    p(y|x, D) ≈ (1/M) Σ_m p(y|x, w_m)        w_m = argmax log p(D|w) + log p(w),  each found from its own random start
 
-Every member also sees the data in an order of its own. Adversarial training (`bayeslim.methods.adversarial`) smooths
-the prediction around the data.
+Every member also sees the data in its own order. Adversarial training (`shared/adversarial.py`) smooths the prediction
+around the data.
 
 Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474
 """
@@ -15,11 +15,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
@@ -28,35 +29,38 @@ from bayeslim.methods.shared.adversarial import adversarial_loss
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
+from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import fit
+from bayeslim.train.loaders import training_set_size
+from bayeslim.train.options import check_names
+from bayeslim.train.seeding import seeded
 from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 _TOGETHER, _MEMBER = "together", "member-"
 """Names of checkpoints: of all members, and of each."""
-_APART = ("validate", "patience", "callbacks", "clip")
-"""Options of training that look at one network, and so need the members one after the other."""
 
-_SEEDS_APART = 1_000_003
-"""Between the seeds of two members, so that the ranks of one (seed + rank) are not the ranks of the next."""
+_OPTIONS_FOR_ONE = ("validate", "patience", "callbacks", "clip")
+"""Options of training that need members trained one by one."""
+
+_MEMBER_SEED_STRIDE = 1_000_003
+"""The difference between the seeds of two members; ranks add less than this to a seed."""
 
 
 @register("method")
 @dataclass(frozen=True)
 class DeepEnsemble(ParticleMethod):
-    """An ensemble of networks; the network itself is left at the last member, since the mean of all is none.
+    """An ensemble of networks; the network itself is set to the last member, as their mean is not a useful network.
 
     Attributes:
-        members: how many networks.
-        adversarial: ε, how far inputs are moved in adversarial training, in their own units; None for none.
-        together: whether the members are trained abreast, under one `vmap`, or one after the other. "auto" does the
-            first where it is faster and nothing needs them apart.
+        members: number of networks.
+        adversarial: ε, the distance inputs are moved in adversarial training, in their own units; None for none.
+        together: whether the members are trained vmapped, or one by one. "auto" trains them vmapped where that is
+            faster and no option needs them one by one.
     """
 
     members: int = 5
@@ -75,7 +79,7 @@ class DeepEnsemble(ParticleMethod):
             raise ValueError(f'together must be True, False or "auto". Got {self.together!r}.')
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """The MAP loss of one network; of several abreast, the sum of theirs."""
+        """Compute the MAP loss of one network, or the sum over vmapped members."""
         inputs, targets = split_batch(batch)
         abreast = isinstance(bnn.model, Abreast)
         members = bnn.model.members if isinstance(bnn.model, Abreast) else 1
@@ -99,30 +103,31 @@ class DeepEnsemble(ParticleMethod):
         seed: int | None = None,
         **training: Any,
     ) -> Fit:
-        """Train every member from a random start; an ensemble that is fitted already, from where its members are.
+        """Train every member from a random start, or continue an ensemble that is already fitted.
 
-        A noise that is learned along is the average of the members'.
+        Learned noise of the likelihood is averaged over the members.
 
         Args:
-            bnn: the network; frozen parameters stay as they are in every member.
-            loader: batches of inputs and targets, gone over by each member.
-            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            bnn: the network; frozen parameters are the same in every member.
+            loader: batches of inputs and targets, read by each member.
+            start: a function that makes a new network, for modules that cannot draw new random weights themselves.
             optimizer: a function that makes an optimizer of the parameters; Adam if not given.
-            checkpoint: a folder to save to after every epoch; training goes on exactly from what it holds.
-            seed: makes the run repeat, and leaves the global random state as it was.
+            checkpoint: a folder to save to after every epoch; an interrupted run resumes from it exactly.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
             **training: options of `bayeslim.train.fit` for every member.
 
         Returns:
-            the history of all members, each epoch's with the number of its member (from 1), or, of members trained
-            together, with their means.
+            the history of all members, each epoch with the number of its member (from 1); for members trained together,
+            their means.
         """
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
             raise TypeError(
-                "Every member needs an optimizer of its own: pass a function that makes one, such as "
+                "Every member needs its own optimizer. Pass a function that makes one, such as "
                 f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
             )
         if start is not None and not callable(start):
             raise TypeError(f"start must be a function that makes a network. Got {start!r}.")
+        check_names("DeepEnsemble", training, fit)
         previous = bnn.state.get("posterior")
         if previous is None and start is None:
             check_resettable(bnn.model)
@@ -137,7 +142,7 @@ class DeepEnsemble(ParticleMethod):
         return result
 
     def _as_begun(self, folder: Path, together: bool) -> bool:
-        """Go on as a checkpoint was begun; one by one can always be gone on with, unless it is to be together."""
+        """Choose the way in which a checkpoint was begun, if the settings allow it."""
         begun = {name: any(folder.glob(f"{name}*")) for name in (_TOGETHER, _MEMBER)}
         this, other = (_TOGETHER, _MEMBER) if together else (_MEMBER, _TOGETHER)
         if begun[this] or not begun[other]:
@@ -146,27 +151,25 @@ class DeepEnsemble(ParticleMethod):
             return False
         raise BayeslimError(
             f"The checkpoint in {folder} is of members trained {'one by one' if together else 'together'}, and this "
-            f"run would train them {'together' if together else 'one by one'}, from the start. Give the options of "
-            f"then ({', '.join(_APART)}, optimizer, DeepEnsemble(together=...)), or begin in another folder."
+            f"run would train them {'together' if together else 'one by one'}. Use the same options as before "
+            f"({', '.join(_OPTIONS_FOR_ONE)}, optimizer, DeepEnsemble(together=...)), or another folder."
         )
 
     def _is_together(self, bnn: Bayesian, loader: Any, optimizer: Any, training: Mapping[str, Any]) -> bool:
-        """Whether to train abreast; raises where that is asked for and cannot be."""
-        from bayeslim.train.fit import _rank_and_world
-
+        """Decide whether to train members together; raise if that is asked for and impossible."""
         if self.together is False:
             return False
-        obstacles = [f"{option}=..." for option in _APART if training.get(option)]
+        obstacles = [f"{option}=..." for option in _OPTIONS_FOR_ONE if training.get(option)]
         obstacles += ["a likelihood with parameters"] if any(True for _ in bnn.likelihood.parameters()) else []
-        obstacles += ["learning on from data before"] if bnn.anchor is not None else []
-        obstacles += ["several processes"] if _rank_and_world()[1] > 1 else []
+        obstacles += ["continual learning"] if bnn.anchor is not None else []
+        obstacles += ["several processes"] if rank_and_world()[1] > 1 else []
         obstacles += ["a loader with persistent_workers"] if getattr(loader, "persistent_workers", False) else []
         if self.together == "auto":
             return not obstacles and optimizer is None and is_faster(bnn.model)
         if obstacles:
             raise ValueError(
-                f"Members cannot be trained together with {' and '.join(obstacles)}: "
-                'use DeepEnsemble(together="auto"), or leave these out.'
+                f"Members cannot be trained together with {' and '.join(obstacles)}. "
+                'Use DeepEnsemble(together="auto"), or leave these out.'
             )
         return True
 
@@ -190,13 +193,11 @@ class _Job:
         return self.method.members if self.previous is None else self.previous.count
 
     def one_by_one(self) -> tuple[Fit, Particles]:
-        from bayeslim.train.fit import _rank_and_world, _seeded, fit
-
         bnn, result, found = self.bnn, Fit(), []
         step, noise = bnn.step, noise_of(bnn.likelihood)
         noises: list[Params] = []
         for member in range(self.count):
-            with _seeded(self._seed_of(member), _rank_and_world()[0]):
+            with seeded(self._seed_of(member), rank_and_world()[0], self.loader):
                 self._begin(member)
                 bnn.step = step
                 bnn.likelihood.load_state_dict(noise)
@@ -211,11 +212,8 @@ class _Job:
         return result, gathered(found)
 
     def together(self) -> tuple[Fit, Particles]:
-        from bayeslim.bayesian import Bayesian
-        from bayeslim.train.fit import _num_data, _seeded, fit
-
         bnn = self.bnn
-        with _seeded(self.seed, 0):
+        with seeded(self.seed, 0, self.loader):
             starts = []
             for member in range(self.count):
                 self._begin(member)
@@ -223,18 +221,18 @@ class _Job:
             values, rest = starts[0]
             exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in values}
             abreast = Abreast(bnn.model, [own | others for own, others in starts])
-            num_data = _num_data(bnn, self.loader)
-            all_of_them = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
-            all_of_them.train(bnn.training)
-            all_of_them.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
-            all_of_them.step, all_of_them.seed = bnn.step, bnn.seed
+            num_data = training_set_size(bnn, self.loader)
+            ensemble = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
+            ensemble.train(bnn.training)
+            ensemble.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
+            ensemble.step, ensemble.seed = bnn.step, bnn.seed
             loader = AbreastLoader(self.loader, self.count)
-            result = fit(all_of_them, loader, **self._options(all_of_them, _TOGETHER))
+            result = fit(ensemble, loader, **self._options(ensemble, _TOGETHER))
         bnn.to(device_of(abreast))
         bnn.step, bnn.num_data, bnn.steps_per_epoch = (
-            all_of_them.step,
-            all_of_them.num_data,
-            all_of_them.steps_per_epoch,
+            ensemble.step,
+            ensemble.num_data,
+            ensemble.steps_per_epoch,
         )
         for epoch in result.history:
             epoch.update({key: epoch[key] / self.count for key in ("nll", "kl", "loss")})
@@ -243,9 +241,9 @@ class _Job:
         return result, particles
 
     def _begin(self, member: int) -> None:
-        """Put the network to where a member starts."""
+        """Set the network to the start of a member."""
         if self.previous is None:
-            start_afresh_(self.bnn.model, self.start)
+            reinitialise_(self.bnn.model, self.start)
         else:
             set_tensors(self.bnn, self.previous.particle(member) | self.previous.buffers_of(member))
         self.bnn.keep_zeros()
@@ -258,4 +256,4 @@ class _Job:
         return {**self.training, "optimizer": optimizer, "checkpoint": checkpoint}
 
     def _seed_of(self, member: int) -> int | None:
-        return None if self.seed is None else self.seed + member * _SEEDS_APART
+        return None if self.seed is None else self.seed + member * _MEMBER_SEED_STRIDE

@@ -2,9 +2,9 @@
 
     p(w|D) ≈ N(w*, P⁻¹)        P = H + δ        H = Σ_n J_nᵀ (−∇²_f log p(y_n|f_n)) J_n,  the generalised Gauss-Newton
 
-with w* the weights as they are (the MAP estimate) and δ = 1/std² the precision of a Normal prior. The structure says
-what is kept of H: Kronecker factors of each layer, its diagonal, all of it, or its leading eigenvectors. Predictions
-come from the linearised network (`bayeslim.linearised`), for which this Gaussian is the posterior, in closed form.
+with w* the weights as they are (the MAP estimate) and δ = 1/std² the precision of a Normal prior. The structure of H is
+Kronecker factors of each layer, its diagonal, the full matrix, or its leading eigenvectors. Predictions come from the
+linearised network (`bayeslim.predict.linearised`), whose posterior this Gaussian is, in closed form.
 
 MacKay 1992 · Ritter, Botev & Barber 2018 · Immer et al. 2021, arXiv:2008.08217
 Daxberger et al. 2021, arXiv:2106.14806
@@ -20,27 +20,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
-from bayeslim.evidence import marginal_likelihood
-from bayeslim.evidence import tune_prior as prior_search
+from bayeslim.evidence import marginal_likelihood, tune_prior
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.curvature_posterior import Curvature, Structure, current, examples_in, measured
 from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.subnetwork import Subnetwork, settled
-from bayeslim.noise import kept_random_state
+from bayeslim.noise import drawing_from, kept_random_state, random_seed
 from bayeslim.posteriors import Gaussian
-from bayeslim.predict import linearised
-from bayeslim.predict import links as gaussian_outputs
+from bayeslim.predict import linearised, links
 from bayeslim.priors import Normal
+from bayeslim.replica import replicate
 from bayeslim.results import Evidence, Fit, Prediction
-from bayeslim.samplers.run import ordered_by
-from bayeslim.stochastic import evaluating
+from bayeslim.train import fit as train
+from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Batches, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train.fit import Epoch
 
-MANY_OUTPUTS = 512
+MAX_SOLVED_OUTPUTS = 512
 """With more outputs an example than this, the linearised network is sampled rather than solved for."""
 
 Tune = Literal["evidence", "online", "grid", "cross-validation"]
@@ -63,20 +61,40 @@ class Laplace(FoundPosterior):
         structure: "kron", "diag", "full" or "lowrank"; "auto" is "kron", and "full" for a subnetwork.
         subset: which of the sites are random: "all", "last-layer", names (a string or several, as in `sites`), or a
             `Subnetwork`; the others stay at their values.
-        curvature: "signs", one backward pass and unbiased; "exact", a pass for every output; "sampled", the Fisher
-            information with sampled targets; "empirical", the observed targets; "kfra", the recursion for feed-forward
-            networks (Kronecker only); "hutchinson", the Hessian's diagonal (diagonal only).
+        curvature: "exact", a backward pass for every output; "signs", one pass with random signs, an unbiased estimate;
+            "auto", exact where outputs times examples are at most 16,384, and signs for more or for data of unknown
+            size; "sampled", the Fisher information with sampled targets; "empirical", the observed targets; "kfra", the
+            recursion for feed-forward networks (Kronecker only); "hutchinson", the Hessian's diagonal (diagonal only).
         sharing: how positions that share weights (convolutions, sequences) are counted, "expand" or "reduce".
         corrected: whether the eigenvalues of Kronecker factors are measured in a second pass (EKFAC).
-        unsupported: what Kronecker factors cannot express (norms, recurrent layers, tied weights) gets a "diagonal", or
-            stays a "point".
+        unsupported: parameters without Kronecker factors (norms, attention's projections, tied weights) get a
+            "diagonal", or stay a "point".
         damping: "exact" adds the prior precision to Kronecker factors exactly; "sqrt" is the usual approximation.
         rank: how many eigenvectors "lowrank" keeps.
+
+    The relative error of "signs": with K outputs, the curvature along a direction that N examples determine equally has
+    a standard deviation of √(2 (1 − 1/K) / N) of itself. That is 18 % for 60 examples, 3 % for 2,000 and 0.6 % for
+    60,000 (K large). The signs follow from `fit(seed=...)`: another seed is another estimate.
+
+    Predictions, `bl.predict(bnn, x, how=...)`, average over the Gaussian outputs of the linearised network:
+
+        "auto"             as near to the exact average as is cheap: exact for values and counts, by quadrature for
+                           binary targets, by a fixed quasi-random rule for classes
+        "joint"            the average over random draws of the outputs, `samples` of them
+        "extended-probit"  a closed form for classes that compares every two classes, with their correlations
+        "probit"           a closed form that shrinks each logit by its own variance alone; too unsure for classes
+        "bridge"           a Dirichlet for classes, close to the plain network's probabilities
+        "sample"           networks drawn from the posterior, not linearised
+        "mean", "map"      the plain network
+
+    For classes see `benchmarks/README.md` for how far each is from the exact average. "bridge" often has a better
+    log-likelihood than the exact average: that says that the posterior is too wide under the given prior (tune it by
+    `fit(tune=...)`), not that the bridge averages better.
     """
 
     structure: Structure = "auto"
     subset: str | tuple[str, ...] | Subnetwork = "all"
-    curvature: Curvature = "signs"
+    curvature: Curvature = "auto"
     sharing: Literal["expand", "reduce"] = "expand"
     corrected: bool = False
     unsupported: Literal["diagonal", "point"] = "diagonal"
@@ -109,8 +127,15 @@ class Laplace(FoundPosterior):
             return self.structure
         return "full" if isinstance(self.subset, Subnetwork) else "kron"
 
+    def prior_factors(self, bnn: Bayesian) -> dict[str, float]:
+        """Scale the priors of a subnetwork of S of D weights by √(D/S), once it is fitted."""
+        posterior = bnn.state.get("posterior")
+        if not isinstance(self.subset, Subnetwork) or posterior is None:
+            return {}
+        return dict.fromkeys(posterior.names, (bnn.sites.size / self.subset.size) ** 0.5)
+
     def convert(self, bnn: Bayesian) -> None:
-        """Nothing is put in; a prior that is not Normal is refused here, before any work."""
+        """Refuse a prior that is not Normal, before any work."""
         for name, prior in bnn.priors.items():
             if not isinstance(prior, Normal):
                 raise UnsupportedModel(
@@ -134,7 +159,7 @@ class Laplace(FoundPosterior):
         progress: bool = True,
         **training: Any,
     ) -> Fit:
-        """Measure the curvature at the network's weights; train them first if `epochs` is given.
+        """Measure the curvature at the network's weights, after training if asked to.
 
         Args:
             bnn: the network.
@@ -148,12 +173,11 @@ class Laplace(FoundPosterior):
             folds: parts of the data for cross-validation.
             validate: validation data, for "grid" and for training.
             dtype: to accumulate the curvature in, such as torch.float64.
-            seed: makes the run repeat, and leaves the global random state as it was.
+            seed: of training, and of the random signs or samples of the curvature (0 if not given); it makes the run
+                repeat, and leaves the global random state as it was.
             progress: show a progress bar.
             **training: options of `bayeslim.train.fit`, with `epochs`.
         """
-        from bayeslim.train import fit as train
-
         _check_options(tune, epochs, validate, training)
         if hasattr(loader, "__next__"):  # a generator: several passes need to see all of it
             loader = list(loader)
@@ -162,13 +186,14 @@ class Laplace(FoundPosterior):
         def measure(network: Bayesian, data: Any) -> Gaussian:
             found = measured(network, self, data, dtype=dtype, seed=seed or 0, progress=progress)
             points.update(found.points)
+            result.details["curvature"] = found.curvature
             network.state["posterior"] = found.posterior
             return found.posterior
 
-        def tune_online(epoch: Epoch) -> None:
+        def tune_online(epoch: train.Epoch) -> None:
             if epoch.number % tune_every == 0:
                 measure(bnn, loader)
-                epoch.metrics["log_evidence"] = prior_search.by_evidence_(bnn, loader, per_layer)
+                epoch.metrics["log_evidence"] = tune_prior.by_evidence_(bnn, loader, per_layer)
 
         result = Fit()
         if epochs is not None:
@@ -183,11 +208,11 @@ class Laplace(FoundPosterior):
                 torch.manual_seed(seed)
             measure(bnn, loader)
             if tune in ("evidence", "online"):
-                result.details["log_evidence"] = prior_search.by_evidence_(bnn, loader, per_layer)
+                result.details["log_evidence"] = tune_prior.by_evidence_(bnn, loader, per_layer)
             elif tune == "grid":
-                prior_search.by_validation_(bnn, validate)
+                tune_prior.by_validation_(bnn, validate)
             elif tune == "cross-validation":
-                prior_search.by_cross_validation_(bnn, loader, measure, folds)
+                tune_prior.by_cross_validation_(bnn, loader, measure, folds)
         if not bnn.num_data_given:
             bnn.num_data = examples_in(loader)
         result.details["points"] = points
@@ -197,45 +222,54 @@ class Laplace(FoundPosterior):
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """The linearised network's prediction in closed form, or by draws of it where there is none."""
+        """Predict with the linearised network, in closed form where there is one."""
         if how == "sample":
             return None
         if how in ("mean", "map"):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
-        if how not in gaussian_outputs.LINKS:
-            ways = ", ".join((*gaussian_outputs.LINKS, "sample", "mean", "map"))
+        if how not in links.LINKS:
+            ways = ", ".join((*links.LINKS, "sample", "mean", "map"))
             raise ValueError(f"how must be one of {ways} for laplace. Got {how!r}.")
         posterior = current(bnn)
-        first = call(bnn.model, next(batches()))
-        solved = linearised.has_closed_form(posterior) and first[0].numel() <= MANY_OUTPUTS
+        first = call(bnn.model, next(iter(batches())))
+        solved = linearised.has_closed_form(posterior) and first[0].numel() <= MAX_SOLVED_OUTPUTS
         if not solved and how in ("auto", "glm", "joint"):
             draws = linearised.linearised_draws(bnn.model, posterior, batches, samples, generator)
             return bnn.likelihood.predict(draws)
-        outputs = linearised.output_gaussians(bnn.model, posterior, batches())
-        return gaussian_outputs.concatenate(
+        with drawing_from(generator):
+            seed = random_seed()  # for the same draws in every part of the inputs, however large the parts are
+        return links.concatenate(
             [
-                gaussian_outputs.summarise(bnn.likelihood, mean, covariance, samples, how, generator)
-                for mean, covariance in gaussian_outputs.gathered(outputs)
+                links.summarise(
+                    bnn.likelihood, mean, covariance, samples, how, torch.Generator(mean.device).manual_seed(seed)
+                )
+                for mean, covariance in links.gathered(linearised.output_gaussians(bnn.model, posterior, batches()))
             ]
         )
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence:
-        """The marginal likelihood of the Gaussian; exact for a linear network with a Gaussian likelihood."""
+        """Compute the marginal likelihood of the Gaussian.
+
+        It is exact for a linear network with a Gaussian likelihood.
+        """
         posterior = current(bnn)
         data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
-        value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, prior_search.prior_mean(bnn))
+        value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, tune_prior.prior_mean(bnn))
         return Evidence(float(value), "laplace", is_bound=False, num_data=data.examples)
 
 
 def _check_first_batch(bnn: Bayesian, loader: Any) -> None:
-    """Refuse data that do not fit the network or the likelihood, as training would: curvatures need no targets."""
-    with torch.no_grad(), evaluating(bnn), ordered_by(loader, 0):
+    """Refuse data that do not fit the network or the likelihood, as training would.
+
+    The curvature does not read the targets, and would not find out.
+    """
+    with torch.no_grad(), ordered_by(loader, 0):
         batch = next(iter(loader), None)
         if batch is None:
             return
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
         bnn.likelihood.check_targets(targets)
-        each = bnn.likelihood.log_prob(call(bnn.model, inputs), targets)
+        each = bnn.likelihood.log_prob(call(replicate(bnn.model), inputs), targets)
     if not bool(torch.isfinite(each).all()):
         raise NonFiniteLoss(
             f"The log-likelihood of the first batch is {float(each[~torch.isfinite(each)][0])}. Look for NaN or "

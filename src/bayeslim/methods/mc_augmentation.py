@@ -1,9 +1,9 @@
-"""Augmentation at test time: what a network says of an input that is shifted, mirrored or noisy.
+"""Augmentation at test time: predictions for shifted, mirrored or noisy copies of an input.
 
     p(y|x, D) ≈ (1/S) Σ_s p(y|T_s(x), w)
 
-How much the answer depends on what should not matter is an uncertainty of its own kind. Training is plain training:
-what the loader does to its inputs there is the loader's.
+The variation of the predictions over transformations that should not matter is a measure of uncertainty. Training is
+plain training; augmentation in training is left to the loader.
 
 Ayhan & Berens 2018 · Wang et al. 2019, arXiv:1807.07356
 """
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 @register("method")
 @dataclass(frozen=True)
 class MCAugmentation(NoisyNetwork):
-    """Random transformations of the inputs, one for a draw and all inputs alike; `how="local"` draws one for each.
+    """Random transformations of the inputs, one per draw for all inputs; with `how="local"` one per example.
 
     Attributes:
-        noise: the standard deviation of Gaussian noise on every number of a floating-point input, in its own units.
-        shift: how many pixels an image (..., height, width) is moved at most, in both directions; zeros come in.
-        flip: whether every other image is mirrored from left to right.
+        noise: the standard deviation of Gaussian noise on floating-point inputs, in their own units.
+        shift: the largest shift of an image (..., height, width) in pixels, in both directions, padded with zeros.
+        flip: whether images are mirrored from left to right with probability ½.
     """
 
     noise: float = 0.0
@@ -50,10 +50,12 @@ class MCAugmentation(NoisyNetwork):
         if type(self.shift) is not int or self.shift < 0:
             raise ValueError(f"shift is a whole number of pixels and must not be negative. Got {self.shift!r}.")
         if not (self.noise or self.shift or self.flip):
-            raise ValueError("Nothing is done to the inputs: pass noise=0.1, shift=2 or flip=True, or several of them.")
+            raise ValueError(
+                "MCAugmentation needs a transformation. Pass noise=0.1, shift=2 or flip=True, or several of them."
+            )
 
     def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
-        """The outputs for inputs that are transformed alike, or each in its own way."""
+        """Compute the outputs for transformed inputs, with one transformation or one per example."""
         move = None if local else self._drawn_move()
         return torch.cat([call(bnn.model, self._transformed(inputs, move)) for inputs in batches])
 

@@ -1,10 +1,10 @@
-"""Batch norm as a posterior: in training a network is normalised by the minibatch that an example happens to be in.
+"""Batch norm as a posterior: in training, statistics depend on the random minibatch of an example.
 
     p(y|x, D) ≈ (1/S) Σ_s p(y|x, w, (μ_s, σ_s²))        μ_s, σ_s² the statistics of the s-th training minibatch
 
-at every norm, given those of the same minibatch before. The weights are one point; what differs between the particles
-are the buffers of the norms. Minibatches should be of the size that the network was trained with, since that decides
-how much the statistics vary.
+at every norm, given those of earlier norms on the same minibatch. The weights are a point estimate; particles differ in
+the buffers of the norms only. Minibatches should have the size of those in training, which determines how much the
+statistics vary.
 
 Teye, Azizpour & Smith 2018, arXiv:1802.06455
 """
@@ -18,11 +18,17 @@ import torch
 
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.io.registry import register
-from bayeslim.methods.shared.batch_statistics import measuring, norms_of, of_the_first_rank
+from bayeslim.methods.shared.batch_norms import measuring, norms_of
+from bayeslim.methods.shared.batch_statistics import of_the_first_rank
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.posteriors.particles import Particles, stacked
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import fit
+from bayeslim.train.loaders import training_set_size
+from bayeslim.train.options import check_names
+from bayeslim.train.seeding import seeded
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -35,7 +41,7 @@ class MCBatchNorm(ParticleMethod):
     """One network with the batch statistics of several training minibatches.
 
     Attributes:
-        samples: how many minibatches.
+        samples: number of minibatches.
     """
 
     samples: int = 30
@@ -47,11 +53,11 @@ class MCBatchNorm(ParticleMethod):
             raise ValueError(f"samples must be a whole number, at least 1. Got {self.samples!r}.")
 
     def convert(self, bnn: Bayesian) -> None:
-        """Refuse a network without batch norms."""
+        """Raise if the network has no batch norms."""
         if not norms_of(bnn.model):
             raise UnsupportedModel(
-                f"{type(bnn.model).__name__} has no batch norm that keeps statistics, so minibatches make no "
-                "difference to it. Use another method, such as bl.Laplace(), which needs none."
+                f"MCBatchNorm needs batch norms that keep statistics, and {type(bnn.model).__name__} has none. Use a "
+                "method that needs none, such as bl.Laplace()."
             )
 
     def fit(
@@ -61,30 +67,29 @@ class MCBatchNorm(ParticleMethod):
 
         Args:
             bnn: the network.
-            loader: batches of inputs and targets, gone over until there are enough.
-            epochs: train this long first.
-            seed: makes the run repeat, and leaves the global random state as it was.
+            loader: batches of inputs and targets, read until there are enough.
+            epochs: number of epochs to train first.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
             **training: options of `bayeslim.train.fit`, with `epochs`.
         """
-        from bayeslim.train import fit as train
-
         if epochs is None and training:
             raise TypeError(
-                f"{', '.join(training)} are options of training, and without epochs=... only statistics are measured."
+                f"{', '.join(training)} are options of training. Pass epochs=... to train first, or leave them out."
             )
+        check_names("MCBatchNorm", training, fit)
         with restored_on_failure(bnn):
-            result = Fit() if epochs is None else train.fit(bnn, loader, epochs=epochs, seed=seed, **training)
-            with train._seeded(seed, train._rank_and_world()[0]):
+            result = Fit() if epochs is None else fit(bnn, loader, epochs=epochs, seed=seed, **training)
+            with seeded(seed, rank_and_world()[0], loader):
                 statistics = self._measured(bnn, loader)
         if epochs is None and not bnn.num_data_given:
-            bnn.num_data = train._num_data(bnn, loader)
+            bnn.num_data = training_set_size(bnn, loader)
         weights = {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names}
         values = {name: value.expand(self.samples, *value.shape) for name, value in weights.items()}
         bnn.state["posterior"] = Particles(values, buffers=of_the_first_rank(stacked(statistics)))
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
-        """The network stays as it is: it is every particle's, with the statistics of all the data."""
+        """Leave the network alone: it has every particle's weights, and the statistics of all the data."""
 
     def _measured(self, bnn: Bayesian, loader: Any) -> list[Params]:
         norms, device = set(norms_of(bnn.model)), device_of(bnn.model)

@@ -1,9 +1,9 @@
-"""MultiSWAG: a mixture of SWAG's Gaussians, each around a mode of its own.
+"""MultiSWAG: a mixture of SWAG Gaussians, each around its own mode.
 
     q(θ) = (1/M) Σ_m N(θ_m, Σ_m),        θ_m, Σ_m the moments of training from the m-th random start (`SWAG`)
 
-A deep ensemble finds the modes, and SWAG how wide they are. The posterior is made of networks drawn from the mixture,
-equally many of each Gaussian, each with batch norms measured for its own weights.
+A deep ensemble finds the modes, and SWAG their width. The posterior consists of networks drawn from the mixture,
+equally many from each Gaussian, each with batch norms measured for its own weights.
 
 Wilson & Izmailov 2020, arXiv:2002.08791
 """
@@ -22,12 +22,14 @@ from torch import nn
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_statistics import drawn
+from bayeslim.methods.shared.chain_run import joined
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
+from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.results import Fit
-from bayeslim.samplers.run import joined, seed_of_chain
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import seed_of_chain, seeded
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -40,11 +42,11 @@ OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 class MultiSWAG(GaussianAveraging, ParticleMethod):
     """Networks drawn around several modes; further settings as in `GaussianAveraging`.
 
-    The network itself is left at the last one drawn, since the mean of all is none.
+    The network itself is set to the last one drawn, as their mean is not a useful network.
 
     Attributes:
-        members: how many modes.
-        samples: how many networks are drawn around each.
+        members: number of modes.
+        samples: number of networks drawn around each.
     """
 
     members: int = 3
@@ -70,28 +72,27 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
         seed: int | None = None,
         **training: Any,
     ) -> Fit:
-        """Train every member from a random start, and draw networks around each; a learned noise is their average.
+        """Train every member from a random start, and draw networks around each; average learned noise.
 
         Args:
-            bnn: the network. One that was pruned goes on from where it is instead, or its zeros would lose their sense.
-            loader: batches of inputs and targets, gone over by each member.
-            epochs: passes over the loader, in all, of every member.
-            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            bnn: the network. Members of a pruned network start from its weights, since its zeros belong to them.
+            loader: batches of inputs and targets, read by each member.
+            epochs: passes over the loader of every member.
+            start: a function that makes a new network, for modules that cannot draw new random weights themselves.
             optimizer: a function that makes an optimizer of the parameters; Adam if not given.
-            checkpoint: a folder to save to after every epoch; training goes on exactly from what it holds.
-            seed: makes the run repeat, and leaves the global random state as it was.
-            **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`.
+            checkpoint: a folder to save to after every epoch; an interrupted run resumes from it exactly.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`.
 
         Returns:
-            the history of all members, each epoch's with the number of its member (from 1).
+            the history of all members, each epoch with the number of its member (from 1).
         """
-        from bayeslim.train.fit import _rank_and_world, _seeded
-
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
             raise TypeError(
-                "Every member needs an optimizer of its own: pass a function that makes one, such as "
+                "Every member needs its own optimizer. Pass a function that makes one, such as "
                 f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
             )
+        self.check_fit(bnn, loader, epochs, training)
         if start is None and not bnn.masks:
             check_resettable(bnn.model)
         step, result, found, noises = bnn.step, Fit(), [], []
@@ -100,11 +101,11 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
             for member in range(self.members):
                 own = None if seed is None else seed_of_chain(seed, member)
                 folder = None if checkpoint is None else Path(checkpoint) / f"member-{member + 1}"
-                with _seeded(own, _rank_and_world()[0]):
+                with seeded(own, rank_and_world()[0], loader):
                     bnn.load_state_dict(begin)
                     bnn.step = step
                     if not bnn.masks:
-                        start_afresh_(bnn.model, start)
+                        reinitialise_(bnn.model, start)
                     done, trajectory = averaged(
                         self, bnn, loader, self.rank, epochs=epochs, checkpoint=folder,
                         optimizer=None if optimizer is None else optimizer(_trainable(bnn)), **training,

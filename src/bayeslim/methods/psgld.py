@@ -1,24 +1,82 @@
 """Preconditioned stochastic gradient Langevin dynamics: RMSprop with noise, whose iterates follow the posterior.
 
-    w ← w − lr G ∇L(w) + √(2 lr T G / N) ε          G = 1 / (√V + ϵ),  V a running mean of ∇L²
+    V ← β V + (1 − β) ∇L²          G = 1 / (√V + ϵ)
+    w ← w − lr G ∇L(w) + √(2 lr T G / N) ε
 
-V is measured during the burn-in and held from then on (`bayeslim.samplers.preconditioned` says why).
+If G keeps following the gradients it depends on w, and the chain misses its target by the term Γ = Σ ∂G/∂w, which is
+expensive and usually left out. A fixed G needs no such term. So V is measured during the burn-in (`adapt_steps`) and
+fixed afterwards; None measures it for the whole run, as the paper does, with a bias. V starts from ∇L² + 1/N, about the
+squared gradient that the posterior's own width causes.
 
 Li, Chen, Carlson & Carin 2016, arXiv:1512.07666
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from bayeslim.io.registry import register
-from bayeslim.methods.shared.chains import ChainMethod
-from bayeslim.samplers.base import Sampler
-from bayeslim.samplers.preconditioned import PreconditionedLangevin
+from bayeslim.methods.shared.chain_method import ChainMethod
+from bayeslim.methods.shared.sampler import Sampler, Tensors
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
+
+
+class PreconditionedLangevin(Sampler):
+    """Langevin dynamics with a step size for every weight, as an optimizer.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: the learning rate, as in RMSprop.
+        num_data: N.
+        decay: β.
+        floor: ϵ, added to the root mean square of the gradients.
+        adapt_steps: number of steps in which V is measured; None for all.
+        **settings: the settings of every sampler: `temperature`, `weight_decay` and `masks`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        num_data: int,
+        decay: float = 0.99,
+        floor: float = 1e-5,
+        adapt_steps: int | None = None,
+        **settings: Any,
+    ):
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be in [0, 1). Got {decay}.")
+        own: dict[str, Any] = {"decay": decay, "floor": floor, "adapt_steps": adapt_steps, "steps": 0}
+        super().__init__(params, lr, num_data=num_data, **own, **settings)
+
+    def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
+        """Measure V, descend by G, and add noise scaled by √G."""
+        grads = self.with_decay(group, params, grads)
+        squares, roots = self.buffers(params, "square"), self.buffers(params, "root_scale")
+        if group["adapt_steps"] is None or group["steps"] < group["adapt_steps"] or not group["steps"]:
+            share = 1 - group["decay"] if group["steps"] else 1.0
+            torch._foreach_mul_(squares, 1 - share)
+            torch._foreach_addcmul_(squares, grads, grads, value=share)
+            if not group["steps"]:  # full-batch gradients vanish at an optimum, and the first noise would be huge
+                torch._foreach_add_(squares, 1 / group["num_data"])
+            scale = torch._foreach_sqrt(squares)
+            torch._foreach_add_(scale, group["floor"])
+            torch._foreach_copy_(roots, torch._foreach_pow(scale, -0.5))
+        group["steps"] += 1
+        drift = torch._foreach_mul(grads, roots)
+        torch._foreach_mul_(drift, -group["lr"])
+        if group["temperature"]:
+            std = math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
+            torch._foreach_add_(drift, self.noise(params), alpha=std)
+        torch._foreach_addcmul_(params, drift, roots)
 
 
 @register("method")
@@ -28,7 +86,7 @@ class PSGLD(ChainMethod):
 
     Attributes:
         decay: β of the running mean.
-        floor: ϵ.
+        floor: ϵ, added to the root mean square of the gradients.
     """
 
     decay: float = 0.99
@@ -44,15 +102,15 @@ class PSGLD(ChainMethod):
 
     @property
     def measures(self) -> bool:
-        """They always are."""
+        """Always True: V is measured during the burn-in."""
         return True
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """That of RMSprop, which knows how steep the loss is."""
+        """Return the usual rate of RMSprop, which adapts to the steepness of the loss."""
         return self.usual_lr
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
-        """Preconditioned Langevin dynamics."""
+        """Make the preconditioned Langevin optimizer."""
         return PreconditionedLangevin(
             params, lr, decay=self.decay, floor=self.floor, adapt_steps=burn_in_steps, **settings
         )

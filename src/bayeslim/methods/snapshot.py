@@ -1,9 +1,9 @@
-"""Snapshot ensembles: one training run whose learning rate falls and restarts, a network kept at the end of each cycle.
+"""Snapshot ensembles: one training run with a cyclical learning rate, and a network kept at the end of each cycle.
 
     η(t) = η₀ ½ (1 + cos(π (t mod T/C) / (T/C)))        T steps, C cycles
 
-At the end of a cycle the network has settled into a mode; the next start throws it out towards another. M networks for
-the price of one, less different from each other than those of a deep ensemble.
+At the end of a cycle the network has converged to a mode; the next cycle moves it towards another. C networks cost as
+much as one, but differ less than those of a deep ensemble.
 
 Huang, Li, Pleiss, Liu, Hopcroft & Weinberger 2017, arXiv:1704.00109
 """
@@ -24,24 +24,26 @@ from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import Epoch, fit
+from bayeslim.train.options import check_names
 from bayeslim.types import Params, device_of
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train.fit import Epoch
 
 PARTS = ("value", "rest", "noise")
-"""Of a snapshot in a file: random parameters, what else changes, and what the likelihood has learned."""
+"""The parts of a stored snapshot: random parameters, other tensors that change, parameters of the likelihood."""
 
 
 @register("method")
 @dataclass(frozen=True)
 class Snapshot(ParticleMethod):
-    """The networks at the ends of cycles; the network itself is left at the last, since the mean of all is none.
+    """The networks at the ends of cycles; the network itself is set to the last, as their mean is not a useful network.
 
     Attributes:
-        cycles: how often the learning rate falls to zero.
-        burn_in: how many of the first cycles are not kept.
+        cycles: number of cycles of the learning rate.
+        burn_in: number of first cycles whose networks are not kept.
     """
 
     cycles: int = 5
@@ -54,11 +56,11 @@ class Snapshot(ParticleMethod):
         if type(self.cycles) is not int or self.cycles < 1:
             raise ValueError(f"cycles must be a whole number, at least 1. Got {self.cycles!r}.")
         if type(self.burn_in) is not int or not 0 <= self.burn_in < self.cycles:
-            raise ValueError(f"burn_in must leave at least one of {self.cycles} cycles. Got {self.burn_in!r}.")
+            raise ValueError(f"burn_in must be at least 0 and below cycles={self.cycles}. Got {self.burn_in!r}.")
 
     def factor(self, done: float) -> float:
-        """What the learning rate is multiplied with when a fraction of training is done."""
-        # Rounded, since a fraction just below a whole number of cycles is the start of the next one.
+        """Return the factor on the learning rate at a fraction of training."""
+        # Rounded, so that the last step before the end of a cycle counts as the start of the next.
         return 0.5 * (1 + math.cos(math.pi * (round(done * self.cycles, 9) % 1)))
 
     def fit(
@@ -71,29 +73,23 @@ class Snapshot(ParticleMethod):
         callbacks: Sequence[Any] = (),
         **training: Any,
     ) -> Fit:
-        """Train through all cycles, and keep a network at the end of each; a noise that is learned along is averaged.
+        """Train through all cycles and keep a network at the end of each; average learned noise.
 
         Args:
             bnn: the network; training starts from where it is.
             loader: batches of inputs and targets.
-            epochs: of all cycles together, a multiple of their number; one a cycle if not given.
-            checkpoint: a folder to save to after every epoch; training goes on exactly from what it holds.
+            epochs: epochs of all cycles together, a multiple of their number; one per cycle if not given.
+            checkpoint: a folder to save to after every epoch; an interrupted run resumes from it exactly.
             callbacks: functions of an `Epoch`, called after each one in order.
-            **training: options of `bayeslim.train.fit`; `lr` is where each cycle starts.
+            **training: options of `bayeslim.train.fit`; `lr` is the learning rate at the start of each cycle.
         """
-        from bayeslim.train import fit as train
-
         epochs = self.cycles if epochs is None else epochs
         if epochs < 1 or epochs % self.cycles:
             raise ValueError(
                 f"{self.cycles} cycles of equal length need a multiple of {self.cycles} epochs. Got epochs={epochs}."
             )
-        for option, why in (
-            ("lr_schedule", "the cycles are the schedule"),
-            ("patience", "every cycle is gone through"),
-        ):
-            if training.get(option) is not None:
-                raise ValueError(f"Snapshot takes no {option}: {why}.")
+        reasons = {"lr_schedule": "the cycles are the schedule", "patience": "it trains through every cycle"}
+        check_names("Snapshot", training, fit, reasons)
         found: dict[int, tuple[Params, Params]] = {}
         noises: dict[int, Params] = {}
         folder = None if checkpoint is None else Path(checkpoint)
@@ -102,11 +98,11 @@ class Snapshot(ParticleMethod):
             cycle, within = divmod(epoch.number, epochs // self.cycles)
             if within == 0 and cycle > self.burn_in:
                 found[cycle], noises[cycle] = snapshot(bnn), noise_of(bnn.likelihood)
-                if folder is not None and train._rank_and_world()[0] == 0:
+                if folder is not None and rank_and_world()[0] == 0:
                     _write(folder / f"cycle-{cycle}", *found[cycle], noises[cycle])
 
         with restored_on_failure(bnn):
-            result = train.fit(
+            result = fit(
                 bnn, loader, epochs=epochs, lr_schedule=self.factor, checkpoint=checkpoint,
                 callbacks=[*callbacks, gather], **training,
             )  # fmt: skip
@@ -117,8 +113,8 @@ class Snapshot(ParticleMethod):
                     found[cycle] = values, rest
             if not found:
                 raise BayeslimError(
-                    f"Training stopped ({result.stopped}) before the first cycle that is kept had ended, so there is "
-                    "no snapshot. Train longer, or use more cycles."
+                    f"No snapshot was kept: training stopped ({result.stopped}) before the end of the first kept "
+                    "cycle. Train for longer, or use more cycles."
                 )
             average_noise_(bnn.likelihood, [noises[cycle] for cycle in sorted(noises)])
         self.keep(bnn, gathered([found[cycle] for cycle in sorted(found)]))
@@ -126,7 +122,7 @@ class Snapshot(ParticleMethod):
 
 
 def _write(folder: Path, values: Params, rest: Params, noise: Params) -> None:
-    """Keep a snapshot beside the checkpoint of its epoch, and before it: later it could not be had again."""
+    """Write a snapshot before the checkpoint of its epoch, so that a resumed run finds it."""
     write_folder(folder, "particle", {}, _named(values, rest, noise))
 
 

@@ -6,9 +6,8 @@ the sum of the variances left out, Σ_{d ∉ S} σ_d²: it is least for the S we
     σ_d² = 1 / (h_d + δ_d)          h = diag GGN.
 
 Weights that move no output on the training data (inputs that are always zero, dead units) have h = 0 and the prior's
-variance, the largest there is, yet nothing to say about any prediction like the data. They are passed over, the most
-useful of them first if they are needed after all. The prior precision of a subnetwork of S of D weights is δ S/D, which
-keeps the magnitude of the predictive variance.
+variance, the largest of all, but no effect on predictions for inputs like the data. They are chosen last. The prior
+precision of a subnetwork of S of D weights is δ S/D, which keeps the magnitude of the predictive variance.
 
 Daxberger et al. 2021, arXiv:2010.14689
 """
@@ -25,7 +24,7 @@ from torch import Tensor
 from bayeslim.errors import BayeslimWarning
 from bayeslim.types import Params
 
-INERT = 1e-6
+MAX_INERT_CURVATURE = 1e-6
 """A weight whose curvature is below this part of its prior precision has the prior's variance, to rounding."""
 
 
@@ -52,7 +51,7 @@ class Subnetwork(NamedTuple):
     def choose(
         self, mean: Mapping[str, Tensor], curvature: Mapping[str, Tensor], prior: Mapping[str, Tensor], masks: Params
     ) -> Params:
-        """Flat indices of the chosen weights by name, ascending; parameters without any are left out.
+        """Choose weights: flat indices by name, ascending; parameters without any are left out.
 
         Args:
             mean: the weights.
@@ -80,11 +79,11 @@ class Subnetwork(NamedTuple):
     def _order(
         self, mean: Tensor, curvature: Mapping[str, Tensor], prior: Mapping[str, Tensor], free: Tensor
     ) -> Tensor:
-        """All weights, the first choice first."""
+        """Order all weights, the first choice first."""
         if self.by == "random":
             return torch.randperm(len(mean), generator=torch.Generator().manual_seed(self.seed))
         h, delta = _flat(curvature).double(), _flat(prior).double()
-        inert = h <= INERT * delta
+        inert = h <= MAX_INERT_CURVATURE * delta
         self._warn(int((inert & free).sum()), int(free.sum()))
         variance = 1 / (h + delta)
         score = variance if self.by == "variance" else -mean.square() / variance
@@ -107,7 +106,7 @@ class Subnetwork(NamedTuple):
 
 
 def settled(subset: Any) -> str | tuple[str, ...] | Subnetwork:
-    """The subset with its own types, as settings read from a file have lists instead."""
+    """Turn lists, as settings read from a file have them, into a subset's own types."""
     if isinstance(subset, Subnetwork) or (isinstance(subset, list) and subset and isinstance(subset[0], int)):
         chosen = Subnetwork(*subset)
         chosen.check()

@@ -1,13 +1,12 @@
-"""Subspace inference: a sampler, or Laplace, in the few directions that gradient descent itself moves in.
+"""Subspace inference: a sampler, or Laplace, in the few directions along which gradient descent moves.
 
-    w = ŵ + P z          p(z|D) ∝ p(D|ŵ + P z) p(ŵ + P z)          z of a few dimensions
+    w = ŵ + P z          p(z|D) ∝ p(D|ŵ + P z) p(ŵ + P z)          z with few dimensions
 
 ŵ is the mean of networks along a run of stochastic gradient descent with momentum and a constant learning rate, and the
 columns of P are the principal directions of these networks around ŵ, each as long as their standard deviation along it.
-The prior of z is the prior of the weights on the subspace (`methods.coordinates`). How z is inferred is another
-method's to say, `inner`, which takes the network as a function of z for a network of its own. A few directions cannot
-have the posterior's whole spread; a sampler's `temperature` widens it (Izmailov et al. take the number of weights over
-that of directions as an upper end).
+The prior of z is the prior of the weights on the subspace (`shared/coordinates.py`). Another method, `inner`, infers z
+for the network as a function of z. A few directions cannot have the whole variance of the posterior; a sampler's
+`temperature` widens it (Izmailov et al. use up to the number of weights divided by that of directions).
 
 Izmailov et al. 2019, arXiv:1907.07504
 """
@@ -19,14 +18,16 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from bayeslim.bayesian import Bayesian, bayesianize_
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register, registered
 from bayeslim.methods.base import Method
-from bayeslim.methods.shared.batch_statistics import measuring, norms_of
+from bayeslim.methods.shared.batch_norms import measuring, norms_of
+from bayeslim.methods.shared.chain_run import between_ranks, prepare, run_alone
 from bayeslim.methods.shared.coordinates import (
     Coordinates,
     OnSubspace,
@@ -35,23 +36,21 @@ from bayeslim.methods.shared.coordinates import (
     to_mode_,
     with_normal_prior,
 )
+from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.moving import Moving
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
 from bayeslim.methods.shared.refit import restored_on_failure
+from bayeslim.methods.shared.sampling_schedule import SamplingSchedule
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
-from bayeslim.samplers.chain import Chain
-from bayeslim.samplers.run import between_ranks, ordered_by, prepare, rank_and_world, run_alone, seed_of_chain
-from bayeslim.samplers.schedule import Schedule
 from bayeslim.stochastic import evaluating
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import ordered_by, seed_of_chain
 from bayeslim.types import call, device_of, split_batch, to_device
 
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
-
 STOCHASTIC = ("sgld", "psgld", "sghmc", "sgnht")
-"""Methods that sample by the gradients of minibatches, and need to know for how long and with which learning rate."""
+"""Methods that sample by stochastic gradients and need a number of epochs and a learning rate."""
 INNER = ("hmc", *STOCHASTIC, "laplace")
 
 
@@ -63,18 +62,18 @@ def _by_default() -> Method:
 @register("method")
 @dataclass(frozen=True)
 class Subspace(ParticleMethod):
-    """Inference in a subspace; the network is left at the mean of the draws.
+    """Inference in a subspace; the network is set to the mean of the draws.
 
     Attributes:
-        rank: how many directions.
-        snapshots: how many networks along the run they are the directions of.
-        burn_in: the part of the run before the first of these.
+        rank: number of directions.
+        snapshots: number of networks along the run that span the subspace.
+        burn_in: the fraction of the run before the first of these.
         momentum: of gradient descent.
-        inner: how the coordinates are inferred: `HMC()`, `SGLD()`, `PSGLD()`, `SGHMC()`, `SGNHT()` or `Laplace()`, with
-            its own settings, such as how many networks are kept. `Laplace` has the full covariance around the mode in
-            the subspace, from the exact Gauss-Newton matrix unless its `curvature` says otherwise. Every rank has a
-            subspace of its own.
-        draws: how many networks are drawn from the Gaussian of `Laplace`.
+        inner: the method that infers the coordinates: `HMC()`, `SGLD()`, `PSGLD()`, `SGHMC()`, `SGNHT()` or
+            `Laplace()`, with its own settings, such as the number of networks to keep. `Laplace` has the full
+            covariance around the mode in the subspace, from the exact Gauss-Newton matrix unless `curvature` is set.
+            Every rank has its own subspace.
+        draws: number of networks drawn from the Gaussian of `Laplace`.
     """
 
     rank: int = 5
@@ -91,30 +90,34 @@ class Subspace(ParticleMethod):
             if getattr(self, setting) < least:
                 raise ValueError(f"{setting} must be at least {least}. Got {getattr(self, setting)}.")
         if self.rank >= self.snapshots:
-            raise ValueError(f"{self.rank} directions need more snapshots than that. Got {self.snapshots}.")
-        Schedule(burn_in=self.burn_in).check()
+            raise ValueError(f"rank={self.rank} needs more than {self.rank} snapshots. Got snapshots={self.snapshots}.")
+        SamplingSchedule(burn_in=self.burn_in).check()
         if not isinstance(self.inner, Method) or self.inner.name not in INNER:
             raise ValueError(
-                "inner must be HMC(), SGLD(), PSGLD(), SGHMC(), SGNHT() or Laplace(), with settings of its own. "
+                "inner must be HMC(), SGLD(), PSGLD(), SGHMC(), SGNHT() or Laplace(), with its own settings. "
                 f"Got {self.inner!r}."
             )
         asked: Any = self.inner
         if asked.subset != "all":
-            raise ValueError(f'The coordinates of a subspace have no parts: use subset="all". Got {asked.subset!r}.')
+            raise ValueError(
+                f'The coordinates of a subspace have no subsets. Use subset="all" in inner. Got {asked.subset!r}.'
+            )
         if asked.name == "laplace" and asked.structure not in ("auto", "full"):
-            raise ValueError(f'A subspace has a full covariance: use structure="full". Got {asked.structure!r}.')
+            raise ValueError(
+                f'A subspace needs a full covariance. Use structure="full" in inner. Got {asked.structure!r}.'
+            )
 
     def convert(self, bnn: Bayesian) -> None:
-        """Nothing is put in; what the inner method cannot do is refused here, before any work."""
+        """Check that the inner method supports the network."""
         self.inner.convert(bnn)
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Stochastic gradient descent, whose path spans the subspace."""
+        """Make the SGD optimizer whose path spans the subspace."""
         params = [p for p in bnn.parameters() if p.requires_grad]
         return torch.optim.SGD(params, lr=lr, momentum=self.momentum)
 
     def observe(self, bnn: Bayesian) -> None:
-        """Keep the network, if it is time."""
+        """Keep the network if its step is due."""
         chain = bnn.state.get("path")
         if chain is not None:
             chain.observe(bnn)
@@ -141,22 +144,22 @@ class Subspace(ParticleMethod):
         Args:
             bnn: the network, which should be trained already.
             loader: batches of inputs and targets; HMC and Laplace hold all of them.
-            epochs: of gradient descent.
-            lr: its learning rate, constant, so large that it wanders.
-            inner_epochs: the length of a chain, for an inner method by stochastic gradients, which needs it.
-            inner_lr: its learning rate, likewise, for coordinates whose unit is the path's standard deviation.
-            dtype: to keep the networks in; the network's own if not given.
-            checkpoint: a folder for networks of the path, draws of coordinates, and the state of the run. A run that
-                was cut short goes on from there, exactly.
+            epochs: epochs of gradient descent.
+            lr: its learning rate, constant, and large enough to keep moving.
+            inner_epochs: the length of a chain, required for an inner sampler by stochastic gradients.
+            inner_lr: its learning rate, also required; a coordinate of 1 is one standard deviation of the path.
+            dtype: the dtype to keep the networks in; their own if not given.
+            checkpoint: a folder for networks of the path, draws of coordinates, and the state of the run. An
+                interrupted run resumes from it exactly.
             accumulate: batches whose gradients are averaged for one step.
-            device: where to run, "auto" for a GPU if there is one; None for where the network is.
-            seed: makes the run repeat; drawn if not given.
+            device: where to run: "auto" for a GPU if there is one, None for the device of the network.
+            seed: makes the run repeatable; drawn if not given.
             progress: show a progress bar.
             **training: `validate`, `callbacks`, `clip` and `autocast`, as in `bayeslim.train.fit`.
 
         Returns:
-            with `details`: those of the inner method, the spread along each direction, and the part of the path's
-            variance that they have.
+            the result, with `details` of the inner method, the standard deviation of the path along each direction
+            ("spread"), and the fraction of its variance that they have ("explained").
         """
         options = self._inner_options(inner_epochs, inner_lr)
         begun, (rank, world) = time.monotonic(), rank_and_world()
@@ -166,8 +169,8 @@ class Subspace(ParticleMethod):
         total = epochs * prepare(bnn, loader, accumulate, device)
         base = int(torch.randint(2**62, ())) if seed is None else seed
         moving = Moving.all_of(bnn)
-        steps = Schedule(burn_in=self.burn_in).kept(total, self.snapshots)
-        path = Chain(moving.names, (), steps, folder=None if folder is None else folder / "samples")
+        steps = SamplingSchedule(burn_in=self.burn_in).kept(total, self.snapshots)
+        path = KeptNetworks(moving.names, (), steps, folder=None if folder is None else folder / "samples")
         with restored_on_failure(bnn):
             bnn.step, bnn.state["path"] = 0, path
             try:
@@ -183,7 +186,7 @@ class Subspace(ParticleMethod):
                     set_tensors(bnn, space.weights(space.z))
                     _settle_norms(bnn, loader)
                     with evaluating(bnn):
-                        # one more, so that the noise of a chain is not that of its path
+                        # another seed, so that chain and path have different noise
                         found, details = self._infer(space, loader, dtype, seed=base + 1, progress=progress, **options)
             finally:
                 bnn.state.pop("path", None)
@@ -199,25 +202,25 @@ class Subspace(ParticleMethod):
         name = type(self.inner).__name__
         if self.inner.name not in STOCHASTIC:
             if given:
-                raise TypeError(f"inner_epochs and inner_lr are for samplers by stochastic gradients, not for {name}.")
+                raise TypeError(
+                    f"inner_epochs and inner_lr are for samplers by stochastic gradients. {name} takes neither."
+                )
         elif len(given) < 2:
             raise TypeError(
-                f"{name} makes steps of its own in the subspace: pass inner_epochs=..., and inner_lr=..., for "
-                "coordinates whose unit is the standard deviation of gradient descent's path."
+                f"{name} needs inner_epochs=... and inner_lr=... for its steps in the subspace, where a coordinate of "
+                "1 is one standard deviation of the path of gradient descent."
             )
         if self.inner.name == "laplace" and rank_and_world()[1] > 1:
             raise BayeslimError(
-                "Every rank has a subspace of its own, and Laplace sums its curvature over ranks. Use one process, or "
-                "a sampler."
+                "Every rank has its own subspace, and Laplace sums curvature over ranks. Use one process, or a sampler "
+                "as inner."
             )
         return given
 
     def _infer(
         self, space: Coordinates, loader: Any, dtype: torch.dtype | None, **options: Any
     ) -> tuple[Particles, dict[str, Any]]:
-        """The networks that the inner method finds on this rank, and what it has to say."""
-        from bayeslim.bayesian import bayesianize_
-
+        """Run the inner method on this rank; return its networks and details."""
         (bnn,), (rank, world), inner = space.owner, rank_and_world(), self.inner
         likelihood = copy.deepcopy(bnn.likelihood).requires_grad_(False)
         settings: dict[str, Any] = {"likelihood": likelihood, "num_data": bnn.data_size()}
@@ -229,7 +232,7 @@ class Subspace(ParticleMethod):
             return space.particles(draws, dtype, found.chains // world), details
         space, prior = with_normal_prior(space)
         asked: Any = inner
-        columns = "exact" if asked.curvature == "signs" else asked.curvature  # signs estimate what is cheap here
+        columns = "exact" if asked.curvature in ("auto", "signs") else asked.curvature  # exact is cheap here
         within = bayesianize_(space, replace(asked, structure="full", curvature=columns), prior=prior, **settings)
         with evaluating(within):
             to_mode_(within, loader)
@@ -238,7 +241,7 @@ class Subspace(ParticleMethod):
 
 
 def _settle_norms(bnn: Bayesian, loader: Any) -> None:
-    """The statistics of batch norms belong to the weights: measure them again, over all the data of this rank."""
+    """Measure the statistics of batch norms again, over all the data of this rank."""
     norms = norms_of(bnn.model)
     with measuring(bnn.model, momentum=None):
         for norm in norms:

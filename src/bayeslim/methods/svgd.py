@@ -1,43 +1,49 @@
-"""Stein variational gradient descent: particles that go down the loss together, and push each other apart.
+"""Stein variational gradient descent: particles that descend the loss together and repel each other.
 
-    w_i ← w_i + lr · φ(w_i)        φ of `bayeslim.methods.stein`, with ∇ log p(w|D) = −N ∇L(w)  from a minibatch
+    w_i ← w_i + lr φ(w_i),    φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) ∇ log p(x_j|D) + ∇_{x_j} k(x_j, x_i) ]
 
-One particle alone finds the most probable weights; the more there are, the closer they come to a sample of the
-posterior. The step is made by an optimizer on −φ / N, in the scale of the library's loss.
+with k(x, x') = exp(−‖x − x'‖² / h) and ∇ log p(w|D) = −N ∇L(w) from a minibatch. The first term pulls particles to
+where the density is high, along the gradients of their neighbours; the second keeps them apart. The bandwidth is
+h = med² / log n, with med the median distance between two particles, so that Σ_j k(x_j, x_i) is about n · (1/n) = 1 and
+a particle's own gradient balances its neighbours'. One particle finds the most probable weights. The step is made by an
+optimizer on −φ / N, in the scale of the library's loss.
 
-Networks with very different weights may be the same function, and networks that lie apart may fit alike.
-With `function_space` the kernel is between their outputs f on the minibatch, and so is the direction,
+Networks with very different weights may be the same function, and networks far apart may fit alike.
+With `function_space` the kernel compares their outputs f on the minibatch, and so does the direction,
 
     φ(f_i) = (1/n) Σ_j [ k(f_j, f_i) ∇_f log p(y|f_j) + ∇_{f_j} k(f_j, f_i) ],        w_i ← w_i + lr · J_iᵀ φ(f_i)
 
-The prior stays one over weights: each particle's own ∇ log p(w_i), by (1/n) Σ_j k(f_j, f_i) as much as the data counts.
+The prior stays on the weights: each particle's own ∇ log p(w_i), scaled by (1/n) Σ_j k(f_j, f_i) as the data term is.
 
 Liu & Wang 2016, arXiv:1608.04471 · Wang, Ren, Zhu & Zhang 2019, arXiv:1902.09754
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.flock import Flock
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors, snapshot
-from bayeslim.methods.shared.reinitialise import check_resettable, start_afresh_
-from bayeslim.methods.stein import descent
+from bayeslim.methods.shared.particle_stack import ParticleStack
+from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit, Prediction
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import fit
+from bayeslim.train.loaders import training_set_size
+from bayeslim.train.options import check_names
+from bayeslim.train.seeding import seeded
 from bayeslim.types import Batch, Batches, Params, call, device_of, split_batch
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -45,11 +51,11 @@ OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 @register("method")
 @dataclass(frozen=True)
 class SVGD(ParticleMethod):
-    """Particles by Stein's method; the network itself is left at the last, since the mean of all is none.
+    """Particles by Stein's method; the network itself is set to the last, as their mean is not a useful network.
 
     Attributes:
-        particles: how many networks.
-        bandwidth: h of the kernel; by the median of distances if not given.
+        particles: number of networks.
+        bandwidth: h of the kernel; from the median distance if not given.
         function_space: whether networks are compared by their outputs instead of their weights.
     """
 
@@ -64,19 +70,19 @@ class SVGD(ParticleMethod):
         if type(self.particles) is not int or self.particles < 1:
             raise ValueError(f"particles must be a whole number, at least 1. Got {self.particles!r}.")
         if self.bandwidth is not None and not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be positive, or None for the median's. Got {self.bandwidth}.")
+            raise ValueError(f"bandwidth must be positive, or None for the median rule. Got {self.bandwidth}.")
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """The MAP loss of one network; of a flock, the sum of theirs."""
-        flock = bnn.model
-        if not isinstance(flock, Flock):
+        """Compute the MAP loss of one network, or the sum over a stack."""
+        stack = bnn.model
+        if not isinstance(stack, ParticleStack):
             return super().loss(bnn, batch, kl_weight)
         inputs, targets = split_batch(batch)
-        outputs, weight = call(flock, inputs), 1.0 if kl_weight is None else kl_weight
+        outputs, weight = call(stack, inputs), 1.0 if kl_weight is None else kl_weight
 
         def nll(of: Tensor) -> Tensor:
-            wanted = targets.expand(flock.members, *targets.shape).flatten(0, 1)
-            return -flock.members * bnn.likelihood.log_prob(of.flatten(0, 1), wanted).mean()
+            wanted = targets.expand(stack.members, *targets.shape).flatten(0, 1)
+            return -stack.members * bnn.likelihood.log_prob(of.flatten(0, 1), wanted).mean()
 
         if not self.function_space:
             return Terms(nll(outputs), -bnn.log_prior(), weight, bnn.data_size())
@@ -89,7 +95,7 @@ class SVGD(ParticleMethod):
         steered = (outputs.flatten(1) * direction.to(outputs.dtype)).sum()
         prior = torch.zeros((), device=outputs.device)
         for name, each in bnn.priors.items():
-            log_prob = each.log_prob(flock.get_parameter(name)).flatten(1).sum(1)
+            log_prob = each.log_prob(stack.get_parameter(name)).flatten(1).sum(1)
             prior = prior - (log_prob * closeness.to(log_prob)).sum()
         # `value` has the gradients of the likelihood's own parameters, `steered` those of the weights
         return Terms(
@@ -106,41 +112,39 @@ class SVGD(ParticleMethod):
         seed: int | None = None,
         **training: Any,
     ) -> Fit:
-        """Move all particles together from random starts; of a network that is fitted already, from where they are.
+        """Train all particles together from random starts, or continue a network that is already fitted.
 
         Args:
-            bnn: the network; frozen parameters stay as they are in every particle.
-            loader: batches of inputs and targets, which all particles see alike.
-            start: a function that makes a new network, for networks with modules that cannot draw their weights anew.
+            bnn: the network; frozen parameters are the same in every particle.
+            loader: batches of inputs and targets; all particles see the same batches.
+            start: a function that makes a new network, for modules that cannot draw new random weights themselves.
             optimizer: a function that makes an optimizer of the parameters; Adam if not given.
-            seed: makes the run repeat, and leaves the global random state as it was.
-            **training: options of `bayeslim.train.fit`. What is measured on `validate` is the average of the particles'
-                predictions; callbacks see all particles stacked in one network.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`. `validate` measures the average prediction of the
+                particles; callbacks see all particles stacked in one network.
 
         Returns:
-            the history, with the means over the particles.
+            the history, with means over the particles.
         """
-        from bayeslim.bayesian import Bayesian
-        from bayeslim.train.fit import _num_data, _rank_and_world, _seeded, fit
-
+        check_names("SVGD", training, fit)
         self._check(bnn, start, optimizer)
-        num_data = _num_data(bnn, loader)
-        with _seeded(seed, _rank_and_world()[0]):
-            flock = Flock(bnn.model, self._starts(bnn, start))
-            exact = {re.compile(re.escape(flock.path_of(name))): bnn.priors.given[name] for name in bnn.sites.names}
-            together = Bayesian(flock, self, bnn.likelihood, exact, list(exact), num_data)
+        num_data = training_set_size(bnn, loader)
+        with seeded(seed, rank_and_world()[0], loader):
+            stack = ParticleStack(bnn.model, self._starts(bnn, start))
+            exact = {re.compile(re.escape(stack.path_of(name))): bnn.priors.given[name] for name in bnn.sites.names}
+            together = Bayesian(stack, self, bnn.likelihood, exact, list(exact), num_data)
             together.train(bnn.training)
-            together.masks = {flock.path_of(name): mask for name, mask in bnn.masks.items()}
+            together.masks = {stack.path_of(name): mask for name, mask in bnn.masks.items()}
             together.step, together.seed = bnn.step, bnn.seed
             made = None
             if optimizer is not None:
                 made = self._steered(optimizer([p for p in together.parameters() if p.requires_grad]), together)
             result = fit(together, loader, optimizer=made, **training)
-        bnn.to(device_of(flock))
+        bnn.to(device_of(stack))
         bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, num_data, together.steps_per_epoch
         for epoch in result.history:
-            epoch.update({key: epoch[key] / flock.members for key in ("nll", "kl", "loss")})
-        found = flock.tensors()
+            epoch.update({key: epoch[key] / stack.members for key in ("nll", "kl", "loss")})
+        found = stack.tensors()
         own = {name: found.pop(name) for name in bnn.sites.names}
         self.keep(bnn, Particles(own, buffers=found))
         return result
@@ -148,20 +152,20 @@ class SVGD(ParticleMethod):
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """Of a flock, the prediction of all its networks together."""
-        if isinstance(bnn.model, Flock):
+        """Predict with all networks of a stack in training, else as `ParticleMethod`."""
+        if isinstance(bnn.model, ParticleStack):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, inputs) for inputs in batches()], 1))
         return super().predictive(bnn, batches, samples, how, generator)
 
     def _starts(self, bnn: Bayesian, start: Callable[[], nn.Module] | None) -> list[Params]:
-        """Where the particles begin; the network is as it was afterwards."""
+        """Collect the starts of the particles; the network is unchanged afterwards."""
         previous: Particles | None = bnn.state.get("posterior")
         if previous is not None:
             return [previous.network(k, bnn.model) for k in range(previous.count)]
         (values, rest), found = snapshot(bnn), []
         try:
             for _ in range(self.particles):
-                start_afresh_(bnn.model, start)
+                reinitialise_(bnn.model, start)
                 bnn.keep_zeros()
                 own, others = snapshot(bnn)
                 found.append(own | others)
@@ -170,41 +174,76 @@ class SVGD(ParticleMethod):
         return found
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Adam; for a flock, on Stein's direction."""
+        """Make an Adam optimizer; for a stack, on Stein's direction."""
         return self._steered(super().optimizer(bnn, lr), bnn)
 
     def _steered(self, optimizer: torch.optim.Optimizer, bnn: Bayesian) -> torch.optim.Optimizer:
-        if isinstance(bnn.model, Flock) and not self.function_space:
+        if isinstance(bnn.model, ParticleStack) and not self.function_space:
             optimizer.register_step_pre_hook(lambda *_: self._steer(bnn))
         return optimizer
 
     def _steer(self, bnn: Bayesian) -> None:
-        """Put Stein's direction in the place of every particle's own gradient."""
+        """Replace every particle's gradient by Stein's direction."""
         weights = [p for p in map(bnn.model.get_parameter, bnn.sites.names) if p.grad is not None]
         points = torch.cat([_rows(p.detach()) for p in weights], 1)
         gradients = torch.cat([_rows(p.grad) for p in weights if p.grad is not None], 1)
         direction, _ = descent(points, gradients, bnn.data_size(), self.bandwidth)
         parts = direction.split([p[0].numel() for p in weights], 1)
         for p, part in zip(weights, parts, strict=True):
-            p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers take it for dense
+            p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers need dense gradients
 
     def _check(self, bnn: Bayesian, start: Any, optimizer: Any) -> None:
         if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
             raise TypeError(
-                "The particles are stacked in parameters of their own: pass a function that makes an optimizer, such "
+                "The particles are stacked in their own parameters. Pass a function that makes an optimizer, such "
                 f"as optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
             )
         if bnn.anchor is not None:
-            raise BayeslimError("SVGD does not learn on from a posterior of data before. Use bl.Laplace() for that.")
+            raise BayeslimError("SVGD does not support continual learning. Use bl.Laplace() for that.")
         if bnn.state.get("posterior") is None and start is None:
             check_resettable(bnn.model)
 
 
+def kernel(points: Tensor, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:
+    """Compute K (n, n) between all points (n, D), and its bandwidth h.
+
+    Args:
+        points: one per row.
+        bandwidth: h; from the median distance if not given.
+    """
+    n = len(points)
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+    if bandwidth is not None:
+        h = distances.new_tensor(bandwidth)
+    elif n == 1:
+        h = distances.new_ones(())
+    else:
+        apart = distances[~torch.eye(n, dtype=torch.bool, device=points.device)]
+        h = apart.median() / math.log(n)
+    h = h.clamp_min(torch.finfo(points.dtype).tiny * 1e4)  # all points in one place
+    return (-distances / h).exp(), h
+
+
+def descent(points: Tensor, gradients: Tensor, num_data: int, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:
+    """Compute −φ / N, a direction of descent, and (1/n) Σ_j k(x_j, x_i) of every point.
+
+    Args:
+        points: (n, D).
+        gradients: of every point's own loss, −log p / N, (n, D).
+        num_data: N.
+        bandwidth: h; from the median distance if not given.
+    """
+    k, h = kernel(points, bandwidth)
+    total = k.sum(1, keepdim=True)
+    apart = (k @ points - total * points) * (2 / (h * num_data))
+    return (k @ gradients + apart) / len(points), total[:, 0] / len(points)
+
+
 def _rows(values: Tensor) -> Tensor:
-    """One row a particle, at least in single precision."""
+    """Flatten values to one row per particle, at least in single precision."""
     return values.flatten(1).to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _only_gradient(value: Tensor) -> Tensor:
-    """Zero, with a gradient."""
+    """Return zero with the gradient of a value."""
     return value - value.detach()

@@ -1,9 +1,9 @@
-"""Stochastic weight averaging: one network, the mean of those that training passed through.
+"""Stochastic weight averaging: one network, the mean of networks along training.
 
     θ_SWA = (1/T) Σ_i θ_i
 
-Training at a high rate wanders along the rim of a wide optimum; the mean lies inside and generalises better. It is a
-point, with no uncertainty of its own: `SWAG` also takes the spread. Batch norms are measured again for the mean.
+Training at a high rate moves around the edge of a wide optimum; the mean lies inside and generalises better. It is a
+point estimate without uncertainty; `SWAG` also estimates the variance. Batch norms are measured again for the mean.
 
 Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, arXiv:1803.05407
 """
@@ -19,6 +19,8 @@ from bayeslim.methods.shared.batch_statistics import measure_again_
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import seeded
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 @register("method")
 @dataclass(frozen=True, kw_only=True)
 class SWA(Averaging, ParticleMethod):
-    """The mean of the networks that training passed through; settings as in `Averaging`."""
+    """The mean of networks along training; settings as in `Averaging`."""
 
     name: ClassVar[str] = "swa"
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
@@ -38,15 +40,14 @@ class SWA(Averaging, ParticleMethod):
         Args:
             bnn: the network; training starts from where it is.
             loader: batches of inputs and targets.
-            epochs: passes over the loader, in all.
-            seed: makes the run repeat, and leaves the global random state as it was.
-            **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`.
+            epochs: passes over the loader in all.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`.
         """
-        from bayeslim.train.fit import _rank_and_world, _seeded
-
+        self.check_fit(bnn, loader, epochs, training)
         with restored_on_failure(bnn):
             result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)
-            with _seeded(seed, _rank_and_world()[0]):
+            with seeded(seed, rank_and_world()[0], loader):
                 measure_again_(bnn.model, loader)
         self.keep(bnn, gathered([snapshot(bnn)]))
         return result

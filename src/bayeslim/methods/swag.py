@@ -1,13 +1,13 @@
-"""SWAG: a Gaussian around the mean of the networks that training passed through, with their spread.
+"""SWAG: a Gaussian with the mean and covariance of networks along training.
 
     θ = θ_SWA + √s Σ_diag^½ z₁ + √(s / (K − 1)) D z₂        z₁ ~ N(0, I),  z₂ ~ N(0, I_K),  s = ½
 
-with the moments of `bayeslim.methods.trajectory`: a covariance s (Σ_diag + D Dᵀ / (K − 1)), low-rank plus diagonal.
+with the moments of `shared/trajectory.py`: a covariance s (Σ_diag + D Dᵀ / (K − 1)), low-rank plus diagonal.
 
-Batch norms need statistics of the weights they stand among. Those of the mean network are measured when training ends.
-For a network with batch norms `samples` networks are then drawn as well and measured each, and these are what
-predictions are made of: to draw others would take the training data. After pruning, until `fit` is called again, all
-draws have the statistics of the mean network.
+Batch norms need statistics for the weights of their network. Those of the mean network are measured at the end of
+training. For a network with batch norms, `samples` networks are then drawn and measured too, and predictions use these:
+drawing others would need the training data. After pruning, until the next `fit`, all draws have the statistics of the
+mean network.
 
 Maddox, Garipov, Izmailov, Vetrov & Wilson 2019, arXiv:1902.02476
 """
@@ -23,11 +23,15 @@ from torch import Tensor
 
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
-from bayeslim.methods.shared.batch_statistics import drawn, measure_again_, norms_of
+from bayeslim.methods.shared.batch_norms import norms_of
+from bayeslim.methods.shared.batch_statistics import drawn, measure_again_
 from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.posteriors import Posterior
+from bayeslim.predict.predict import predictive
 from bayeslim.results import Fit, Prediction
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.seeding import seeded
 from bayeslim.types import Batches, call
 
 if TYPE_CHECKING:
@@ -37,32 +41,31 @@ if TYPE_CHECKING:
 @register("method")
 @dataclass(frozen=True, kw_only=True)
 class SWAG(GaussianAveraging, FoundPosterior):
-    """The Gaussian of training's own wandering; settings as in `GaussianAveraging`.
+    """A Gaussian fitted to networks along training; settings as in `GaussianAveraging`.
 
-    The posterior is a `LowRankCovariance`, or with `rank=0` a `Diagonal`. The network itself is left at the mean.
+    The posterior is a `LowRankCovariance`, or with `rank=0` a `Diagonal`. The network itself is set to the mean.
     """
 
     name: ClassVar[str] = "swag"
     missing: ClassVar[str] = "The posterior of swag is gathered in training: call bnn.fit(loader, ...) first."
 
     def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
-        """Train, and take the moments of the networks on the way.
+        """Train, and compute the moments of networks along training.
 
         Args:
             bnn: the network; training starts from where it is.
             loader: batches of inputs and targets.
-            epochs: passes over the loader, in all.
-            seed: makes the run repeat, and leaves the global random state as it was.
-            **training: options of `bayeslim.train.fit`, but for `lr_schedule` and `patience`. The paper's optimizer
-                is SGD with momentum; Adam if not given.
+            epochs: passes over the loader in all.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`. The paper's optimizer
+                is SGD with momentum; Adam is used if none is given.
         """
-        from bayeslim.train.fit import _rank_and_world, _seeded
-
+        self.check_fit(bnn, loader, epochs, training)
         with restored_on_failure(bnn):
             result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
             posterior = trajectory.gaussian(self.scale)
             found: dict[str, Posterior] = {"posterior": posterior}
-            with _seeded(seed, _rank_and_world()[0]):
+            with seeded(seed, rank_and_world()[0], loader):
                 measure_again_(bnn.model, loader)
                 if norms_of(bnn.model):
                     found["networks"] = drawn(bnn, posterior, loader, self.samples)
@@ -72,16 +75,14 @@ class SWAG(GaussianAveraging, FoundPosterior):
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Condition the Gaussian on zeros."""
         super().condition(bnn, masks, **options)
-        bnn.state.pop("networks", None)  # drawn from what the posterior was, and measured with it
+        bnn.state.pop("networks", None)  # drawn from the posterior before conditioning
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """From the networks that were measured, where there are such; while training, of the one network."""
-        from bayeslim.predict.predict import predictive
-
+        """Predict with the measured networks if there are any; before `fit` with the one network."""
         if how == "local":
-            raise ValueError('SWAG has no noise to draw for every example. Use how="sample".')
+            raise ValueError('how="local" needs noise per example, and SWAG has none. Use how="sample".')
         networks = bnn.state.get("networks")
         if networks is not None and how in ("auto", "sample"):
             return bnn.likelihood.predict(predictive(networks, bnn, batches, samples, how, generator))

@@ -2,20 +2,22 @@
 
     q(w) = Π N(wᵢ | μᵢ, σᵢ²)          maximise  L = E_q[log p(D|w)] − KL(q ‖ p)
 
-and the same for other families (`families/`) and divergences (`renyi.py`).
+and the same for other families (`families/`) and divergences (`evidence/renyi.py`).
 
 Bayes by Backprop draws w = μ + σ ε and differentiates through it ("shared": one draw for the whole batch). Two
-estimators with less variance draw for every example at the pre-activations, for layers linear in their weights: local
-reparametrisation and Flipout (`stochastic.py`). Whatever cannot be done there, such as recurrent layers, attention,
-embeddings, tied weights and layers that run several times, is drawn whole, once a pass, so it is right for any module.
-Correlated weights, mixtures and Rényi bounds need the density of one draw of all weights: there everything is drawn
-whole. Gates (`gates/`) multiply groups of weights by random scales, which have a KL of their own (`gating.py`).
+estimators with less variance draw noise for every example at the pre-activations of layers linear in their weights:
+local reparametrisation and Flipout (`stochastic.py`). All other weights (recurrent layers, attention, embeddings, tied
+weights, layers that run several times) are drawn once per forward pass, which is correct for any module. Correlated
+weights, mixtures and Rényi bounds need the density of one draw of all weights, so there all weights are drawn once per
+forward pass. Gates (`gates/`) multiply groups of weights by random scales with their own KL (`shared/gating.py`).
 
 Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Welling 2015, arXiv:1506.02557
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
+from bayeslim.errors import BayeslimError, BayeslimWarning
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
@@ -31,17 +34,22 @@ from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
-from bayeslim.methods.shared import full_weight_elbo as whole_draws
 from bayeslim.methods.shared import gating
+from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_terms
 from bayeslim.noise import current_generator, standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
 from bayeslim.priors import Prior
+from bayeslim.results import Fit
 from bayeslim.sites import owner
 from bayeslim.train.schedules import Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
+
+
+LAST_FRACTION, MAX_STD_CHANGE = 0.2, 1.1
+"""`fit` warns if σ changed by more than this factor, on (geometric) average, over this last fraction of epochs."""
 
 
 @register("method")
@@ -53,18 +61,23 @@ class Variational(Method):
         family: the distribution that is fitted, one of `bayeslim.families`.
         renyi: the order α of the divergence, any number or ±inf. 1 is the ELBO; smaller fits wider, larger narrower.
             At α ≥ 0 the objective is, on the whole data and in expectation, a lower bound of the evidence. At α < 0
-            it is none, and maximising it is a heuristic that depends on `samples` (see `bayeslim.renyi`). `kl_weight`
-            and `temperature` multiply log q(w) − log p(w) within every log-weight; other than 1 there is no bound.
+            it is not, and maximising it is a heuristic that depends on `samples` (see `evidence/renyi.py`).
+            `kl_weight` and `temperature` multiply log q(w) − log p(w) in every log-weight; unless both are 1 there is
+            no bound.
         estimator: how noise is drawn in training: "local", "shared" or "flipout". "auto" is local, and shared where
-            one draw of all weights is needed: other families than the diagonal, α ≠ 1 and antithetic pairs. "mean" is
-            no noise at all: the means alone are trained (see `bayeslim.fine_tune`).
-        samples: draws a step, K (for mixtures, of every component); α ≠ 1 compares them and needs at least two.
+            one draw of all weights is needed: other families than the diagonal, α ≠ 1 and antithetic pairs. "mean" has
+            no noise: only the means are trained (see `bayeslim.fine_tune`).
+        samples: draws per step, K (for mixtures, from every component); α ≠ 1 compares them and needs at least two.
         antithetic: draw noise in pairs ε, −ε (needs an even number of samples and shared noise).
-        kl_schedule: the KL's weight over training.
-        temperature: a factor on the KL: below 1 is a cold posterior.
+        kl_schedule: the weight of the KL over training.
+        temperature: a factor on the KL; below 1 gives a cold posterior.
         gates: random scales of groups of weights, one of `bayeslim.gates`, that learn which units a network needs.
-        gate_at: what to gate instead of inputs of Linear layers, filters of convolutions, and so on: sides by the names
-            of layers, such as {"conv1": "outputs", "fc1": "inputs"} (see `bayeslim.gates.placement`).
+        gate_at: the sides of layers to gate, by the names of layers, instead of the default (inputs of Linear layers,
+            filters of convolutions, and so on), such as {"conv1": "outputs", "fc1": "inputs"} (see
+            `bayeslim.gates.placement`).
+        std_rate: a factor on the learning rate of log σ, for `family=DiagonalGaussian()` without gates. Adam moves
+            every parameter by about the same amount, and log σ has further to go than μ: from log 0.01 often to near
+            the prior's width. `fit` warns if σ still moves at the end.
     """
 
     family: Family = field(default_factory=DiagonalGaussian)
@@ -76,6 +89,7 @@ class Variational(Method):
     temperature: float = 1.0
     gates: Gate | None = None
     gate_at: GateAt | None = None
+    std_rate: float = 10.0
 
     name: ClassVar[str] = "variational"
     default_sites: ClassVar[str] = "weights"
@@ -89,62 +103,66 @@ class Variational(Method):
             raise TypeError(
                 f"family must be one of bayeslim.families, such as DiagonalGaussian(). Got {self.family!r}."
             )
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and not negative. Got {self.temperature}.")
+        if not 0 < self.std_rate < math.inf:
+            raise ValueError(f"std_rate is a factor on a learning rate and must be positive. Got {self.std_rate}.")
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1. Got {self.samples}.")
         renyi.check(self.renyi)
         if self.renyi != 1 and self.samples < 2:
             raise ValueError(
-                f"renyi={self.renyi:g} weighs draws against each other, and one alone is the ELBO: it needs samples of "
-                f"at least 2. Got samples={self.samples}. Pass, for example, samples=10."
+                f"renyi={self.renyi:g} compares draws and needs samples of at least 2. Got samples={self.samples}. "
+                "Pass, for example, samples=10."
             )
         if self.estimator in ("local", "flipout", "mean") and not self.mean_field:
             raise ValueError(
-                f'estimator="{self.estimator}" gives no density of one draw of all weights: it is for independent '
-                "weights, such as family=DiagonalGaussian(), at renyi=1. "
+                f'estimator="{self.estimator}" needs independent weights, such as family=DiagonalGaussian(), and '
+                "renyi=1. "
                 f'Got family={self.family!r}, renyi={self.renyi:g}. Use estimator="auto" or "shared".'
             )
         if self.antithetic and (self.samples % 2 or self.noise_at != "shared"):
             raise ValueError(
-                "antithetic=True draws pairs ε, −ε of whole weights: it needs an even number of samples and "
+                "antithetic=True draws pairs ε, −ε of all weights. It needs an even number of samples and "
                 f'estimator="auto" or "shared". Got samples={self.samples}, estimator={self.estimator!r}.'
             )
         if not isinstance(self.kl_schedule, Schedule):
             raise TypeError(f"kl_schedule must be one of bayeslim.schedules. Got {self.kl_schedule!r}.")
         if isinstance(self.family, Point) and self.renyi != 1:
-            raise ValueError(f"Weights that are points have no density: they need renyi=1. Got {self.renyi:g}.")
+            raise ValueError(f"family=Point() has no density and needs renyi=1. Got renyi={self.renyi:g}.")
         gating.check(self.gates, self.gate_at, self.family, self.mean_field)
-        if self.gate_at is not None:  # as it comes back from a file
+        if self.gate_at is not None:  # lists become tuples, as after reading a file
             sides = {layer: side if isinstance(side, str) else tuple(side) for layer, side in self.gate_at.items()}
             object.__setattr__(self, "gate_at", sides)
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:
-        """Closed forms are the optima of the KL to the posterior of the weights, not of other divergences."""
+        """How priors can be learned; closed forms are optima of the KL of the weights only."""
         if isinstance(self.family, Point):
             return ()
         return ("gradient", "closed form") if self.renyi == 1 and self.gates is None else ("gradient",)
 
     @property
     def noise_at(self) -> str:
-        """The estimator that "auto" stands for."""
+        """The estimator, with "auto" resolved."""
         if self.estimator != "auto":
             return self.estimator
         return "local" if self.mean_field and not self.antithetic else "shared"
 
     @property
     def mean_field(self) -> bool:
-        """Whether weights are independent and the divergence is the KL, so that weights need not be drawn together."""
+        """Whether weights are independent and the divergence is the KL."""
         return isinstance(self.family, (DiagonalGaussian, Point)) and self.renyi == 1
 
     def convert(self, bnn: Bayesian) -> None:
-        """Give every random parameter what the family keeps beside it, and every gated layer what its gates learn."""
+        """Register the parameters of the family and of the gates."""
         self.family.check(bnn.model, bnn.sites.names)
         if self.gates is not None:
             gating.install(bnn, self.gates, self.gate_at)
         self.family.register(bnn.model, bnn.sites.names)
 
     def strip(self, bnn: Bayesian, model: nn.Module) -> None:
-        """Take that out again."""
+        """Remove the parameters of the family and of the gates."""
         self.family.strip(model, bnn.sites.names)
         if self.gates is not None:
             gating.strip(model, bnn.state["places"], self.gates)
@@ -153,7 +171,7 @@ class Variational(Method):
         return None if self.gates is None else gating.Gating(self.gates, bnn)
 
     def _retype(self, bnn: Bayesian, inputs: Inputs) -> None:
-        """Turn noise at the pre-activations on for the layers seen to run once; the rest are drawn whole."""
+        """Switch on noise at the pre-activations of layers that run once in a forward pass."""
         if self.noise_at == "shared" or bnn.state.get("noisy") is not None or torch.compiler.is_compiling():
             return
         tied = {site.name for site in bnn.sites if site.aliases}
@@ -173,37 +191,37 @@ class Variational(Method):
             stochastic.make_noisy(bnn.model.get_submodule(path), self.noise_at, self.family)
         bnn.state["noisy"] = noisy
 
-    def _whole(self, bnn: Bayesian) -> list[str]:
-        """The random parameters that are drawn whole rather than at a layer's pre-activations."""
+    def _drawn_once(self, bnn: Bayesian) -> list[str]:
+        """List the random parameters drawn once per pass instead of at pre-activations."""
         if isinstance(self.family, Point):
             return []
         noisy = set(bnn.state.get("noisy") or ())
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | Tensor | None) -> Terms:
-        """Mean NLL over K draws, and the KL; for a Rényi bound, see `whole_draws`."""
+        """Compute the mean NLL over K draws and the KL; for Rényi bounds see `full_weight_elbo.py`."""
         num_data = bnn.data_size()
         if kl_weight is None:
             kl_weight = bnn.scheduled(self.kl_schedule)
         inputs, targets = split_batch(batch)
         if not self.mean_field:
-            return whole_draws.terms(self, bnn, inputs, targets, kl_weight * self.temperature, num_data)
+            return full_weight_terms(self, bnn, inputs, targets, kl_weight * self.temperature, num_data)
         if self.estimator == "mean":
             log_likelihood = bnn.likelihood.log_prob(self._mean_outputs(bnn, inputs), targets).mean()
             kl = self._weights(bnn)[2] if self.temperature else log_likelihood.new_zeros(())
             return Terms(-log_likelihood, kl, kl_weight * self.temperature, num_data)
         self._retype(bnn, inputs)
         gates = self._gating(bnn)
-        whole = self._whole(bnn)
-        means, spreads, kl = self._weights(bnn, stds_of=whole if self.noise_at == "local" else None)
+        drawn_once = self._drawn_once(bnn)
+        means, spreads, kl = self._weights(bnn, stds_of=drawn_once if self.noise_at == "local" else None)
         nlls = []
         noise: Params = {}
         given = {name: (means[name], spreads[name]) for name in spreads}
         with stochastic.noise(bnn.model, on=True, given=given):
             for k in range(self.samples):
                 mirror = self.antithetic and k % 2 == 1
-                noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(spreads, whole)
-                params = {n: (spreads[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in whole}
+                noise = {n: -e for n, e in noise.items()} if mirror else standard_normals_like(spreads, drawn_once)
+                params = {n: (spreads[n] * noise[n]).add_(means[n]).to(means[n].dtype) for n in drawn_once}
                 if gates is not None:
                     nlls.append(-gates.log_likelihood(inputs, targets, params))
                 else:
@@ -212,16 +230,16 @@ class Variational(Method):
         return Terms(nll, kl, kl_weight * self.temperature, num_data)
 
     def kl(self, bnn: Bayesian) -> Tensor:
-        """KL(q ‖ p) of the mean field, over the weights that are left, and of their gates."""
+        """Compute KL(q ‖ p) of the mean field over the weights that are left, and of their gates."""
         assert self.mean_field
         return self._weights(bnn)[2]
 
     def _weights(self, bnn: Bayesian, stds_of: list[str] | None = None) -> tuple[Params, Params, Tensor]:
-        """μ and σ of every random parameter (points have no σ), and the KL of those that are not cut.
+        """Compute μ and σ of every random parameter (points have no σ), and the KL of weights that are left.
 
         Args:
             bnn: the network.
-            stds_of: the parameters to give σ of, if not all; of the others it is σ², which local noise is made of.
+            stds_of: the parameters to return σ for, if not all; for the others σ² is returned, as local noise needs.
         """
         means: Params = {}
         spreads: Params = {}
@@ -257,8 +275,59 @@ class Variational(Method):
             means |= {name: family.counted(means[name], log_std) for name, log_std in log_stds.items()}
         return means, spreads, kls[0] if len(kls) == 1 else torch.stack(kls).sum()
 
+    @property
+    def trains_plain_stds(self) -> bool:
+        """Whether log σ of independent Gaussians is trained by Adam."""
+        return type(self.family) is DiagonalGaussian and self.gates is None and self.estimator != "mean"
+
+    def _log_stds(self, bnn: Bayesian) -> list[Tensor]:
+        assert isinstance(self.family, DiagonalGaussian)
+        return [self.family.log_std(bnn.model, name) for name in bnn.sites.names]
+
+    def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
+        """Make an Adam optimizer, with a larger learning rate for log σ."""
+        optimizer = super().optimizer(bnn, lr)
+        if self.trains_plain_stds:
+            stds = {id(log_std): log_std for log_std in self._log_stds(bnn)}
+            (group,) = optimizer.param_groups
+            group["params"] = [p for p in group["params"] if id(p) not in stds]
+            optimizer.add_param_group({"params": list(stds.values()), "lr": self.std_rate * lr})
+        return optimizer
+
+    def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
+        """Train, and warn if standard deviations still move at the end.
+
+        Args:
+            bnn: the network.
+            loader: batches of inputs and targets.
+            **options: the options of `bayeslim.train.fit`.
+        """
+        if not self.trains_plain_stds:
+            return super().fit(bnn, loader, **options)
+        widths = [self._mean_log_std(bnn)]
+        callbacks = [*options.pop("callbacks", ()), lambda epoch: widths.append(self._mean_log_std(bnn))]
+        result = super().fit(bnn, loader, callbacks=callbacks, **options)
+        last = max(1, round(LAST_FRACTION * (len(widths) - 1)))
+        change = math.exp(widths[-1] - widths[-1 - last]) if len(widths) > 1 else 1.0
+        result.details["std_change"] = change
+        if not 1 / MAX_STD_CHANGE < change < MAX_STD_CHANGE:
+            warnings.warn(
+                f"Standard deviations were still moving when training ended: by a factor of {change:.2f} in the last "
+                f"{last} of {len(widths) - 1} epochs. Uncertainty is {'under' if change > 1 else 'over'}stated. "
+                "Train for more epochs, or use a larger Variational(std_rate=...).",
+                BayeslimWarning,
+                stacklevel=3,
+            )
+        return result
+
+    @torch.no_grad()
+    def _mean_log_std(self, bnn: Bayesian) -> float:
+        """Average log σ over the weights that are left."""
+        values = torch.cat([log_std.flatten() for log_std in self._log_stds(bnn)])
+        return float(values[values.isfinite()].mean())
+
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """The family's conditional on the zeros: correlated survivors move to where it wants them."""
+        """Condition the family on the zeros; correlated survivors move."""
         inside = {name: mask for name, mask in masks.items() if name in bnn.sites.names}
         self.family.assign(bnn.model, self._ungated(bnn).condition(inside, **options), inside)
         if self.gates is not None:
@@ -267,8 +336,17 @@ class Variational(Method):
     def _ungated(self, bnn: Bayesian) -> Posterior:
         return self.family.posterior(bnn.model, bnn.sites.names)
 
+    def improper(self, bnn: Bayesian) -> list[str]:
+        """Name the priors that do not integrate to one, of weights and gates."""
+        if isinstance(self.family, Point):
+            raise BayeslimError(
+                "Weights that are points are no distribution, so there is no evidence. Use families.DiagonalGaussian()."
+            )
+        gates = [] if self.gates is None or self.gates.is_proper else [type(self.gates).__name__]
+        return super().improper(bnn) + gates
+
     def posterior(self, bnn: Bayesian) -> Posterior:
-        """The fitted family, as it is now: training on does not change it."""
+        """Copy the current family as data, which further training does not change."""
         gates, base = self._gating(bnn), self._ungated(bnn)
         if gates is None:
             return base
@@ -278,7 +356,7 @@ class Variational(Method):
         return Gated(Diagonal({**base.mean, **points}, {**base.std, **no_spread}), gates.scales())
 
     def mean_params(self, bnn: Bayesian) -> Params:
-        """Means that do not count as they are trained."""
+        """Compute the weights of the mean network that differ from the trained parameters."""
         family, gates = self.family, self._gating(bnn)
         means: Params = {}
         if isinstance(family, DiagonalGaussian) and family.counts_otherwise:
@@ -290,7 +368,7 @@ class Variational(Method):
             return call(bnn.model, inputs, self.mean_params(bnn))
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """One draw of the network, with the training estimator's noise, differentiable."""
+        """Compute the outputs of one draw with the noise of training, differentiable."""
         if self.estimator == "mean":
             return self._mean_outputs(bnn, inputs)
         family, gates = self.family, self._gating(bnn)
@@ -299,10 +377,10 @@ class Variational(Method):
             component = torch.multinomial(
                 q.log_weights.detach().exp(), 1, generator=current_generator(q.log_weights.device)
             )[0]
-            return call(bnn.model, inputs, whole_draws.as_parameters(bnn, q.draw(q.noise(), component).weights))
+            return call(bnn.model, inputs, as_parameters(bnn, q.draw(q.noise(), component).weights))
         self._retype(bnn, inputs)
         params = {}
-        for name in self._whole(bnn):
+        for name in self._drawn_once(bnn):
             assert isinstance(family, DiagonalGaussian)
             mean, std = family.mean(bnn.model, name), family.std(bnn.model, name)
             params[name] = torch.addcmul(mean, std, standard_normal_like(std)).to(mean.dtype)

@@ -1,46 +1,47 @@
-"""Cholesky factors that survive rounding: a second try in float64, then the smallest jitter that works."""
+"""Cholesky factors in float64 that survive rounding: of the equilibrated matrix, with the smallest jitter that works.
+
+With D = diag(M), D^(-1/2) M D^(-1/2) has a unit diagonal, so that weights of very different scales are factored alike,
+and a jitter on that diagonal is relative to each weight's own scale.
+"""
 
 from __future__ import annotations
-
-import warnings
 
 import torch
 from torch import Tensor
 
-from bayeslim.errors import BayeslimWarning, NotPositiveDefinite
+from bayeslim.errors import NotPositiveDefinite
 
-JITTERS = (1e-12, 1e-10, 1e-8, 1e-6)
-"""What may be added to a diagonal, relative to its mean, when float64 alone is not enough."""
+JITTERS = (1e-15, 1e-14, 1e-13, 1e-12, 1e-10, 1e-8, 1e-6)
+"""Amounts added to a unit diagonal, smallest first."""
 
 
 def cholesky(matrix: Tensor) -> tuple[Tensor, float]:
-    """The lower factor of a symmetric positive-definite matrix (..., n, n), and the relative jitter it needed.
+    """Factor symmetric positive-definite matrices (..., n, n) in float64.
 
-    Works in the matrix's dtype, then in float64, then with jitter and a warning.
+    Returns:
+        the lower factors in float64, and the relative jitter that was needed.
 
     Raises:
-        NotPositiveDefinite: when even the largest jitter is not enough.
+        NotPositiveDefinite: when the matrix is not finite, or the largest jitter is not enough.
     """
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    if not bool(info.any()):
-        return factor, 0.0
     wide = matrix.double()
     factor, info = torch.linalg.cholesky_ex(wide)
-    if not bool(info.any()):
-        return factor.to(matrix.dtype), 0.0
+    if not bool(info.any()) and bool(torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all()):
+        return factor, 0.0
+    if not bool(torch.isfinite(wide).all()):
+        raise NotPositiveDefinite(
+            f"A precision must be finite. Got one of shape {tuple(matrix.shape)} with NaN or infinite entries: check "
+            "the data and the network's weights."
+        )
     diagonal = wide.diagonal(dim1=-2, dim2=-1)
-    size = diagonal.abs().mean(-1, keepdim=True)
+    scale = diagonal.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    scaled = wide / scale[..., :, None] / scale[..., None, :]
     for jitter in JITTERS:
-        factor, info = torch.linalg.cholesky_ex(wide + torch.diag_embed((jitter * size).expand_as(diagonal)))
+        factor, info = torch.linalg.cholesky_ex(scaled + torch.diag_embed(torch.full_like(diagonal, jitter)))
         if not bool(info.any()):
-            warnings.warn(
-                f"A precision was singular to rounding: {jitter:g} of its mean diagonal was added. "
-                "A larger prior precision avoids this.",
-                BayeslimWarning,
-                stacklevel=2,
-            )
-            return factor.to(matrix.dtype), jitter
+            return factor * scale[..., :, None], jitter
     raise NotPositiveDefinite(
-        f"A precision must be positive definite. Got one of shape {tuple(matrix.shape)} that is not, even with "
-        f"{JITTERS[-1]:g} of its mean diagonal added. Use a larger prior precision."
+        f"A precision must be positive definite. Got one of shape {tuple(matrix.shape)} that is not, even with its "
+        f"diagonal raised by {JITTERS[-1]:g} of itself. Pass a curvature without negative eigenvalues, or a larger "
+        "prior precision."
     )

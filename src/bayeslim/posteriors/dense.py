@@ -7,6 +7,7 @@ solves are by Cholesky; conditioning is exact.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import BayeslimWarning, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
 from bayeslim.posteriors.cholesky import cholesky
@@ -36,7 +37,8 @@ class Dense(Gaussian):
         indices: flat indices of the random weights by name; None makes all of them random.
 
     Attributes:
-        jitter: the amount added to the diagonal to factor it, relative to its mean; zero unless a warning said so.
+        precision: P in float64.
+        jitter: the amount added to the diagonal to factor it, relative to itself; zero unless a warning said so.
     """
 
     kind: ClassVar[str] = "dense"
@@ -61,9 +63,17 @@ class Dense(Gaussian):
                 f"Got {tuple(precision.shape)}."
             )
         resolved = priors.resolve(prior_precision, self._mean)
-        delta = self.layout.vector(priors.diagonal(resolved, self._mean, self.curvature), self.curvature)
-        self.precision = (self.curvature + self.curvature.mT) / 2 + torch.diag_embed(delta[self.places])
+        wide = self.curvature.double()
+        delta = self.layout.vector(priors.diagonal(resolved, self._mean, wide), wide)
+        self.precision = (wide + wide.mT) / 2 + torch.diag_embed(delta[self.places])
         self.factor, self.jitter = cholesky(self.precision)
+        if self.jitter:
+            warnings.warn(
+                f"A precision was singular to rounding: its diagonal was raised by {self.jitter:g} of itself. "
+                "A larger prior precision avoids this.",
+                BayeslimWarning,
+                stacklevel=2,
+            )
 
     @property
     def mean(self) -> Params:

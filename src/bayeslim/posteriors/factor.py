@@ -1,7 +1,8 @@
-"""A symmetric positive semi-definite matrix, known by its eigendecomposition Q diag(λ) Qᵀ.
+"""A symmetric positive semi-definite matrix, known by its eigendecomposition Q diag(λ) Qᵀ, in float64.
 
 One factor may hold a matrix for each group of a grouped convolution, (groups, n, n), or only a diagonal: the input
-factor of an embedding is diagonal, and as large as the vocabulary.
+factor of an embedding is diagonal, and as large as the vocabulary. Solves with products of two such matrices need
+float64: in float32 the small eigenvalues of an ill-conditioned factor are rounding errors of the large ones.
 """
 
 from __future__ import annotations
@@ -14,25 +15,53 @@ from torch import Tensor
 
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 
+MAX_NEGATIVE_RATIO = {torch.float64: 1e-8}
+"""Eigenvalues down to minus this fraction of the largest count as rounding errors, by the dtype of the matrix."""
+MAX_NEGATIVE_RATIO_OF_OTHERS = 1e-3
+
 
 @dataclass(frozen=True, eq=False)
 class Factor:
     """Eigenvalues and eigenvectors of one side of a Kronecker product.
 
     Attributes:
-        values: eigenvalues ≥ 0, (groups, n).
-        vectors: eigenvectors in columns, (groups, n, n); None stands for the identity, a diagonal matrix.
+        values: eigenvalues ≥ 0, (groups, n), float64.
+        vectors: eigenvectors in columns, (groups, n, n), float64; None stands for the identity, a diagonal matrix.
     """
 
     values: Tensor
     vectors: Tensor | None
 
+    def __post_init__(self) -> None:
+        shape = self.values.shape
+        if len(shape) != 2 or (self.vectors is not None and self.vectors.shape != (*shape, shape[1])):
+            got = None if self.vectors is None else tuple(self.vectors.shape)
+            raise ShapeMismatch(
+                f"A factor needs eigenvalues (groups, n) and eigenvectors (groups, n, n). Got {tuple(shape)} and {got}."
+            )
+        object.__setattr__(self, "values", self.values.double())
+        if self.vectors is not None:
+            object.__setattr__(self, "vectors", self.vectors.double())
+
+    @classmethod
+    def restore(cls, values: Tensor, vectors: Tensor | None) -> Factor:
+        """Build a factor from stored values, which are not trusted.
+
+        Raises:
+            NotPositiveDefinite: if they are not finite, or an eigenvalue is negative.
+        """
+        if not bool(torch.isfinite(values).all()) or not bool((values >= 0).all()):
+            raise NotPositiveDefinite("The stored eigenvalues of a factor must be finite and not negative.")
+        if vectors is not None and not bool(torch.isfinite(vectors).all()):
+            raise NotPositiveDefinite("The stored eigenvectors of a factor must be finite.")
+        return cls(values, vectors)
+
     @classmethod
     def of(cls, matrix: Tensor, what: str = "factor") -> Factor:
         """Decompose a matrix (n, n), one a group (groups, n, n), or a diagonal (n,).
 
-        The decomposition is made in float64 and kept in the matrix's dtype, half precision in float32. Eigenvalues
-        below zero by rounding become zero: a rank-deficient or all-zero factor (a unit that is never active) is fine.
+        Eigenvalues below zero by rounding become zero: a rank-deficient or all-zero factor (a unit that is never
+        active) is fine.
 
         Raises:
             ShapeMismatch: if it is not square.
@@ -48,30 +77,29 @@ class Factor:
                 f"The {what} must be finite. Got infinite or undefined entries: check the data, or accumulate the "
                 "curvature in a wider dtype."
             )
-        dtype = matrix.dtype if matrix.dtype == torch.float64 else torch.float32
         vectors: Tensor | None = None
         if matrix.ndim == 1:
             values = matrix.double()[None]
         else:
             wide = matrix.double().reshape(-1, *matrix.shape[-2:])
             values, vectors = torch.linalg.eigh((wide + wide.mT) / 2)
-            vectors = vectors.to(dtype).contiguous()
-        rounding = 1e-8 if matrix.dtype == torch.float64 else 1e-3
+            vectors = vectors.contiguous()
+        rounding = MAX_NEGATIVE_RATIO.get(matrix.dtype, MAX_NEGATIVE_RATIO_OF_OTHERS)
         lowest, highest = float(values.detach().min()), float(values.detach().max())
         if lowest < -rounding * max(highest, 0.0):
             raise NotPositiveDefinite(
                 f"The {what} must be positive semi-definite. Got eigenvalues from {lowest:.3g} to {highest:.3g}."
             )
-        return cls(values.clamp(min=0).to(dtype), vectors)
+        return cls(values.clamp(min=0), vectors)
 
     @property
     def groups(self) -> int:
-        """How many matrices it holds."""
+        """The number of its matrices."""
         return self.values.shape[0]
 
     @property
     def size(self) -> int:
-        """Its matrices are size × size."""
+        """The number of rows of each of its matrices."""
         return self.values.shape[1]
 
     @cached_property
@@ -87,37 +115,35 @@ class Factor:
         return self.values if self.vectors is None else self.spread(self.values[..., None])[..., 0]
 
     def times(self, x: Tensor) -> Tensor:
-        """The matrix times `x`, (..., groups, n, m)."""
+        """Multiply the matrix with `x`, (..., groups, n, m)."""
         return self.values[..., None] * x if self.vectors is None else self.matrix @ x
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Qᵀ x: into the eigenbasis."""
+        """Rotate into the eigenbasis: Qᵀ x."""
         return x if self.vectors is None else self.vectors.mT @ x
 
-    def rotate_vectors(self, x: Tensor) -> Tensor:
-        """Qᵀ x for many vectors, (..., groups, n)."""
-        return x if self.vectors is None else torch.einsum("...gi,gij->...gj", x, self.vectors)
-
     def rotate_back(self, x: Tensor) -> Tensor:
-        """Q x: out of the eigenbasis."""
+        """Rotate out of the eigenbasis: Q x."""
         return x if self.vectors is None else self.vectors @ x
 
     def spread(self, x: Tensor) -> Tensor:
-        """(Q ∘ Q) x: how variances in the eigenbasis spread over the coordinates."""
+        """Spread variances in the eigenbasis over the coordinates: (Q ∘ Q) x."""
         return x if self.vectors is None else self.vectors.square() @ x
 
     def entries(self, group: Tensor | int, rows: Tensor, columns: Tensor) -> Tensor:
-        """Entries of the groups' matrices at `rows`, `columns` (any shapes that broadcast)."""
+        """Gather entries of the groups' matrices at `rows`, `columns` (shapes that broadcast)."""
         if self.vectors is None:
             return torch.where(rows == columns, self.values[group, rows], 0.0)
         return self.matrix[group, rows, columns]
 
     def rescaled(self, scale: Tensor) -> Factor:
-        """The factor of diag(s)⁻¹ M diag(s)⁻¹, for s of shape (groups, n)."""
+        """Decompose diag(s)⁻¹ M diag(s)⁻¹, for s of shape (groups, n)."""
         if self.vectors is None:
             return Factor(self.values / scale.square(), None)
-        return Factor.of(self.matrix / (scale[:, :, None] * scale[:, None, :]))
+        # The product of a root with itself has rounding errors in proportion to its own rows, whatever their scales.
+        root = self.vectors * self.values.sqrt()[:, None, :] / scale[:, :, None]
+        return Factor.of(root @ root.mT)
 
     def shifted(self, shift: Tensor) -> Factor:
-        """The factor of M + shift·I, for shifts (groups, 1)."""
+        """Add shift·I, for shifts (groups, 1)."""
         return Factor(self.values + shift, self.vectors)

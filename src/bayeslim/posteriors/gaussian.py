@@ -24,7 +24,7 @@ from torch import Tensor
 from bayeslim.errors import CorruptFile, ShapeMismatch
 from bayeslim.io.registry import register, registered
 from bayeslim.posteriors.base import Posterior, check_masks
-from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
+from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solve, Solver
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
 
@@ -137,18 +137,21 @@ class Gaussian(Posterior):
             how: "joint" solves for all survivors of a layer together, the definition. "row" (Kronecker only) solves
                 each output's row on the input factor alone: faster at high sparsity, exact only if the output factor
                 is diagonal. It decides where the mean goes; the covariance is that of P_RR either way.
-            tolerance: relative residual at which conjugate gradients stop (Kronecker only).
-            max_iterations: most iterations of conjugate gradients; a warning when they do not suffice.
+            tolerance: relative error at which conjugate gradients stop (Kronecker only).
+            max_iterations: most iterations of conjugate gradients. Where they do not suffice, a small layer is solved
+                directly; a large one gets the better of the last iterate and the row-wise mean, with a warning.
         """
         if how not in ("joint", "row"):
             raise ValueError(f'how must be "joint" or "row". Got {how!r}.')
         kept = check_masks(masks, self.mean)
         solver = Solver(tolerance, max_iterations)
-        if how == "row":
-            mean = self.rowwise_mean(kept)
-        else:
-            mean = survivors(self, self.restrict(kept, solver), kept, self.mean)
-        return Conditioned(self, kept, {name: value.to(self.mean[name].dtype) for name, value in mean.items()}, solver)
+        mean, solves = (self.rowwise_mean(kept), {}) if how == "row" else self.conditional_mean(kept, solver)
+        own = {name: value.to(self.mean[name].dtype) for name, value in mean.items()}
+        return Conditioned(self, kept, own, solver, solves)
+
+    def conditional_mean(self, kept: Mapping[str, Tensor], solver: Solver) -> tuple[Params, dict[str, Solve]]:
+        """Compute T(μ), and tell how each layer was solved for if that took iterations."""
+        return survivors(self, self.restrict(kept, solver), kept, self.mean), {}
 
     def rowwise_mean(self, kept: Mapping[str, Tensor]) -> Params:
         """Compute the conditional mean with each output's row on its own; only families with rows can."""
@@ -174,17 +177,24 @@ class Conditioned(Gaussian):
         masks: by name, True = kept; parameters without a mask are kept whole.
         mean: the conditional mean, zero where cut.
         solver: when iterative solves with P_RR stop.
+        solves: how the mean of each layer was solved for, by the weight's name; not saved.
     """
 
     kind: ClassVar[str] = "conditioned"
 
     def __init__(
-        self, base: Gaussian, masks: Mapping[str, Tensor], mean: Mapping[str, Tensor], solver: Solver = DEFAULT_SOLVER
+        self,
+        base: Gaussian,
+        masks: Mapping[str, Tensor],
+        mean: Mapping[str, Tensor],
+        solver: Solver = DEFAULT_SOLVER,
+        solves: Mapping[str, Solve] | None = None,
     ):
         self.base = base
         self.masks = check_masks(masks, base.mean)
         self._mean = {name: mean[name] * self.masks[name] for name in base.mean}
         self.solver = solver
+        self.solves = dict(solves or {})
 
     @cached_property
     def restriction(self) -> Restriction:

@@ -1,17 +1,19 @@
-"""P_RR of one Kronecker layer: solving for the weights that are kept.
+"""P_RR of one Kronecker layer: solving for the weights that are kept, in float64.
 
 The joint solve is conjugate gradients on the masked product V ↦ K ∘ (G (K ∘ V) A + δ V), preconditioned by the masked
 inverse K ∘ P⁻¹(K ∘ V), which is free to set up. On LeNet-300-100 it takes 20 to 220 products for a residual of 1e-6, a
-third of what the diagonal takes.
+third of what the diagonal takes; with a weak prior, some hundreds. Where it does not converge, a layer with few kept
+weights is solved by Cholesky. The error of the iterates falls in the norm of P, so that wherever they end the posterior
+prefers the last one to weights that did not move.
 
 Row by row, the kept entries of G_oo A + δ I are gathered and factored in batches (as in SparseGPT: Frantar & Alistarh
 2023, arXiv:2301.00774). Neither forms the layer's covariance.
 
-Log-determinant and marginal variances are exact where a group keeps at most `EXACT` weights. Beyond that the
-log-determinant is a stochastic Lanczos quadrature (within 3 % on LeNet-300-100), and a variance is its row's, times
-what correlations between rows added to it before the cut: exact if nothing is cut or G is diagonal, and always between
-the variance given all other rows and that before the cut (on LeNet-300-100 at 85 to 98 % cut, a median error of 1 to
-30 %).
+Log-determinant and marginal variances are exact where a group keeps at most `MAX_EXACT_WEIGHTS` weights. Beyond that
+the log-determinant is a stochastic Lanczos quadrature (within 3 % on LeNet-300-100), and a variance is its row's, times
+the factor by which correlations between rows raised it before the cut: exact if nothing is cut or G is diagonal, and
+always between the variance given all other rows and that before the cut (on LeNet-300-100 at 85 to 98 % cut, a median
+error of 1 to 30 %).
 """
 
 from __future__ import annotations
@@ -23,14 +25,21 @@ import torch
 from torch import Tensor
 
 from bayeslim.posteriors.cholesky import cholesky
-from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver, conjugate_gradients, log_det_estimate
+from bayeslim.posteriors.conjugate import (
+    DEFAULT_SOLVER,
+    Solve,
+    Solver,
+    conjugate_gradients,
+    dot,
+    log_det_estimate,
+)
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 
-CHUNK = 2**26
-"""How many numbers a batch of factored rows holds at most, unless one row has more."""
+MAX_NUMBERS_PER_CHUNK = 2**26
+"""Rows are factored in batches of at most this many numbers, or one row."""
 
-EXACT = 2048
-"""Up to how many kept weights of a group their precision is formed and factored."""
+MAX_EXACT_WEIGHTS = 2048
+"""The precision of up to this many kept weights of a group is formed and factored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +49,7 @@ class KeptBlock:
     Attributes:
         block: the layer.
         kept: True = kept, (groups, outputs, inputs).
-        solver: how far conjugate gradients go.
+        solver: when conjugate gradients stop.
     """
 
     block: KroneckerBlock
@@ -48,19 +57,52 @@ class KeptBlock:
     solver: Solver = DEFAULT_SOLVER
 
     def product(self, v: Tensor) -> Tensor:
-        """P_RR v_R."""
+        """Compute P_RR v_R."""
         return self.block.precision_product(v * self.kept) * self.kept
 
     def solve(self, v: Tensor) -> Tensor:
-        """P_RR⁻¹ v_R; leading dimensions are separate right-hand sides."""
+        """Compute P_RR⁻¹ v_R; leading dimensions are separate right-hand sides."""
+        return self.solution(v)[0]
+
+    def solution(self, v: Tensor) -> tuple[Tensor, Solve]:
+        """Compute P_RR⁻¹ v_R, and tell how it was solved for."""
+        rhs = v.double() * self.kept
 
         def precondition(r: Tensor) -> Tensor:
             return self.block.covariance_product(r) * self.kept
 
-        return conjugate_gradients(self.product, v * self.kept, precondition, self.solver).value
+        found = conjugate_gradients(self.product, rhs, precondition, self.solver)
+        if found.converged:
+            return found.value, Solve("joint", found.iterations, self._residual(found.value, rhs))
+        if not self._small():
+            return found.value, Solve("joint", found.iterations, self._residual(found.value, rhs), converged=False)
+        direct = self._directly(rhs)
+        value = torch.where(self._loss(direct, rhs) < self._loss(found.value, rhs), direct, found.value)
+        return value, Solve("joint", found.iterations, self._residual(value, rhs))
+
+    def _loss(self, x: Tensor, rhs: Tensor) -> Tensor:
+        """Compute ½ xᵀ P_RR x − xᵀ b of every system; infinite where x is not finite."""
+        loss = dot(x, 0.5 * self.product(x) - rhs)
+        return loss.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def _residual(self, x: Tensor, rhs: Tensor) -> float:
+        """Compute the largest ‖b − P_RR x‖ / ‖b‖ of a system."""
+        off, size = rhs - self.product(x), dot(rhs, rhs)
+        ratio = torch.where(size > 0, dot(off, off) / size, 0.0)
+        return float(ratio.max().sqrt()) if ratio.numel() else 0.0
+
+    def _directly(self, rhs: Tensor) -> Tensor:
+        """Solve by the Cholesky factor of every group."""
+        value = torch.zeros_like(rhs)
+        for group, (places, factor) in enumerate(self._exact()):
+            target = rhs[..., group, :, :].flatten(-2)[..., places]
+            solved = torch.cholesky_solve(target[..., None], factor)[..., 0]
+            flat = value.new_zeros(*rhs.shape[:-3], rhs.shape[-2] * rhs.shape[-1])
+            value[..., group, :, :] = flat.index_copy(-1, places, solved).unflatten(-1, rhs.shape[-2:])
+        return value
 
     def log_det(self) -> Tensor:
-        """log|P_RR|, float64."""
+        """Compute log|P_RR|, float64."""
         if self._small():
             logs = [factor.diagonal().double().log().sum() for _, factor in self._exact()]
             return 2 * torch.stack(logs).sum()
@@ -73,7 +115,7 @@ class KeptBlock:
         return estimate + 2 * (root.double().log() * self.kept).sum()
 
     def variance(self) -> Tensor:
-        """The diagonal of P_RR⁻¹, zero where cut."""
+        """Compute the diagonal of P_RR⁻¹, zero where cut."""
         if self._small():
             variance = torch.zeros_like(self.block.eigenvalues)
             for group, (places, factor) in enumerate(self._exact()):
@@ -84,16 +126,16 @@ class KeptBlock:
         return _rowwise_variance(self.block, self.kept) * inflation
 
     def _small(self) -> bool:
-        return int(self.kept.flatten(1).sum(1).max()) <= EXACT
+        return int(self.kept.flatten(1).sum(1).max()) <= MAX_EXACT_WEIGHTS
 
     def _exact(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each group: flat places of the kept weights, and the Cholesky factor of their precision, in float64."""
+        """Yield for each group the flat places of its kept weights, and the Cholesky factor of their precision."""
         for group, kept in enumerate(self.kept):
             places = kept.flatten().nonzero()[:, 0]
-            yield places, cholesky(self.entries(group, places).double())[0]
+            yield places, cholesky(self.entries(group, places))[0]
 
     def entries(self, group: int, places: Tensor) -> Tensor:
-        """P of one group at flat places, (n, n)."""
+        """Form P of one group at flat places, (n, n)."""
         block = self.block
         inputs = block.inputs.size
         o, i = places // inputs, places % inputs
@@ -105,7 +147,7 @@ class KeptBlock:
                 entries = entries * scale[:, None] * scale
             return entries
         columns = []
-        for part in places.split(max(1, CHUNK // block.eigenvalues.numel())):
+        for part in places.split(max(1, MAX_NUMBERS_PER_CHUNK // block.eigenvalues.numel())):
             unit = block.eigenvalues.new_zeros(len(part), *block.eigenvalues.shape)
             unit[:, group].view(len(part), -1).scatter_(1, part[:, None], 1.0)
             columns.append(block.precision_product(unit)[:, group].reshape(len(part), -1)[:, places])
@@ -113,7 +155,7 @@ class KeptBlock:
 
 
 def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tensor:
-    """Where kept weights go if rows (outputs) are independent, each with precision G_oo A + δ I.
+    """Move kept weights as if rows (outputs) were independent, each with precision G_oo A + δ I.
 
     Args:
         block: the layer.
@@ -139,12 +181,13 @@ def _rowwise_variance(block: KroneckerBlock, kept: Tensor) -> Tensor:
 
 
 def kept_rows(rows: KroneckerBlock, kept: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Chunks of rows with the Cholesky factors of their kept precision.
+    """Yield chunks of rows with the Cholesky factors of their kept precision.
 
     Rows of like counts go together; shorter ones are padded with places whose precision is the identity.
 
     Yields:
-        (group, output) of the rows (n, 2), the kept places (n, m), which are no padding (n, m), factors (n, m, m).
+        (group, output) of the rows (n, 2), the kept places (n, m), the mask of those that are no padding (n, m), and
+        the factors (n, m, m), float64.
     """
     found = wanted.nonzero()
     counts = kept[found[:, 0], found[:, 1]].sum(-1)
@@ -153,7 +196,7 @@ def kept_rows(rows: KroneckerBlock, kept: Tensor, wanted: Tensor) -> Iterator[tu
     start = 0
     while start < len(found):
         width = int(counts[start])
-        row = found[start : start + max(1, CHUNK // width**2)]
+        row = found[start : start + max(1, MAX_NUMBERS_PER_CHUNK // width**2)]
         start += len(row)
         mask = kept[row[:, 0], row[:, 1]]
         places = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :width]
@@ -162,7 +205,7 @@ def kept_rows(rows: KroneckerBlock, kept: Tensor, wanted: Tensor) -> Iterator[tu
 
 
 def _row_precision(rows: KroneckerBlock, row: Tensor, places: Tensor, valid: Tensor) -> Tensor:
-    """Each row's precision at its places, the identity at padding, (n, m, m)."""
+    """Form each row's precision at its places, the identity at padding, (n, m, m)."""
     group, output = row[:, 0], row[:, 1]
     left, right = places[:, :, None], places[:, None, :]
     if rows.corrected is None:

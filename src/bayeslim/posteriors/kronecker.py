@@ -7,16 +7,18 @@ whole network. The prior mean does not enter the covariance: the mean given is t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
+from bayeslim.errors import BayeslimWarning, NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
-from bayeslim.posteriors.conjugate import Solver
+from bayeslim.posteriors.conjugate import Solve, Solver
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.gaussian import Gaussian, Restriction
 from bayeslim.posteriors.kept import KeptBlock, rowwise_survivors
@@ -73,34 +75,37 @@ class Kronecker(Gaussian):
     @property
     def variance(self) -> Params:
         """The diagonals of P⁻¹."""
-        return self._ordered(
+        found = self.ordered(
             [b.layer.params(b.variance) for b in self.blocks], {name: p.reciprocal() for name, p in self.rest.items()}
         )
+        return {name: value.to(at_least_float32(self._mean[name])) for name, value in found.items()}
 
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P v: G V A + δ V for each layer."""
-        return self._ordered(
+        """Compute P v: G V A + δ V for each layer."""
+        return self.ordered(
             [b.layer.params(b.precision_product(_matrix(b, params))) for b in self.blocks],
             {name: p * params[name].to(p) for name, p in self.rest.items()},
         )
 
     def covariance_product(self, params: Mapping[str, Tensor]) -> Params:
-        """P⁻¹ v, in the eigenbasis of each layer."""
-        return self._ordered(
+        """Compute P⁻¹ v, in the eigenbasis of each layer."""
+        return self.ordered(
             [b.layer.params(b.covariance_product(_matrix(b, params))) for b in self.blocks],
             {name: params[name].to(p) / p for name, p in self.rest.items()},
         )
 
     def log_det_precision(self) -> Tensor:
-        """Σ log(λ_o μ_i + δ) over layers, and the rest's."""
+        """Sum log(λ_o μ_i + δ) over layers, and the logarithms of the rest."""
         logs = [b.log_det() for b in self.blocks] + [p.double().log().sum() for p in self.rest.values()]
         return torch.stack([log.cpu() for log in logs]).sum()
 
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
-        """Q_G ((λμᵀ + δ)^(-1/2) ∘ ε) Q_Aᵀ for each layer."""
+        """Draw Q_G ((λμᵀ + δ)^(-1/2) ∘ ε) Q_Aᵀ for each layer."""
         lead = () if n is None else (n,)
-        return self._ordered(
-            [b.layer.params(b.noise(n, generator)) for b in self.blocks],
+        wide = any(mean.dtype == torch.float64 for mean in self._mean.values())
+        dtype = torch.float64 if wide else torch.float32
+        return self.ordered(
+            [b.layer.params(b.noise(n, generator, dtype)) for b in self.blocks],
             {
                 name: p.new_empty((*lead, *p.shape)).normal_(generator=generator) * p.rsqrt()
                 for name, p in self.rest.items()
@@ -108,29 +113,56 @@ class Kronecker(Gaussian):
         )
 
     def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> KeptLayers:
-        """P_RR, layer by layer."""
+        """Restrict P to the kept weights, layer by layer."""
         return KeptLayers(self, kept, solver)
 
+    def conditional_mean(self, kept: Mapping[str, Tensor], solver: Solver) -> tuple[Params, dict[str, Solve]]:
+        """Compute T(μ) layer by layer, and tell how each layer with a cut was solved for.
+
+        A layer whose joint solve did not converge gets its row-wise mean if that is the more probable of the two.
+        """
+        moved, solves = [], {}
+        for block in self.blocks:
+            mask, mean = block.layer.matrix(kept), _matrix(block, self._mean)
+            if bool(mask.all()):
+                moved.append(block.layer.params(mean))
+                continue
+            shift, solve = KeptBlock(block, mask, solver).solution(block.precision_product(mean * ~mask))
+            new = (mean + shift) * mask
+            if not solve.converged:
+                rows = rowwise_survivors(block, mask, mean)
+                if block.loss(rows - mean) < block.loss(new - mean):
+                    new, solve = rows, replace(solve, how="row")
+                chosen = "row-wise mean" if solve.how == "row" else "last iterate"
+                _warn(block, solve, f"The {chosen} is used, the more probable of row-wise mean and last iterate.")
+            moved.append(block.layer.params(new))
+            solves[block.layer.weight] = solve
+        rest = {name: self._mean[name].to(p) * kept[name] for name, p in self.rest.items()}
+        return self.ordered(moved, rest), solves
+
     def rowwise_mean(self, kept: Mapping[str, Tensor]) -> Params:
-        """The conditional mean if outputs were independent: row o solved with G_oo A + δ I."""
-        return self._ordered(
+        """Compute the conditional mean as if outputs were independent, row by row."""
+        return self.ordered(
             [b.layer.params(rowwise_survivors(b, b.layer.matrix(kept), _matrix(b, self._mean))) for b in self.blocks],
             {name: self._mean[name].to(p) * kept[name] for name, p in self.rest.items()},
         )
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Kronecker:
-        """The same curvature under another prior precision; no new eigendecomposition for one number a layer."""
+        """Keep the curvature, and take another prior precision.
+
+        One number a layer needs no new eigendecomposition.
+        """
         return Kronecker(self._mean, self.factors, prior_precision, rest=self.rest_curvature, damping=self.damping)
 
     def config(self) -> dict[str, Any]:
-        """The layers' layouts and the damping."""
+        """Describe the layers' layouts and the damping."""
         return {
             "damping": self.damping,
             "layers": [{"weight": f.weight, "bias": f.bias, "transposed": f.transposed} for f in self.factors],
         }
 
     def tensors(self) -> Params:
-        """Means, eigendecompositions, the rest's curvature and the prior precision."""
+        """Collect means, eigendecompositions, the rest's curvature and the prior precision."""
         tensors = {f"mean:{name}": t for name, t in self._mean.items()}
         tensors |= {f"rest:{name}": t for name, t in self.rest_curvature.items()}
         for f in self.factors:
@@ -149,7 +181,7 @@ class Kronecker(Gaussian):
         for layer in config["layers"]:
             weight = layer["weight"]
             outputs, inputs = (
-                Factor(tensors[f"{side}.values:{weight}"], tensors.get(f"{side}.vectors:{weight}"))
+                Factor.restore(tensors[f"{side}.values:{weight}"], tensors.get(f"{side}.vectors:{weight}"))
                 for side in ("outputs", "inputs")
             )
             corrected = tensors.get(f"corrected:{weight}")
@@ -162,7 +194,8 @@ class Kronecker(Gaussian):
             damping=config["damping"],
         )
 
-    def _ordered(self, layers: Sequence[Params], rest: Params) -> Params:
+    def ordered(self, layers: Sequence[Params], rest: Params) -> Params:
+        """Join the parameters of layers and of the rest, in the mean's order."""
         found = dict(rest)
         for layer in layers:
             found |= layer
@@ -178,24 +211,45 @@ class KeptLayers(Restriction):
         self.blocks = tuple(KeptBlock(b, b.layer.matrix(kept), solver) for b in base.blocks)
 
     def solve(self, params: Mapping[str, Tensor]) -> Params:
-        """P_RR⁻¹ v_R by conjugate gradients."""
-        return self.base._ordered(
-            [k.block.layer.params(k.solve(_matrix(k.block, params))) for k in self.blocks],
+        """Compute P_RR⁻¹ v_R by conjugate gradients."""
+        moved = []
+        for k in self.blocks:
+            value, solve = k.solution(_matrix(k.block, params))
+            moved.append(k.block.layer.params(value))
+            if not solve.converged:
+                _warn(k.block, solve, "The last iterate is used.")
+        return self.base.ordered(
+            moved,
             {name: params[name].to(p) * self.kept[name] / p for name, p in self.base.rest.items()},
         )
 
     def log_det(self) -> Tensor:
-        """log|P_RR|: exact for small layers, estimated for large ones."""
+        """Compute log|P_RR|: exact for small layers, estimated for large ones."""
         logs = [k.log_det() for k in self.blocks]
         logs += [p[self.kept[name]].double().log().sum() for name, p in self.base.rest.items()]
         return torch.stack([log.cpu() for log in logs]).sum()
 
     def variance(self) -> Params:
-        """The diagonal of P_RR⁻¹: exact for small layers, estimated for large ones."""
-        return self.base._ordered(
+        """Compute the diagonal of P_RR⁻¹: exact for small layers, estimated for large ones."""
+        found = self.base.ordered(
             [k.block.layer.params(k.variance()) for k in self.blocks],
             {name: self.kept[name] / p for name, p in self.base.rest.items()},
         )
+        return {name: value.to(at_least_float32(self.base.mean[name])) for name, value in found.items()}
+
+
+def at_least_float32(value: Tensor) -> torch.dtype:
+    """Choose the dtype of a parameter's moments: its own, but float32 for half precision."""
+    return torch.promote_types(value.dtype, torch.float32)
+
+
+def _warn(block: KroneckerBlock, solve: Solve, action: str) -> None:
+    warnings.warn(
+        f'The joint solve for the kept weights of "{block.layer.weight}" stopped after {solve.iterations} iterations '
+        f"with a relative residual of {solve.residual:.2g}. {action} Raise max_iterations, or use a narrower prior.",
+        BayeslimWarning,
+        stacklevel=2,
+    )
 
 
 def _matrix(block: KroneckerBlock, params: Mapping[str, Tensor]) -> Tensor:
@@ -205,7 +259,7 @@ def _matrix(block: KroneckerBlock, params: Mapping[str, Tensor]) -> Tensor:
 def _layers(
     mean: Mapping[str, Tensor], factors: Sequence[KroneckerFactors], rest: Mapping[str, Tensor]
 ) -> list[LayerMatrix]:
-    """The layers' layouts, once every parameter is known to have exactly one precision."""
+    """Lay out the layers, after a check that every parameter has exactly one precision."""
     claimed = [name for f in factors for name in ((f.weight,) if f.bias is None else (f.weight, f.bias))] + list(rest)
     twice = {name for name in claimed if claimed.count(name) > 1}
     if twice or set(claimed) != set(mean):
@@ -226,7 +280,7 @@ def _layers(
 
 
 def _layer_prior(layer: LayerMatrix, resolved: Params, mean: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """A layer's prior precision: a scalar where weight and bias share one, else (groups, outputs, inputs)."""
+    """Find a layer's prior precision: a scalar if shared, else (groups, outputs, inputs)."""
     first, *others = (resolved[name] for name in layer.names)
     plain = not any(d.requires_grad for d in (first, *others))
     if first.numel() == 1 and all(d is first or (plain and d.numel() == 1 and bool(d == first)) for d in others):
@@ -237,7 +291,7 @@ def _layer_prior(layer: LayerMatrix, resolved: Params, mean: Mapping[str, Tensor
 
 
 def _total(name: str, mean: Tensor, curvature: Tensor, prior: Tensor) -> Tensor:
-    """The diagonal precision of a parameter outside the layers."""
+    """Add curvature and prior of a parameter outside the layers."""
     if curvature.shape != mean.shape:
         raise ShapeMismatch(f'The curvature of "{name}" must be {tuple(mean.shape)}. Got {tuple(curvature.shape)}.')
     wide = curvature if curvature.dtype == torch.float64 else curvature.float()

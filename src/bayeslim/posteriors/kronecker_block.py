@@ -39,7 +39,7 @@ class KroneckerFactors:
     Attributes:
         weight: name of the layer's weight.
         outputs: G, the factor of the outputs.
-        inputs: A, the factor of the inputs, the bias's 1 last (`LayerMatrix` has the order).
+        inputs: A, the factor of the inputs, the bias's 1 last (`LayerMatrix` documents the order).
         bias: name of the layer's bias, if A has a column for it.
         corrected: eigenvalues that replace the products of the factors', (groups, outputs, inputs); they belong to the
             eigenvectors they were measured in, so give those as `Factor(values, vectors)`.
@@ -69,7 +69,7 @@ class KroneckerFactors:
         return cls(weight, g, a, bias, transposed=transposed)
 
     def layer(self, shape: torch.Size) -> LayerMatrix:
-        """The layer's layout, for a weight of this shape.
+        """Lay out the layer, for a weight of this shape.
 
         Raises:
             ShapeMismatch: if the factors do not fit the weight.
@@ -92,7 +92,9 @@ class KroneckerFactors:
 
 @dataclass(frozen=True, eq=False)
 class KroneckerBlock:
-    """The Gaussian N(0, P⁻¹) over one layer's matrix V, (groups, outputs, inputs); leading dimensions are samples.
+    """The Gaussian N(0, P⁻¹) over one layer's matrix V, (groups, outputs, inputs), in float64.
+
+    Leading dimensions are samples.
 
     Attributes:
         layer: how the layer's parameters make V.
@@ -114,7 +116,7 @@ class KroneckerBlock:
     def under(
         cls, factors: KroneckerFactors, layer: LayerMatrix, prior: Tensor, damping: Damping = "exact"
     ) -> KroneckerBlock:
-        """A layer's curvature with a prior precision: a scalar, or an outer product (groups, outputs, inputs)."""
+        """Add a prior precision to a layer's curvature: a scalar, or an outer product."""
         outputs, inputs = factors.outputs, factors.inputs
         prior = prior.to(outputs.values)
         scales = None
@@ -161,7 +163,7 @@ class KroneckerBlock:
         return None if self.scales is None else self.scales[0][:, :, None] * self.scales[1][:, None, :]
 
     def precision_product(self, v: Tensor) -> Tensor:
-        """P v."""
+        """Compute P v."""
         if self.scale is not None:
             v = v * self.scale
         if self.corrected is None:
@@ -171,17 +173,25 @@ class KroneckerBlock:
         return image if self.scale is None else image * self.scale
 
     def covariance_product(self, v: Tensor) -> Tensor:
-        """P⁻¹ v."""
+        """Compute P⁻¹ v."""
         v = v if self.scale is None else v / self.scale
         image = self._rotate_back(self._rotate(v) / self.eigenvalues)
         return image if self.scale is None else image / self.scale
 
-    def noise(self, n: int | None, generator: torch.Generator | None) -> Tensor:
-        """One draw, or n, of N(0, P⁻¹)."""
+    def loss(self, v: Tensor) -> float:
+        """Compute ½ vᵀ P v of one matrix, as a sum of squares."""
+        v = v if self.scale is None else v * self.scale
+        return float((self.eigenvalues * self._rotate(v).square()).sum()) / 2
+
+    def noise(self, n: int | None, generator: torch.Generator | None, dtype: torch.dtype) -> Tensor:
+        """Draw once, or n times, from N(0, P⁻¹), in float32 or float64."""
         lead = () if n is None else (n,)
-        draw = self.eigenvalues.new_empty((*lead, *self.eigenvalues.shape)).normal_(generator=generator)
-        draw = self._rotate_back(draw * self.eigenvalues.rsqrt())
-        return draw if self.scale is None else draw / self.scale
+        basis = self._basis(dtype)
+        draw = basis.variance.new_empty((*lead, *basis.variance.shape)).normal_(generator=generator)
+        draw = draw * basis.variance.sqrt()
+        draw = draw if basis.inputs is None else draw @ basis.inputs.mT
+        draw = draw if basis.outputs is None else basis.outputs @ draw
+        return draw if self.scale is None else draw / self.scale.to(dtype)
 
     @cached_property
     def variance(self) -> Tensor:
@@ -194,7 +204,7 @@ class KroneckerBlock:
         return self._spread(self.eigenvalues) * self._scale_squared()
 
     def log_det(self) -> Tensor:
-        """log|P|, differentiable in the prior precision."""
+        """Compute log|P|, differentiable in the prior precision."""
         total = self.eigenvalues.double().log().sum()
         return total if self.scale is None else total + 2 * self.scale.double().log().sum()
 
@@ -205,24 +215,31 @@ class KroneckerBlock:
         return replace(self, outputs=Factor(self.outputs.diagonal, None), corrected=corrected)
 
     def functional_covariance(self, inputs: Tensor, gradients: Tensor) -> Tensor:
-        """The covariance that this layer's weights give the network's outputs, linearised: J P⁻¹ Jᵀ without J.
+        """Compute J P⁻¹ Jᵀ, the linearised output covariance due to this layer, without J.
 
         With ã = Q_Aᵀ a, g̃ = Q_Gᵀ g and one position, Σ_o (Σ_i ã_i² / (λ_o μ_i + δ)) g̃_co g̃_c'o. Layers that use their
         weights at T positions sum their gradients Σ_t g̃_t ã_tᵀ first, in chunks of examples of bounded memory.
 
         Args:
-            inputs: a, what the layer multiplies its weights with, (B, T, groups · inputs), without the bias's 1.
+            inputs: a, the layer's input features at every position, (B, T, groups · inputs), without the bias's 1.
             gradients: gradients of each network output with respect to the layer's, (C, B, T, groups · outputs).
 
         Returns:
             (B, C, C).
         """
-        a, g = positions(self.layer, inputs.to(self.eigenvalues), gradients.to(self.eigenvalues))
+        # A sum of positive terms: in float32 it is as accurate as its inputs.
+        basis = self._basis(torch.float64 if inputs.dtype == torch.float64 else torch.float32)
+        a, g = positions(self.layer, inputs.to(basis.variance), gradients.to(basis.variance))
         if self.scales is not None:
-            g, a = g / self.scales[0], a / self.scales[1]
-        return gradient_covariance(
-            self.eigenvalues.reciprocal(), a, g, self.inputs.rotate_vectors, self.outputs.rotate_vectors
-        )
+            g, a = g / self.scales[0].to(g), a / self.scales[1].to(a)
+        return gradient_covariance(basis.variance, a, g, basis.rotate_inputs, basis.rotate_outputs)
+
+    @cached_property
+    def _single(self) -> Eigenbasis:
+        return Eigenbasis.of(self, torch.float32)
+
+    def _basis(self, dtype: torch.dtype) -> Eigenbasis:
+        return self._single if dtype == torch.float32 else Eigenbasis.of(self, dtype)
 
     def _rotate(self, v: Tensor) -> Tensor:
         return self.outputs.rotate(self.inputs.rotate(v.mT).mT)
@@ -237,8 +254,37 @@ class KroneckerBlock:
         return 1.0 if self.scale is None else self.scale.square()
 
 
+@dataclass(frozen=True, eq=False)
+class Eigenbasis:
+    """The eigenvectors of a layer's factors and the variances along them, in one dtype.
+
+    Attributes:
+        inputs: Q_A, (groups, inputs, inputs); None for the identity.
+        outputs: Q_G, likewise.
+        variance: 1 / (λ_o μ_i + δ), (groups, outputs, inputs).
+    """
+
+    inputs: Tensor | None
+    outputs: Tensor | None
+    variance: Tensor
+
+    @classmethod
+    def of(cls, block: KroneckerBlock, dtype: torch.dtype) -> Eigenbasis:
+        """Convert a layer's eigendecomposition."""
+        inputs, outputs = (None if f.vectors is None else f.vectors.to(dtype) for f in (block.inputs, block.outputs))
+        return cls(inputs, outputs, block.eigenvalues.reciprocal().to(dtype))
+
+    def rotate_inputs(self, x: Tensor) -> Tensor:
+        """Rotate vectors (..., groups, inputs) into the eigenbasis."""
+        return x if self.inputs is None else torch.einsum("...gi,gij->...gj", x, self.inputs)
+
+    def rotate_outputs(self, x: Tensor) -> Tensor:
+        """Rotate vectors (..., groups, outputs) into the eigenbasis."""
+        return x if self.outputs is None else torch.einsum("...gi,gij->...gj", x, self.outputs)
+
+
 def _outer_product(prior: Tensor, layer: LayerMatrix) -> tuple[Tensor, Tensor]:
-    """Rows r (groups, outputs) and columns c (groups, inputs) with δ_oi = r_o c_i."""
+    """Split δ_oi = r_o c_i into rows r (groups, outputs) and columns c (groups, inputs)."""
     if not bool((prior > 0).all()):
         raise ValueError(f'The prior precisions of "{layer.weight}" must be above zero where they differ.')
     row = prior[:, :, 0]

@@ -36,6 +36,8 @@ class LowRank(Gaussian):
         factor: U, (D, k), parameter by parameter in the mean's order; its columns need not be orthogonal.
         eigenvalues: s ≥ 0, (k,); below zero by rounding counts as zero.
         prior_precision: δ > 0, of any form down to one value a weight.
+
+    All solves are in float64.
     """
 
     kind: ClassVar[str] = "lowrank"
@@ -61,10 +63,11 @@ class LowRank(Gaussian):
         if not lowest >= -1e-3 * max(highest, 0.0):
             raise NotPositiveDefinite(f"The eigenvalues must not be negative. Got {lowest:.3g} to {highest:.3g}.")
         resolved = priors.resolve(prior_precision, self._mean)
-        self.prior = self.layout.vector(priors.diagonal(resolved, self._mean, self.factor), self.factor)
+        wide = self.factor.double()
+        self.prior = self.layout.vector(priors.diagonal(resolved, self._mean, wide), wide)
         if not bool((self.prior > 0).all()):
             raise NotPositiveDefinite("A low-rank precision needs a prior precision above zero everywhere.")
-        self.root = self.factor * self.eigenvalues.clamp(min=0).sqrt()
+        self.root = wide * self.eigenvalues.double().clamp(min=0).sqrt()
         self.kept = KeptRows(self, torch.ones_like(self.prior, dtype=torch.bool))
 
     @property

@@ -1,1 +1,1 @@
-"""."""
+"""Prediction: from a posterior over weights to a distribution over targets."""

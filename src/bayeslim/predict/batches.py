@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from bayeslim.errors import ShapeMismatch
-from bayeslim.types import Batches, Inputs, arguments, batch_size, device_of, inputs_of, modules_of, to_device
+from bayeslim.types import (
+    Batches,
+    Inputs,
+    arguments,
+    as_tensors,
+    batch_size,
+    device_of,
+    inputs_of,
+    modules_of,
+    to_device,
+)
 
 MAX_NUMBERS_PER_CHUNK = {"cpu": 2**21, "cuda": 2**26}
 """Numbers in the inputs of a chunk, or in the outputs of the first layer if these are more. A CPU gains from
@@ -32,7 +42,7 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
     """
     device = device_of(model)
     if _is_loader(x):
-        kept = [inputs_of(batch) for batch in x]
+        kept = [as_tensors(inputs_of(batch), model) for batch in x]
         if not kept:
             raise ShapeMismatch("The loader gave no batches: there is nothing to predict.")
         if sum(map(_bytes, kept)) <= MAX_BYTES_KEPT_ON_DEVICE:

@@ -1,19 +1,20 @@
-"""The linearised network: what a Gaussian over the weights says about the outputs, in closed form.
+"""The linearised network: Gaussian outputs from a Gaussian over the weights, in closed form.
 
     f(x; w) ≈ f(x; w*) + J(x) (w − w*)        w ~ N(w*, P⁻¹)        f(x) ~ N(f(x; w*), J P⁻¹ Jᵀ)
 
-For Kronecker and independent weights, and for the full covariance of one layer, J P⁻¹ Jᵀ comes from each layer's inputs
-and output gradients: no Jacobian is formed (`bayeslim.posteriors.functional`). Anything else takes the Jacobian of a
-few examples at a time. Where even that is too much, because a network has very many outputs or because a pruned
-Kronecker posterior needs a linear solve for every row of J, `linearised_draws` samples the same distribution with one
-forward-mode derivative a draw.
+For Kronecker and independent weights, and for the full covariance of one layer, J P⁻¹ Jᵀ follows from each layer's
+inputs and output gradients: no Jacobian is formed (`bayeslim.posteriors.functional`). Other posteriors take the
+Jacobian of a few examples at a time. Where even that is too much, because a network has very many outputs or because a
+pruned Kronecker posterior needs a linear solve for every row of J, `linearised_draws` samples the same distribution
+with one directional derivative a draw.
+
+The functions here work on a replica of the network, which belongs to one prediction: hooks go there.
 
 Khan et al. 2019, arXiv:1906.01930 · Immer, Korzepa & Bauer 2021, arXiv:2008.08217
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatch
 
@@ -23,41 +24,41 @@ from torch.utils._pytree import tree_map
 
 from bayeslim.curvature.diag import chunks_of
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
+from bayeslim.curvature.explicit_attention import ExplicitAttention
 from bayeslim.curvature.layers import MatrixLayer
-from bayeslim.curvature.probe import examples
+from bayeslim.curvature.recurrent import unroll_
 from bayeslim.curvature.rows import GradientRows
-from bayeslim.curvature.sweep import accumulation_dtype, undisturbed
+from bayeslim.curvature.sweep import accumulation_dtype, examples, with_gradients
 from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
 from bayeslim.posteriors.functional import diagonal_functional_covariance
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 from bayeslim.posteriors.layer_matrix import LayerMatrix
-from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, Params, batch_size, call
 
-CPU_BYTES = 2**25
-DEVICE_BYTES = 9 * 2**25
-"""How much memory the output gradients of all layers may take together, unless one example takes more."""
+CPU_GRADIENT_BYTES = 2**25
+DEVICE_GRADIENT_BYTES = 9 * 2**25
+"""Memory that the output gradients of all layers may take together, unless one example takes more."""
 
-NOISE = 2**26
-"""How many numbers of weight noise are drawn at once, unless one draw has more."""
+MAX_NOISE_NUMBERS = 2**26
+"""Numbers of weight noise that are drawn at once, unless one draw has more."""
 
 
 def has_closed_form(posterior: Gaussian) -> bool:
-    """Whether J P⁻¹ Jᵀ needs no iterative solve for every row of J."""
+    """Decide whether J P⁻¹ Jᵀ can be had without an iterative solve for every row of J."""
     return not (isinstance(posterior, Conditioned) and isinstance(posterior.base, Kronecker) and posterior.base.blocks)
 
 
 def output_gaussians(
     model: nn.Module, posterior: Gaussian, batches: Iterable[Inputs]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs (b, ...) and their covariance (b, O, O), outputs flattened, for a few examples at a time.
+    """Yield outputs (b, ...) and their covariances (b, O, O) for a few examples at a time.
 
     Args:
-        model: at the posterior's mean, in any mode; it is left as it was.
+        model: a replica of the network in evaluation mode, at the posterior's mean, that no other thread uses.
         posterior: over some or all of its parameters.
         batches: inputs, on the model's device.
     """
-    gradients = ExampleGradients(model, posterior.names)
+    gradients = ExampleGradients(unroll_(model), posterior.names)
     dtype = accumulation_dtype(model, None)
     step = 0
     for inputs in batches:
@@ -66,7 +67,7 @@ def output_gaussians(
             parts = -(-(total - start) // step) if step else total - start
             count = -(-(total - start) // parts)
             stop = start + count
-            with undisturbed(model), gradients:  # not held across the yield: the model is the caller's meanwhile
+            with with_gradients(), gradients:  # not held across the yield: the thread's modes are the caller's there
                 some = inputs if count == total else examples(inputs, start, stop, total)
                 some = _twice(some) if count == 1 else some
                 outputs = gradients.forward(some)
@@ -84,21 +85,25 @@ def linearised_draws(
     samples: int,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draws of the linearised outputs, f(x; w*) ± J(x) ε with ε ~ N(0, P⁻¹), (S, N, ...).
+    """Draw linearised outputs, f(x; w*) ± J(x) ε with ε ~ N(0, P⁻¹), (S, N, ...).
 
     They come in pairs of both signs, so that their mean is f(x; w*) and one derivative makes two.
+
+    Args:
+        model: a replica of the network in evaluation mode, at the posterior's mean, that no other thread uses.
+        posterior: over some or all of its parameters.
+        batches: starts a pass over the inputs, on the model's device.
+        samples: the number of draws, S.
+        generator: of the weight noise; the global one if not given.
     """
-    mean = {name: value.detach() for name, value in posterior.mean.items()}
-    at_once = max(1, NOISE // posterior.num_parameters)
+    at_once = max(1, MAX_NOISE_NUMBERS // posterior.num_parameters)
     draws: list[Tensor] = []
     while len(draws) < samples:
         count = min(at_once, (samples - len(draws) + 1) // 2)
         noise = posterior.noise(count, generator=generator)
-        for k in range(count):
-            moved = {name: noise[name][k].to(value) for name, value in mean.items()}
-            with undisturbed(model), own_layers():  # fused attention has no such derivatives
-                pairs = [_output_and_slope(model, inputs, mean, moved) for inputs in batches()]
-            centre, slope = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        parts = [_outputs_and_slopes(unroll_(model), inputs, posterior.mean, noise) for inputs in batches()]
+        centre = torch.cat([outputs for outputs, _ in parts])
+        for slope in torch.cat([slopes for _, slopes in parts], 1):
             draws += [centre + slope, centre - slope]
     return torch.stack(draws[:samples])
 
@@ -107,7 +112,7 @@ def linearised_draws(
 def output_covariance(
     posterior: Gaussian, gradients: ExampleGradients, backward: Backward, dtype: torch.dtype
 ) -> Tensor:
-    """J P⁻¹ Jᵀ, (B, O, O), of one batch whose outputs were all sent backwards; here from the Jacobian."""
+    """Compute J P⁻¹ Jᵀ, (B, O, O), of a batch; here from the Jacobian."""
     covariance = _zeros(backward, dtype)
     for start, J in _jacobians(gradients, backward, posterior.names, dtype):
         by_example = {name: value.transpose(0, 1) for name, value in J.items()}
@@ -161,7 +166,7 @@ def _by_layer(
     backward: Backward,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The sum over Kronecker layers and independent weights, each from what its layer saw."""
+    """Sum the covariances of Kronecker layers and of independent weights."""
     covariance = _zeros(backward, dtype)
     independent = _layers_of(variance, gradients)
     apart = [block for block in blocks if not _is_direct(block.layer, gradients)]
@@ -185,7 +190,7 @@ def _by_layer(
 
 
 def _layers_of(variance: Mapping[str, Tensor], gradients: ExampleGradients) -> list[LayerMatrix]:
-    """The layers whose weight (and maybe bias) is among these independent parameters and read by its layer alone."""
+    """List the layers of these independent parameters that hooks can read."""
     leaves: dict[str, dict[str, str]] = {}
     for name, (path, leaf) in gradients.direct.items():
         if name in variance and isinstance(gradients.views[path], MatrixLayer):
@@ -200,7 +205,7 @@ def _layers_of(variance: Mapping[str, Tensor], gradients: ExampleGradients) -> l
 
 
 def _is_direct(layer: LayerMatrix, gradients: ExampleGradients) -> bool:
-    """Whether hooks on the layer tell its whole gradient."""
+    """Check that hooks on the layer see its whole gradient."""
     return all(name in gradients.direct for name in layer.names)
 
 
@@ -209,7 +214,10 @@ def _seen(layer: LayerMatrix, gradients: ExampleGradients, backward: Backward) -
 
 
 def _features(seen: LayerPass, layer: LayerMatrix, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Inputs (b, T, groups · I) in the weight's order and gradients (K, b, T, groups · O), in chunks of examples."""
+    """Yield a layer's features and output gradients in chunks of examples.
+
+    They are (b, T, groups · I) in the weight's order, and (K, b, T, groups · O).
+    """
     view = seen.view
     assert isinstance(view, MatrixLayer)
     for start, stop in chunks_of(seen, view):
@@ -223,7 +231,7 @@ def _features(seen: LayerPass, layer: LayerMatrix, dtype: torch.dtype) -> Iterat
 def _jacobians(
     gradients: ExampleGradients, backward: Backward, names: Sequence[str], dtype: torch.dtype
 ) -> Iterator[tuple[int, Params]]:
-    """Jacobians of whole parameters, (O, b, *shape) by name, in chunks of examples."""
+    """Yield Jacobians of whole parameters, (O, b, *shape) by name, in chunks of examples."""
     shapes = {name: gradients.model.get_parameter(name).shape for name in names}
     for start, found in GradientRows(gradients, dict.fromkeys(names), dtype)(backward):
         parts = found.split([shape.numel() for shape in shapes.values()], -1)
@@ -231,7 +239,7 @@ def _jacobians(
 
 
 def _only_layer(posterior: Dense, gradients: ExampleGradients) -> LayerMatrix | None:
-    """The one ungrouped layer that a full covariance is over, all of it, if so."""
+    """Find the one ungrouped layer whose weights are all weights of the posterior."""
     whole = len(posterior.places) == posterior.layout.size
     layers = _layers_of(posterior.mean, gradients) if whole else []
     if len(layers) != 1 or set(layers[0].names) != set(posterior.names) or layers[0].groups != 1:
@@ -240,7 +248,7 @@ def _only_layer(posterior: Dense, gradients: ExampleGradients) -> LayerMatrix | 
 
 
 def _layer_covariance(posterior: Dense, layer: LayerMatrix) -> Tensor:
-    """P⁻¹ between entries of the layer's matrix, (O, I, O, I)."""
+    """Arrange P⁻¹ by the entries of the layer's matrix, (O, I, O, I)."""
     numbers = posterior.layout.params(torch.arange(posterior.layout.size, device=posterior.places.device))
     where = posterior.places.argsort()
     order = where[layer.matrix(numbers).flatten()]
@@ -249,7 +257,7 @@ def _layer_covariance(posterior: Dense, layer: LayerMatrix) -> Tensor:
 
 
 def _all_outputs(gradients: ExampleGradients, inputs: Inputs, outputs: Tensor) -> Backward:
-    """Every output of every example sent backwards, as one pass."""
+    """Send every output of every example backwards, as one pass."""
     count = outputs[0].numel()
     eye = torch.eye(count, dtype=outputs.dtype, device=outputs.device)
     columns = (row.expand(outputs.shape[0], count).reshape(outputs.shape) for row in eye)
@@ -266,7 +274,7 @@ def _all_outputs(gradients: ExampleGradients, inputs: Inputs, outputs: Tensor) -
 
 
 def _twice(inputs: Inputs) -> Inputs:
-    """One example, two times.
+    """Repeat a single example.
 
     Through BatchNorm on a CPU, torch's gradients of a single example may be wrong: the memory layout of a tensor with
     one example is ambiguous, and the backward pass may take another than the forward pass took.
@@ -276,7 +284,7 @@ def _twice(inputs: Inputs) -> Inputs:
 
 def _examples_at_once(backward: Backward) -> int:
     gradients = sum(g[:, 0].numel() * g.element_size() for seen in backward.layers.values() for _, _, g in seen.calls)
-    budget = CPU_BYTES if backward.columns.device.type == "cpu" else DEVICE_BYTES
+    budget = CPU_GRADIENT_BYTES if backward.columns.device.type == "cpu" else DEVICE_GRADIENT_BYTES
     return max(1, budget // max(1, gradients + backward.columns[:, 0].numel() * backward.columns.element_size()))
 
 
@@ -285,18 +293,27 @@ def _zeros(backward: Backward, dtype: torch.dtype) -> Tensor:
     return backward.columns.new_zeros(backward.examples, count, count, dtype=dtype)
 
 
-def _output_and_slope(model: nn.Module, inputs: Inputs, mean: Params, moved: Params) -> tuple[Tensor, Tensor]:
-    """f(x; w*) and J(x) ε: one forward-mode derivative, or two reverse ones where an operation has no forward mode."""
+def _outputs_and_slopes(
+    model: nn.Module, inputs: Inputs, mean: Mapping[str, Tensor], noise: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Compute f(x; w*), (B, ...), and J(x) ε for every ε of the noise, (S, B, ...).
 
-    def outputs(params: Params) -> Tensor:
-        return call(model, inputs, params)
-
-    try:
-        with warnings.catch_warnings():  # torch's own use of torch.jit
-            warnings.filterwarnings("ignore", message=".*torch.jit")
-            value, slope, *_ = torch.func.jvp(outputs, (mean,), (moved,))
-    except (RuntimeError, NotImplementedError):
-        value, slope = torch.autograd.functional.jvp(
-            lambda *values: outputs(dict(zip(mean, values, strict=True))), tuple(mean.values()), tuple(moved.values())
-        )
-    return value.detach(), slope.detach()
+    J ε is the derivative along u of the backward pass Jᵀ u: one more backward pass for every ε. Forward-mode
+    derivatives would take less time, but torch allows only one thread at a time to compute them.
+    """
+    params = {name: value.detach().requires_grad_() for name, value in mean.items()}
+    with with_gradients(), ExplicitAttention():
+        outputs = call(model, inputs, params)
+        along = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(outputs, list(params.values()), along, create_graph=True, allow_unused=True)
+        used = {name: g for name, g in zip(params, pulled, strict=True) if g is not None and g.requires_grad}
+        count = len(next(iter(noise.values())))
+        if not used:
+            return outputs.detach(), outputs.detach().new_zeros(count, *outputs.shape)
+        slopes = [
+            torch.autograd.grad(
+                list(used.values()), along, [noise[name][k].to(g) for name, g in used.items()], retain_graph=True
+            )[0]
+            for k in range(count)
+        ]
+    return outputs.detach(), torch.stack(slopes)

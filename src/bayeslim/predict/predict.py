@@ -24,7 +24,7 @@ from bayeslim.predict.batches import batches_of
 from bayeslim.replica import Slots
 from bayeslim.results import Prediction
 from bayeslim.train.loaders import check_inputs
-from bayeslim.types import Batches, Inputs, Params, call, device_of, note_inputs
+from bayeslim.types import Batches, Inputs, Params, as_tensors, call, device_of, misfit, note_inputs
 
 DEFAULT_SAMPLES = 32
 """Networks to average where the posterior is not made of particles."""
@@ -51,8 +51,9 @@ def predict(
 
     Args:
         bnn: a Bayesian network.
-        x: inputs (a tensor, a tuple of arguments or a dict), or a loader of batches, whose targets are ignored. The
-            loader is read once, so shuffling does no harm. Inputs go to the network's device.
+        x: inputs (a tensor or a NumPy array, a tuple of arguments or a dict), or a loader of batches, whose targets are
+            ignored. The loader is read once, so shuffling does no harm. Inputs go to the network's device; real numbers
+            in arrays take the dtype of its parameters.
         samples: the number of networks to average, S: 32 if not given, and 256 by moments, which only draw outputs. Of
             particles all are used once, or this many, evenly spread over them.
         how: "sample" draws S networks and averages their outputs; "local" draws noise for every example at the
@@ -68,6 +69,7 @@ def predict(
             f"predict needs a Bayesian network, such as bl.bayesianize(network, bl.Laplace(), likelihood=...) gives. "
             f"Got {type(bnn).__name__}, whose only prediction is network(x)."
         )
+    x = as_tensors(x, bnn.model)
     check_inputs(x)
     _check(samples, batch_size, generator)
     with torch.no_grad():
@@ -75,6 +77,8 @@ def predict(
             return _prediction(bnn, x, samples, how, batch_size, generator)
         except (RuntimeError, ValueError) as error:
             note_inputs(error, bnn.model, x)
+            if (mismatch := misfit(error)) is not None:
+                raise mismatch from error
             raise
 
 

@@ -1,4 +1,4 @@
-"""Priors p(w): what is believed of a weight before the data.
+"""Priors p(w) of the weights.
 
 A prior is data; `log_prob` is elementwise, and `kl` is KL(q ‖ p) for a diagonal Gaussian q, summed over the weights: in
 closed form where one exists, else by Monte Carlo.

@@ -1,4 +1,4 @@
-"""Which prior each random parameter gets, and whether parameters share its hyperparameters."""
+"""The assignment of priors and their hyperparameters to random parameters."""
 
 from __future__ import annotations
 
@@ -16,27 +16,33 @@ from bayeslim.sites import check_names, matcher, owner
 
 @dataclass(frozen=True)
 class Separate:
-    """A prior that is not shared: each layer, or each parameter, has one of its own. Made by `per_layer`."""
+    """A prior that is not shared: each layer, or each parameter, gets its own copy.
+
+    Made by `per_layer` and `per_parameter`.
+    """
 
     prior: Learnable
     by: Literal["layer", "parameter"]
 
 
 def per_layer(prior: Learnable) -> Separate:
-    """A prior of its own for every layer, whose weight and bias share it, such as `per_layer(Normal(learn=True))`."""
+    """Give every layer its own copy of a prior.
+
+    An example is `per_layer(Normal(learn=True))`. The weight and the bias of a layer share it.
+    """
     return _separate(prior, "layer")
 
 
 def per_parameter(prior: Learnable) -> Separate:
-    """A prior of its own for every parameter."""
+    """Give every parameter its own copy of a prior."""
     return _separate(prior, "parameter")
 
 
 def _separate(prior: Any, by: Literal["layer", "parameter"]) -> Separate:
     if not isinstance(prior, Learnable) or not prior.learned:
         raise ValueError(
-            f"per_{by} is for a prior that is learned, such as priors.Normal(1.0, learn=True); one that is not is the "
-            f"same for all. Got {prior!r}."
+            f"per_{by} needs a prior that is learned, such as priors.Normal(1.0, learn=True): copies of a fixed prior "
+            f"are all the same. Got {prior!r}."
         )
     return Separate(prior, by)
 
@@ -46,7 +52,10 @@ PriorSpec = Prior | Separate | Mapping[Any, Prior | Separate]
 
 
 def resolve(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict[str, Prior]:
-    """The prior of every random parameter; those of one and the same object share its hyperparameters."""
+    """Find the prior of every random parameter.
+
+    Parameters with the same prior object share its hyperparameters.
+    """
     copies: dict[tuple[int, str], Prior] = {}
     found: dict[str, Prior] = {}
     for name, chosen in _matched(prior, model, names).items():
@@ -83,7 +92,7 @@ def _matched(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict
 
 
 def _constant(prior: Prior) -> Prior:
-    """Without the graph of settings that were computed, such as those learned in another network."""
+    """Detach settings that have a gradient graph, as those of another network may."""
     if not isinstance(prior, Learnable):
         return prior
     settings = {name: prior.setting(name) for name in prior.hyperparameters()}

@@ -24,11 +24,11 @@ from bayeslim.priors.torch_distributions import beside, parameters_of
 @register("prior")
 @dataclass(frozen=True, repr=False)
 class Distribution(Learnable):
-    """A distribution over the real numbers, such as `torch.distributions.Cauchy(0.0, 0.1)`.
+    """A torch distribution over the real numbers, such as `D.Cauchy(0.0, 0.1)`.
 
     Attributes:
-        distribution: of single numbers; its batch shape must broadcast to the parameter.
-        samples: draws for the KL, where that has no closed form.
+        distribution: a univariate distribution; its batch shape must broadcast to the parameter.
+        samples: the number of draws that estimate the KL, where that has no closed form.
     """
 
     distribution: D.Distribution
@@ -50,26 +50,29 @@ class Distribution(Learnable):
         return type(self.distribution) in all_registered("distribution").values()
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """The distribution's own parameters that are free of each other; none where they do not say all of it."""
+        """Return the constraints of the distribution's independent parameters.
+
+        There are none for a distribution that its parameters do not determine.
+        """
         own: Any = self.distribution.arg_constraints if self._is_known else {}
         return {name: constraint for name, constraint in own.items() if not is_dependent(constraint)}
 
     def setting(self, name: str) -> float | Tensor:
-        """A parameter of the distribution."""
+        """Read a parameter of the distribution."""
         value: Tensor = getattr(self.distribution, name)
         return value
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """A fixed copy with other parameters."""
+        """Make a fixed copy with other parameters."""
         given = {**parameters_of(self.distribution), **settings}
         return super().with_settings({"distribution": type(self.distribution)(**given, validate_args=False)})
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """The distribution's own."""
+        """Compute the distribution's own log-density."""
         return beside(self.distribution, weight).log_prob(weight)
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
-        """The closed form of torch if it has one, else from draws."""
+        """Compute torch's closed form if it has one; else estimate the KL by draws."""
         q = D.Normal(mean, std, validate_args=False)
         try:
             return D.kl_divergence(q, beside(self.distribution, std)).sum()
@@ -83,7 +86,7 @@ class Distribution(Learnable):
         return draws
 
     def at(self, mask: Tensor) -> Self:
-        """The prior of the weights that a boolean mask picks."""
+        """Select the prior of the weights that a boolean mask picks."""
         if self.distribution.batch_shape and not self._is_known:
             raise NotImplementedError(
                 f"A {type(self.distribution).__name__} with a batch shape cannot be the prior of a pruned parameter. "
@@ -92,11 +95,11 @@ class Distribution(Learnable):
         return super().at(mask)
 
     def check_fits(self, name: str, parameter: Tensor) -> None:
-        """Refuse a distribution that gives some weights no density at all, or that is not of single numbers."""
+        """Raise an error unless it is univariate, with a density at all real numbers."""
         distribution = self.distribution
         who = f'A {type(distribution).__name__} cannot be the prior of "{name}"'
         if distribution.event_shape:
-            raise ValueError(f"{who}: it is a distribution of vectors. Use one of single numbers.")
+            raise ValueError(f"{who}: it is multivariate. Use a univariate distribution.")
         check_broadcasts(distribution.batch_shape, parameter, f'batch shape of the prior of "{name}"')
         far = torch.tensor([-1e30, -1.0, -1e-3, 0.0, 1e-3, 1.0, 1e30])
         far = far.reshape(-1, *[1] * len(distribution.batch_shape))

@@ -1,9 +1,9 @@
-"""The Laplace prior p(w) = e^(−|w|/b) / 2b, in closed form; its MAP estimate is the lasso.
+"""The Laplace prior p(w) = e^(−|w|/b) / 2b; its MAP estimate is the lasso.
 
     KL(N(μ, σ²) ‖ p) = E|w|/b + log 2b − ½ log 2πeσ²                          best b = mean of E|w|
     E|w| = μ erf(z/√2) + σ √(2/π) e^(−z²/2),      z = μ/σ
 
-The derivatives of E|w| in μ and σ are the factors beside them: what comes from z cancels.
+The derivatives of E|w| in μ and σ are the factors beside them: the terms through z cancel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bayeslim.priors.learnable import Learnable
 @register("prior")
 @dataclass(frozen=True, repr=False)
 class Laplace(Learnable):
-    """Laplace(0, scale): a sharper peak and heavier tails than a Normal of the same spread.
+    """Laplace(0, scale): a sharper peak and heavier tails than a Normal.
 
     Attributes:
         scale: b, the mean of |w|; the standard deviation is √2 b.
@@ -37,26 +37,26 @@ class Laplace(Learnable):
     closed_form: ClassVar[str | None] = "scale"
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """What the hyperparameters may be."""
+        """Return the constraint of each hyperparameter."""
         return {"scale": constraints.positive}
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """−|w|/b − log 2b."""
+        """Compute −|w|/b − log 2b."""
         scale = self.setting_like("scale", weight)
         return -weight.abs() / scale - (2 * scale).log()
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
-        """Σ [E|w|/b + log 2b − ½ log 2πeσ²]."""
+        """Compute Σ [E|w|/b + log 2b − ½ log 2πeσ²]."""
         log_std = std.log() if log_std is None else log_std
         scale = self.setting_like("scale", std)
         return (expected_absolute(mean, std) / scale + (2 * scale).log() - log_std - LOG_GAUSSIAN_ENTROPY).sum()
 
     def statistic(self, mean: Tensor, std: Tensor) -> Tensor:
-        """E|w| of every weight."""
+        """Compute E|w| of every weight."""
         return expected_absolute(mean, std)
 
     def optimum(self, average: Tensor) -> Tensor:
-        """The mean itself."""
+        """Return the average itself."""
         return average
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
@@ -67,7 +67,9 @@ class Laplace(Learnable):
 
 
 def expected_absolute(mean: Tensor, std: Tensor) -> Tensor:
-    """E|w| of w ~ N(mean, std²), finite with its gradients however far apart the two are.
+    """Compute E|w| of w ~ N(mean, std²).
+
+    It and its gradients are finite for every ratio of the two.
 
     >>> expected_absolute(torch.zeros(1), torch.ones(1))
     tensor([0.7979])

@@ -1,9 +1,9 @@
-"""Priors with hyperparameters, which may be learned: type-II maximum likelihood, or empirical Bayes.
+"""Priors whose hyperparameters can be learned: empirical Bayes.
 
     maximise  L(q, h) = E_q[log p(D|w)] − KL(q ‖ p_h) + log p(h)      in q and in h together
 
-by gradients, h trained like any parameter (in an unconstrained scale: log s of a standard deviation); or, where q alone
-says which h is best, in closed form after every step. By the envelope theorem the gradient in q needs no term for how
+by gradients, h trained like any parameter (on an unconstrained scale: log s of a standard deviation); or, where q alone
+determines the best h, in closed form after every step. By the envelope theorem the gradient in q needs no term for how
 that h moves with q. The hyperprior p(h) is optional, a density of h itself.
 
 MacKay 1992, "Bayesian interpolation" · Graves 2011, "Practical variational inference for neural networks"
@@ -39,20 +39,21 @@ class Density(Protocol):
     """A hyperprior: one of `bayeslim.priors`, or of `torch.distributions`."""
 
     def log_prob(self, value: Tensor, /) -> Tensor:
-        """The log-density of every element."""
+        """Compute the log-density of every element."""
         ...
 
 
 @dataclass(frozen=True, repr=False)
 class Learnable(Prior):
-    """The base of priors with hyperparameters: numbers, or tensors that broadcast to the parameter.
+    """The base of priors with hyperparameters.
 
-    One prior object is one set of hyperparameters, shared by all parameters that it is the prior of.
+    These are numbers, or tensors that broadcast to the parameter. One prior object is one set of hyperparameters, which
+    all its parameters share.
 
     Attributes:
         learn: True to learn every hyperparameter but the location, a name or several to learn those, or "closed form".
-        hyperprior: the density of what is learned, one of `priors` or of `torch.distributions`; with several
-            hyperparameters, a dict by name.
+        hyperprior: the density of the learned hyperparameter, one of `priors` or of `torch.distributions`; a dict by
+            name for several hyperparameters.
     """
 
     learn: bool | str | tuple[str, ...] = field(default=False, kw_only=True)
@@ -71,30 +72,33 @@ class Learnable(Prior):
             raise ValueError(f"samples is a number of draws and must be at least 1. Got {self.samples!r}.")
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """What the hyperparameters may be, by name."""
+        """Return the constraint of each hyperparameter, by name."""
         raise NotImplementedError
 
     def setting(self, name: str) -> float | Tensor:
-        """A hyperparameter, as it was given."""
+        """Read a hyperparameter as it was given."""
         value: float | Tensor = getattr(self, name)
         return value
 
     def setting_like(self, name: str, weight: Tensor) -> Tensor:
-        """A hyperparameter as a tensor beside a weight."""
+        """Read a hyperparameter as a tensor of a weight's dtype and device."""
         value = self.setting(name)
         if isinstance(value, Tensor):
             return value.to(device=weight.device, dtype=weight.dtype)
-        return torch.full((), value, dtype=weight.dtype, device=weight.device)  # made there: nothing is copied
+        return torch.full((), value, dtype=weight.dtype, device=weight.device)  # made on the device: nothing is copied
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """A fixed copy with other hyperparameters, unchecked: a check on a GPU would wait for it."""
+        """Make a fixed copy with other hyperparameters.
+
+        They are not checked: a check on a GPU would wait for it.
+        """
         other = copy.copy(self)
         for name, value in {**settings, "learn": False, "hyperprior": None}.items():
             object.__setattr__(other, name, value)
         return other
 
     def at(self, mask: Tensor) -> Self:
-        """The prior of the weights that a boolean mask picks."""
+        """Select the prior of the weights that a boolean mask picks."""
         own = {}
         for name in self.hyperparameters():
             value = self.setting(name)
@@ -113,13 +117,13 @@ class Learnable(Prior):
 
     @property
     def learned_by(self) -> str | None:
-        """How: "gradient", "closed form", or None for a prior that is fixed."""
+        """The way of learning: "gradient", "closed form", or None for a fixed prior."""
         if not self.learned:
             return None
         return CLOSED_FORM if self.learn == CLOSED_FORM else GRADIENT
 
     def log_hyperprior(self, settings: Mapping[str, Tensor]) -> Tensor | None:
-        """Log p(h) of what is learned; None if there is no hyperprior."""
+        """Compute log p(h) of the learned hyperparameters; None without a hyperprior."""
         if self.hyperprior is None:
             return None
         assert isinstance(self.hyperprior, Mapping)
@@ -130,15 +134,15 @@ class Learnable(Prior):
         return torch.stack(terms).sum()
 
     def statistic(self, mean: Tensor, std: Tensor) -> Tensor:
-        """For a closed form: E_q of what decides, for every weight."""
+        """Compute the expectation under q that the closed form averages, for every weight."""
         raise NotImplementedError
 
     def optimum(self, average: Tensor) -> Tensor:
-        """For a closed form: the best hyperparameter, given the statistic's average over the weights."""
+        """Compute the best hyperparameter from the statistic's average over the weights."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments, for saving."""
+        """Return the constructor's arguments, for saving."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ which is finite however small μ and σ are, and zero at μ = 0.
     sigmoid       ½ log(1 + 1/α) + k₁ s(−k₂ − k₃ log α)                 log-uniform, within 0.01 at every α
     polynomial    ½ (γ + log 2) − ½ log α − c₁ α − c₂ α² − c₃ α³        log-uniform, within 0.05 at α ≤ 1
 
-(s is the logistic function). The polynomial is a fit at α ≤ 1; beyond, it stays what it is at 1.
+(s is the logistic function). The polynomial is a fit at α ≤ 1; beyond, it keeps its value at 1.
 
 Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369, equation 14 · Kingma, Salimans & Welling 2015, arXiv:1506.02557
 """
@@ -23,17 +23,17 @@ from torch import Tensor
 
 EULER_GAMMA = 0.57721566490153286
 LOG_UNIFORM_LIMIT = 0.5 * (EULER_GAMMA + math.log(2))
-"""What KL(N(μ, σ²) ‖ log-uniform) exceeds log |μ|/σ by as α → 0, if it goes to 0 as α → ∞."""
+"""The limit of KL(N(μ, σ²) ‖ log-uniform) − log |μ|/σ as α → 0, if the KL goes to 0 as α → ∞."""
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
 C1, C2, C3 = 1.16145124, -1.50204118, 0.58629921
 
 Curve: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From log α to a divergence and its derivative."""
+"""A function from log α to a divergence and its derivative."""
 
 
 def divergence(curve: Curve, mean: Tensor, log_std: Tensor) -> Tensor:
-    """The sum over all weights of a divergence that is a curve over log α = 2 (log σ − log |μ|).
+    """Sum a divergence, a function of log α = 2 (log σ − log |μ|), over all weights.
 
     >>> divergence(relevance, torch.ones(3), torch.zeros(3))  # three times ½ log 2
     tensor(1.0397)
@@ -61,25 +61,25 @@ class _Divergence(torch.autograd.Function):
 
 
 def relevance(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """½ log(1 + 1/α)."""
+    """Compute ½ log(1 + 1/α)."""
     return 0.5 * torch.logaddexp(-log_alpha, torch.zeros_like(log_alpha)), -0.5 * torch.sigmoid(-log_alpha)
 
 
 def relevance_and_limit(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """½ log(1 + 1/α) + ½ (γ + log 2)."""
+    """Compute ½ log(1 + 1/α) + ½ (γ + log 2)."""
     value, slope = relevance(log_alpha)
     return value + LOG_UNIFORM_LIMIT, slope
 
 
 def sigmoid(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """½ log(1 + 1/α) + k₁ s(−k₂ − k₃ log α)."""
+    """Compute ½ log(1 + 1/α) + k₁ s(−k₂ − k₃ log α)."""
     value, slope = relevance(log_alpha)
     share = torch.sigmoid(-K2 - K3 * log_alpha)
     return value + K1 * share, slope - K1 * K3 * share * (1 - share)
 
 
 def polynomial(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """½ (γ + log 2) − ½ log α − c₁ α − c₂ α² − c₃ α³ at α ≤ 1; beyond, its value at 1."""
+    """Compute ½ (γ + log 2) − ½ log α − c₁ α − c₂ α² − c₃ α³; constant beyond α = 1."""
     log_alpha, fitted = log_alpha.clamp(max=0), log_alpha <= 0
     alpha = log_alpha.exp()
     value = LOG_UNIFORM_LIMIT - 0.5 * log_alpha - alpha * (C1 + alpha * (C2 + alpha * C3))

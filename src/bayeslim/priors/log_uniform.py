@@ -1,4 +1,6 @@
-"""The log-uniform prior p(w) ∝ 1/|w|, flat in log |w|: the prior of variational dropout and of sparsity.
+"""The log-uniform prior p(w) ∝ 1/|w|: the prior of variational dropout.
+
+It is flat in log |w|.
 
 It is improper, so KL(N(μ, σ²) ‖ p) is known up to a constant, fixed here so that it goes to 0 as α = σ²/μ² → ∞. It
 depends on u = |μ|/(√2 σ) alone, u² = 1/(2α), and D being Dawson's integral it is
@@ -8,7 +10,7 @@ depends on u = |μ|/(√2 σ) alone, u² = 1/(2α), and D being Dawson's integra
 D solves D' = 1 − 2 u D, which gives all its derivatives; so F is evaluated from its Taylor series at the nearest point
 of a grid, and beyond the grid from its asymptotic series, F ~ log 2u + γ/2 − Σ_m (2m−1)!! / (2m (2u²)^m).
 
-What others train with can be had instead (`log_alpha.py`): a fit over all α, one over α ≤ 1, and the bounds
+Approximations of the literature can be used instead (`log_alpha.py`): a fit over all α, one over α ≤ 1, and the bounds
 
     ½ log(1 + 1/α)  ≤  F  ≤  ½ log(1 + 1/α) + ½ (γ + log 2),
 
@@ -35,9 +37,9 @@ from bayeslim.priors.base import LOG_GAUSSIAN_ENTROPY, Prior
 from bayeslim.priors.log_alpha import EULER_GAMMA, LOG_UNIFORM_LIMIT
 
 STEP = 1 / 32
-"""Between the points of the grid."""
+"""The distance between points of the grid."""
 END = 16.0
-"""Where the asymptotic series takes over."""
+"""The end of the grid; beyond it the asymptotic series is used."""
 _TERMS = {torch.float64: 9}
 _FEWER_TERMS = 5
 _HUGE = 1e30
@@ -55,7 +57,7 @@ _CURVES: dict[str, log_alpha.Curve] = {
 @register("prior")
 @dataclass(frozen=True)
 class LogUniform(Prior):
-    """P(w) ∝ 1/|w|; improper, so there is no evidence under it.
+    """The density p(w) ∝ 1/|w|; it is improper, so there is no evidence under it.
 
     Attributes:
         divergence: the KL of independent weights: "exact"; "approximate", the fit of Molchanov et al., off by at most
@@ -74,11 +76,11 @@ class LogUniform(Prior):
             raise ValueError(f"LogUniform(divergence=...) must be one of {known}. Got {self.divergence!r}.")
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """−log |w|, with the constant that belongs to the KL's."""
+        """Compute −log |w|, with the constant that matches the KL's."""
         return -weight.abs().log() - LOG_GAUSSIAN_ENTROPY - LOG_UNIFORM_LIMIT
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
-        """Σ F(|μ|/(√2 σ)), or what stands for it."""
+        """Compute Σ F(|μ|/(√2 σ)), or the approximation that was chosen."""
         log_std = std.log() if log_std is None else log_std
         if self.divergence != "exact":
             return log_alpha.divergence(_CURVES[self.divergence], mean, log_std)
@@ -86,16 +88,19 @@ class LogUniform(Prior):
         return kl
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments, for saving."""
+        """Return the constructor's arguments, for saving."""
         return {"divergence": self.divergence}
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
-        """There is nothing to draw from."""
+        """Raise an `ImproperPrior`: there is nothing to draw from."""
         raise ImproperPrior("LogUniform does not integrate to one, so there are no draws from it.")
 
 
 class _Divergence(torch.autograd.Function):
-    """(μ, log σ) ↦ Σ F(u), with ∂F/∂μ = sign(μ) F'(u) / (√2 σ) and ∂F/∂log σ = −u F'(u), which is never below −1.3."""
+    """(μ, log σ) ↦ Σ F(u).
+
+    ∂F/∂μ = sign(μ) F'(u) / (√2 σ), and ∂F/∂log σ = −u F'(u), which is never below −1.3.
+    """
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -120,17 +125,17 @@ class _Divergence(torch.autograd.Function):
 
 
 def _signal(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """1/(√2 σ) and u, kept from overflowing."""
+    """Compute 1/(√2 σ) and u, clamped against overflow."""
     inverse = (torch.exp(-log_std) * math.sqrt(0.5)).clamp(max=_HUGE)
     return inverse, (mean.abs() * inverse).clamp(max=_HUGE)
 
 
 def _near(u: Tensor) -> tuple[Tensor, Tensor]:
-    """F and F' on the grid's range."""
+    """Compute F and F' within the grid."""
     coefficients = _taylor(u.dtype, u.device)
     nearest = (u / STEP).round_()
     off = u - nearest * STEP
-    index = nearest.nan_to_num_().to(torch.int32).reshape(-1)  # what is not a number stays so in `off`
+    index = nearest.nan_to_num_().to(torch.int32).reshape(-1)  # a NaN remains in `off`
     value, slope = coefficients[-1].index_select(0, index).view_as(u), torch.zeros_like(u)
     for n in range(2, len(coefficients) + 1):
         slope.mul_(off).add_(value)
@@ -139,7 +144,7 @@ def _near(u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _far(log_u: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """F and F' beyond it."""
+    """Compute F and F' beyond the grid."""
     inverse = u.reciprocal()
     x = inverse.square().mul_(0.5)
     tail = x * (1 / 2 + x * (3 / 4 + x * (15 / 6 + x * (105 / 8 + x * (945 / 10)))))
@@ -151,20 +156,20 @@ def _taylor(dtype: torch.dtype, device: torch.device) -> Tensor:
     return _tabulated(dtype, device)
 
 
-# What torch.compiler.assume_constant_result does, which imports the whole compiler to do it.
+# The same as torch.compiler.assume_constant_result, which would import the whole compiler.
 _taylor._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
 def _tabulated(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """F⁽ⁿ⁾(u)/n! at every point of the grid, a row for each n."""
+    """Tabulate F⁽ⁿ⁾(u)/n! at every point of the grid, a row for each n."""
     table = torch.tensor(_grid(), dtype=torch.float64).T[: _TERMS.get(dtype, _FEWER_TERMS)]
     return table.to(device=device, dtype=dtype).contiguous()
 
 
 @cache
 def _grid(terms: int = 14) -> list[list[float]]:
-    """The Taylor series of F at every point of the grid, each from that of the point before it."""
+    """Compute the Taylor series of F at each grid point from that of the one before."""
     value, dawson, series = 0.0, 0.0, []
     for point in range(round(END / STEP) + 1):
         u = point * STEP

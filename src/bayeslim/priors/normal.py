@@ -16,7 +16,7 @@ from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
 from bayeslim.io.registry import register
-from bayeslim.priors.base import LARGE
+from bayeslim.priors.base import MANY_WEIGHTS
 from bayeslim.priors.learnable import Learnable
 
 
@@ -37,16 +37,16 @@ class Normal(Learnable):
     closed_form: ClassVar[str | None] = "std"
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """What the hyperparameters may be."""
+        """Return the constraint of each hyperparameter."""
         return {"std": constraints.positive, "mean": constraints.real}
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """−½ ((w − m)/s)² − log s − ½ log 2π."""
+        """Compute −½ ((w − m)/s)² − log s − ½ log 2π."""
         std, mean = self.setting_like("std", weight), self.setting_like("mean", weight)
         return -0.5 * ((weight - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
-        """½ Σ [((μ − m)² + σ²)/s² − 1 − log(σ²/s²)]."""
+        """Compute ½ Σ [((μ − m)² + σ²)/s² − 1 − log(σ²/s²)]."""
         log_std = std.log() if log_std is None else log_std
         scale = self.setting_like("std", std)
         off = (mean - self.setting_like("mean", std)) / scale
@@ -55,12 +55,13 @@ class Normal(Learnable):
     def weights(
         self, means: Sequence[Tensor], log_stds: Sequence[Tensor], squared: Sequence[bool]
     ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
-        """μ, σ or σ², and the KL, with all their gradients in as few passes over the weights as there are."""
+        """Compute μ, σ or σ², and the KL in one node, with few passes over the weights."""
         varies = isinstance(self.std, Tensor) or isinstance(self.mean, Tensor)
         mixed = any(mean.dtype != log_std.dtype for mean, log_std in zip(means, log_stds, strict=True))
-        if varies or mixed or torch.compiler.is_compiling():  # a compiler joins them by itself
+        if varies or mixed or torch.compiler.is_compiling():  # a compiler fuses them itself
             return super().weights(means, log_stds, squared)
-        large = sum(mean.numel() for mean in means) >= LARGE  # then gradients are to be had as they come
+        # Apart, each parameter of a large network gets its gradient as soon as it is ready.
+        large = sum(mean.numel() for mean in means) >= MANY_WEIGHTS
         groups = [[k] for k in range(len(means))] if large else [list(range(len(means)))]
         found = [self._joined(*([part[k] for k in group] for part in (means, log_stds, squared))) for group in groups]
         kls = [kl for _, _, kl in found]
@@ -74,11 +75,11 @@ class Normal(Learnable):
         return values[: len(means)], values[len(means) :], kl
 
     def statistic(self, mean: Tensor, std: Tensor) -> Tensor:
-        """E (w − m)² of every weight."""
+        """Compute E (w − m)² of every weight."""
         return (mean - self.setting_like("mean", mean)).square() + std.square()
 
     def optimum(self, average: Tensor) -> Tensor:
-        """The root of the mean square."""
+        """Take the root of the mean square."""
         return average.sqrt()
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
@@ -88,10 +89,10 @@ class Normal(Learnable):
 
 
 class _NormalWeights(torch.autograd.Function):
-    """(μ, log σ) ↦ (μ, σ, KL(N(μ, σ²) ‖ N(m, s²)) summed), of several parameters; of some σ² instead of σ.
+    """(μ, log σ) ↦ (μ, σ or σ², KL(N(μ, σ²) ‖ N(m, s²))) of several parameters.
 
-    The KL's own gradients, (μ − m)/s² and σ²/s² − 1 in log σ, are added to those of the data on their way to the
-    parameters: on a CPU a step of a small network is made of such passes over the weights.
+    The backward pass adds the KL's own gradients, (μ − m)/s² and σ²/s² − 1 in log σ, to those of the data in the same
+    operation. This saves passes over the weights, which dominate a training step of a small network on a CPU.
     """
 
     @staticmethod

@@ -32,7 +32,7 @@ class ScaleMixture(Learnable):
         pi: the share of the first.
         sigma1: the first's *standard deviation* (not its −log).
         sigma2: the second's.
-        samples: draws for the KL.
+        samples: the number of draws that estimate the KL.
     """
 
     pi: float | Tensor = 0.5
@@ -42,11 +42,11 @@ class ScaleMixture(Learnable):
     name: ClassVar[str] = "scale_mixture"
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """What the hyperparameters may be."""
+        """Return the constraint of each hyperparameter."""
         return {"pi": constraints.unit_interval, "sigma1": constraints.positive, "sigma2": constraints.positive}
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """Log [π N(w | 0, σ₁²) + (1 − π) N(w | 0, σ₂²)]."""
+        """Compute log [π N(w | 0, σ₁²) + (1 − π) N(w | 0, σ₂²)]."""
         pi = self.setting_like("pi", weight)
         first, second = (self.setting_like(name, weight) for name in ("sigma1", "sigma2"))
         wide = pi.log() - first.log() - 0.5 * (weight / first).square()

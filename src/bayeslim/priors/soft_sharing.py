@@ -1,9 +1,9 @@
-"""Soft weight sharing: a mixture of Gaussians that learns where weights gather, one component pinned at zero.
+"""Soft weight sharing: a learned mixture of Gaussians, one of them fixed at zero.
 
     p(w) = π₀ N(w | 0, s₀²) + Σ_k π_k N(w | m_k, s_k²)
 
-Means, widths and shares are learned with the weights, which are drawn to the means in turn; afterwards
-`bayeslim.quantise(bnn, codebook="prior")` sets each to the mean of a component, and most to zero. The KL is estimated.
+Means, widths and shares are learned with the weights, and the weights move towards the means. Afterwards
+`bayeslim.quantise(bnn, codebook="prior")` sets each weight to a component's mean, most to zero. The KL is estimated.
 
 Nowlan & Hinton 1992, "Simplifying neural networks by soft weight-sharing" · Ullrich, Meeds & Welling 2017,
 arXiv:1702.04008, who start from a trained network, and hold the share of zero near one
@@ -24,20 +24,25 @@ from torch.distributions.constraints import Constraint
 from bayeslim.io.registry import register
 from bayeslim.priors.learnable import Learnable
 
+MAX_COMPONENTS = 1 << 16
+"""The size of a codebook of 16 bits, beyond which sharing saves nothing."""
+
 
 @register("prior")
 @dataclass(frozen=True, repr=False)
 class SoftSharing(Learnable):
-    """A mixture of Gaussians, shared by all parameters that it is the prior of; `priors.per_layer` for one a layer.
+    """A mixture of Gaussians that all parameters with this prior share.
+
+    Use `priors.per_layer` for a mixture per layer.
 
     Attributes:
-        components: how many there are, the one at zero included; 2^bits for codes of a width.
-        spread: means start evenly between −spread and spread: about the largest weight.
-        zero: the share of the component at zero at the start.
-        means: where the others start instead, (components − 1,).
-        stds: the widths at the start, zero's first, (components,); a third of the means' distance if not given.
-        logits: log-shares up to a constant, zero's first, likewise.
-        samples: draws for the KL.
+        components: the number of components, with the one at zero; 2^bits for a codebook of `bits`.
+        spread: the means start evenly between −spread and spread; choose about the largest weight.
+        zero: the initial share of the component at zero.
+        means: the initial means of the others instead, (components − 1,).
+        stds: the initial widths, zero's first, (components,); by default a third of the means' distance.
+        logits: the initial log-shares up to a constant, zero's first, (components,).
+        samples: the number of draws that estimate the KL.
     """
 
     components: int = 16
@@ -51,8 +56,11 @@ class SoftSharing(Learnable):
     name: ClassVar[str] = "soft_sharing"
 
     def __post_init__(self) -> None:
-        if type(self.components) is not int or self.components < 2:
-            raise ValueError(f"SoftSharing needs zero and at least one more component. Got {self.components!r}.")
+        if type(self.components) is not int or not 2 <= self.components <= MAX_COMPONENTS:
+            raise ValueError(
+                f"SoftSharing needs zero and at least one more component, {MAX_COMPONENTS:,} at most. "
+                f"Got {self.components!r}."
+            )
         if not 0 < self.spread < math.inf or not 0 < self.zero < 1:
             raise ValueError(f"spread must be positive, and zero a share. Got {self.spread} and {self.zero}.")
         others = self.components - 1
@@ -75,7 +83,7 @@ class SoftSharing(Learnable):
         super().__post_init__()
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """What the hyperparameters may be."""
+        """Return the constraint of each hyperparameter."""
         return {"means": constraints.real, "stds": constraints.positive, "logits": constraints.real}
 
     @property
@@ -86,18 +94,18 @@ class SoftSharing(Learnable):
 
     @property
     def shares(self) -> Tensor:
-        """Their shares π, (components,)."""
+        """The components' shares π, (components,)."""
         logits: Tensor = self.logits
         return logits.softmax(0)
 
     def log_joint(self, weight: Tensor) -> Tensor:
-        """Log π_k N(w | m_k, s_k²) of every weight and component, (..., components)."""
+        """Compute log π_k N(w | m_k, s_k²) by weight and component, (..., components)."""
         widths = self.setting_like("stds", weight)
         off = (weight.unsqueeze(-1) - self.centres.to(weight)) / widths
         return self.shares.to(weight).log() - widths.log() - 0.5 * off.square() - 0.5 * math.log(2 * math.pi)
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """Log Σ_k π_k N(w | m_k, s_k²)."""
+        """Compute log Σ_k π_k N(w | m_k, s_k²)."""
         return self.log_joint(weight).logsumexp(-1)
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
@@ -108,11 +116,11 @@ class SoftSharing(Learnable):
         return self.centres[chosen] + stds[chosen] * torch.randn(shape, generator=generator)
 
     def at(self, mask: Tensor) -> Self:
-        """Itself: no weight has settings of its own."""
+        """Return the prior itself: no weight has settings of its own."""
         return self
 
     def check_fits(self, name: str, parameter: Tensor) -> None:
-        """It fits every parameter."""
+        """Accept every parameter."""
 
     def __repr__(self) -> str:
         learned = "" if self.learned else ", learn=False"

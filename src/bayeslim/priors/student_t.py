@@ -1,4 +1,4 @@
-"""The Student-t prior: tails that fall off like |w|^−(ν+1), so that large weights cost little.
+"""The Student-t prior: tails that fall off like |w|^−(ν+1).
 
     p(w) = Γ((ν+1)/2) / (Γ(ν/2) √(νπ) s) · (1 + w²/(ν s²))^(−(ν+1)/2)
 
@@ -30,7 +30,7 @@ class StudentT(Learnable):
     Attributes:
         df: ν, the degrees of freedom.
         scale: s; not the standard deviation, which is s √(ν/(ν−2)) for ν > 2 and else infinite.
-        samples: draws for the KL.
+        samples: the number of draws that estimate the KL.
     """
 
     df: float | Tensor = 3.0
@@ -39,11 +39,11 @@ class StudentT(Learnable):
     name: ClassVar[str] = "student_t"
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """What the hyperparameters may be."""
+        """Return the constraint of each hyperparameter."""
         return {"df": constraints.positive, "scale": constraints.positive}
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """−(ν+1)/2 log(1 + w²/(ν s²)) less the logarithm of the normaliser."""
+        """Compute −(ν+1)/2 log(1 + w²/(ν s²)) minus the log normaliser."""
         df, scale = self.setting_like("df", weight), self.setting_like("scale", weight)
         normaliser = torch.lgamma(df / 2) - torch.lgamma((df + 1) / 2) + 0.5 * (math.pi * df).log() + scale.log()
         return -0.5 * (df + 1) * torch.log1p((weight / scale).square() / df) - normaliser

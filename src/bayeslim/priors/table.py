@@ -1,7 +1,8 @@
-"""The priors of a network's random parameters, as they are now, and where those that are learned keep their values."""
+"""The priors of a network's random parameters, with their learned hyperparameters."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 
 
 class Hyperparameters(nn.Module):
-    """The learned hyperparameters of one prior, each as `raw_<name>` in an unconstrained scale (log s of a scale s).
+    """The learned hyperparameters of one prior.
+
+    Each is kept as `raw_<name>` on an unconstrained scale: log s for a scale s.
 
     Args:
-        prior: as it was given; its values are where learning starts.
+        prior: the prior as it was given; its values are the initial ones.
         like: the parameters that it is the prior of.
     """
 
@@ -34,7 +37,7 @@ class Hyperparameters(nn.Module):
             value = torch.as_tensor(prior.setting(name), dtype=precise, device=like[0].device).detach()
             self.transforms[name] = biject_to(prior.hyperparameters()[name])
             self.shapes[name] = value.shape
-            # One dimension at least: sharding takes no scalars.
+            # At least one dimension: scalars cannot be sharded.
             raw = self.transforms[name].inv(value).reshape(value.shape or (1,)).clone()
             if prior.learned_by == CLOSED_FORM:
                 self.register_buffer(f"raw_{name}", raw)
@@ -42,38 +45,42 @@ class Hyperparameters(nn.Module):
                 self.register_parameter(f"raw_{name}", nn.Parameter(raw))
 
     def values(self) -> dict[str, Tensor]:
-        """The hyperparameters, differentiable in what is trained."""
+        """Compute the hyperparameters, differentiable in the raw ones."""
         return {
             name: transform(getattr(self, f"raw_{name}")).reshape(self.shapes[name])
             for name, transform in self.transforms.items()
         }
 
     def now(self) -> Prior:
-        """The prior with these hyperparameters."""
+        """Make the prior with the present hyperparameters."""
         return self.prior.with_settings(self.values())
 
     def set_(self, name: str, value: Tensor) -> None:
-        """Give a hyperparameter another value."""
+        """Set a hyperparameter."""
         raw: Tensor = getattr(self, f"raw_{name}")
         with torch.no_grad():
             raw.copy_(self.transforms[name].inv(value.to(raw)).reshape(raw.shape))
 
 
 class Priors(Mapping[str, Prior]):
-    """The prior of every random parameter by name. What is learned stands in it as it is now, differentiable.
+    """The prior of every random parameter by name, at its present hyperparameters.
+
+    Learned hyperparameters are differentiable.
 
     Args:
         given: the priors by name; one object under several names is learned as one.
         parameters: the random parameters.
 
     Attributes:
-        given: likewise, as it was before learning.
+        given: the priors before learning.
         learned: the hyperparameters of every prior that is learned.
+        factors: by name, the factors of the standard deviations that a posterior was found under; see `used`.
     """
 
     def __init__(self, given: Mapping[str, Prior], parameters: Mapping[str, Tensor]):
         self.given = dict(given)
         self.learned = nn.ModuleList()
+        self.factors: Mapping[str, float] = {}
         self._learned_of: dict[str, Hyperparameters] = {}
         for names in self.shared():
             prior = self.given[names[0]]
@@ -83,11 +90,27 @@ class Priors(Mapping[str, Prior]):
                 self._learned_of.update(dict.fromkeys(names, own))
 
     def shared(self) -> list[list[str]]:
-        """The names of the parameters that have the very same prior, together."""
+        """Group the names of the parameters that have the same prior object."""
         groups: dict[int, list[str]] = {}
         for name, prior in self.given.items():
             groups.setdefault(id(prior), []).append(name)
         return list(groups.values())
+
+    def rescaled(self, factors: Mapping[str, float]) -> Priors:
+        """Make a view of the same priors that knows how a posterior rescaled them."""
+        view = copy.copy(self)
+        view.factors = factors
+        return view
+
+    @property
+    def used(self) -> dict[str, Prior]:
+        """The priors that the posterior was found under: others than those given for a subnetwork's weights."""
+        found = dict(self.items())
+        for name, factor in self.factors.items():
+            prior = found[name]
+            if isinstance(prior, Learnable):
+                found[name] = prior.with_settings({"std": prior.setting("std") * factor})
+        return found
 
     def __getitem__(self, name: str) -> Prior:
         return self._learned_of[name].now() if name in self._learned_of else self.given[name]
@@ -111,7 +134,7 @@ class Priors(Mapping[str, Prior]):
         return dict(self.items()) | dict(other)
 
     def items(self) -> ItemsView[str, Prior]:
-        """Names and priors, those that are shared computed once."""
+        """List names and priors; a shared prior is computed once."""
         if not len(self.learned):
             return self.given.items()
         now = {id(own): own.now() for own in self._learned_of.values()}
@@ -121,14 +144,19 @@ class Priors(Mapping[str, Prior]):
         }.items()
 
     def values(self) -> ValuesView[Prior]:
-        """The priors."""
+        """List the priors."""
         return dict(self.items()).values()
 
     def __repr__(self) -> str:
-        return repr(dict(self.items()))
+        used = self.used
+        shown = []
+        for name, prior in self.items():
+            rescaled = f", rescaled to {used[name]!r} in the subnetwork" if name in self.factors else ""
+            shown.append(f"{name!r}: {prior!r}{rescaled}")
+        return f"{{{', '.join(shown)}}}"
 
     def log_hyperprior(self) -> Tensor | None:
-        """The log-density of what is learned under its hyperpriors; None if there are none."""
+        """Compute the log-density of learned hyperparameters; None without hyperpriors."""
         if not len(self.learned):
             return None
         found = [own.prior.log_hyperprior(own.values()) for own in self._distinct()]
@@ -137,11 +165,14 @@ class Priors(Mapping[str, Prior]):
 
     @property
     def has_closed_forms(self) -> bool:
-        """Whether some are learned in closed form."""
+        """Whether some hyperparameters are learned in closed form."""
         return any(own.prior.learned_by == CLOSED_FORM for own in self._distinct())
 
     def maximise_(self, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Set what is learned in closed form to where it is best for a posterior, over the weights that are left."""
+        """Set hyperparameters learned in closed form to their optimum for a posterior.
+
+        Cut weights do not count.
+        """
         for own in self._distinct():
             if own.prior.learned_by != CLOSED_FORM:
                 continue
@@ -166,7 +197,7 @@ def _is_learned(prior: Prior) -> TypeGuard[Learnable]:
 
 
 def _expected(prior: Learnable, posterior: Posterior, name: str) -> Tensor:
-    """The statistic of every weight, in double precision; of a mixture, averaged over its components."""
+    """Compute the statistic of every weight in float64, averaged over components."""
     mixture: Any = posterior
     if hasattr(mixture, "components"):
         each = torch.stack([_expected(prior, component, name) for component in mixture.components])

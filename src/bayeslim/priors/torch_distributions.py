@@ -1,4 +1,4 @@
-"""Distributions of torch as data: their parameters by name, and their tensors on another device."""
+"""Distributions of torch as data: parameters by name, and copies on other devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for _distribution in (
 
 
 def parameters_of(distribution: D.Distribution) -> dict[str, Any]:
-    """A distribution's constructor arguments by name.
+    """Return a distribution's constructor arguments by name.
 
     >>> parameters_of(D.Cauchy(0.0, 2.0))
     {'loc': tensor(0.), 'scale': tensor(2.)}
@@ -30,7 +30,10 @@ def parameters_of(distribution: D.Distribution) -> dict[str, Any]:
 
 
 def beside(distribution: D.Distribution, value: Tensor) -> D.Distribution:
-    """A distribution on a value's device; not checking values, so that what is not a number is reported as such."""
+    """Copy a distribution to a value's device.
+
+    The copy does not validate values, so that NaN gives a NaN density, which `fit` reports as such.
+    """
     return _moved(distribution, value.device)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.posteriors import Gaussian
+from bayeslim.posteriors import Conditioned, Gaussian
 from bayeslim.posteriors.gaussian import How
 from bayeslim.types import Params
 
@@ -43,6 +43,9 @@ def apply_plan(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
     pruned.plan_ = whole
     silence(pruned, plan.unread)
     condition(pruned, pruned.masks, how)
+    posterior = pruned.posterior_
+    if isinstance(posterior, Conditioned):
+        pruned.plan_ = replace(whole, solves=posterior.solves)
     return pruned
 
 

@@ -34,8 +34,9 @@ class Budget:
         scope: "global" ranks all weights together; "layer" cuts the same fraction in every layer.
         protect: selections of parameters (as in `bayeslim.sites`) that are left alone. For units: layers whose own
             units stay; they still lose the columns that read units cut before them.
-        empty_layers: what to do about a layer that would lose everything: "refuse", or "keep best" to leave it its
-            best weight (unit) and cut elsewhere instead.
+        empty_layers: "keep best" leaves every layer its best weight (unit), with a note in the plan where that matters,
+            and at least a quarter of the fraction that a cut leaves of the whole network; "refuse" ranks by the
+            scores alone and raises where a layer would be empty.
 
     >>> Budget(sparsity=0.9)
     Budget(sparsity=0.9)
@@ -51,7 +52,7 @@ class Budget:
     evidence: bool = False
     scope: Literal["global", "layer"] = "global"
     protect: Sequence[Selection] = ()
-    empty_layers: Literal["refuse", "keep best"] = "refuse"
+    empty_layers: Literal["keep best", "refuse"] = "keep best"
 
     def __post_init__(self) -> None:
         given = self._given()
@@ -82,6 +83,8 @@ class Budget:
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
             raise TypeError(f"{goal} must be a number. Got {value!r}.")
+        if goal == "parameters" and math.isfinite(value) and value != round(value):
+            raise ValueError(f"parameters is a number of parameters, a whole number. Got {value}.")
         if goal == "sparsity" and not 0 < value < 1:
             raise ValueError(f"sparsity is the fraction that goes, between 0 and 1. Got {value}.")
         if goal == "max_error_increase" and not 0 <= value < math.inf:

@@ -194,13 +194,18 @@ class Cuts:
         return plan_json.dumps(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str, model: nn.Module | None = None) -> Self:
         """Read a plan from the text of `to_json`.
 
+        Args:
+            text: the JSON.
+            model: the network that the plan is for. Only plans of large networks with few cuts need it: their text is
+                so short that it does not show whether the masks are as large as they claim.
+
         Raises:
-            CorruptFile: if the text is anything else.
+            CorruptFile: if the text is anything else, or does not fit the network.
         """
-        return cls(**plan_json.loads(text))
+        return cls(**plan_json.loads(text, model))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cuts) and self._identity() == other._identity()

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.methods import Variational
-from bayeslim.prune.prune import refreshed
+from bayeslim.methods.variational import Variational
+from bayeslim.prune.prune import Refresh
 from bayeslim.train.fit import fit
 
 
@@ -37,7 +37,7 @@ def fine_tune(pruned: Bayesian, loader: Any, **options: Any) -> Bayesian:
     tuned = copy.deepcopy(pruned)
     method = tuned.method
     if not isinstance(method, Variational) or not method.mean_field:
-        return refreshed(tuned, loader, options, "joint")
+        return Refresh(loader, options)(tuned)
     with means_alone(tuned):
         fit(tuned, loader, **options)
     return tuned

@@ -22,7 +22,7 @@ from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, wei
 from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
 from bayeslim.prune.cuts import BY_HAND, Cuts, EmptyLayer, NothingToCut
 from bayeslim.prune.price import price
-from bayeslim.prune.ranking import Ranking, rank
+from bayeslim.prune.ranking import MIN_CAPACITY, Ranking, rank
 from bayeslim.prune.search import fewest, harm, most
 from bayeslim.prune.settings import Settings, check_finite, check_settings
 from bayeslim.prune.unit_candidates import unit_candidates
@@ -153,7 +153,9 @@ def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan
     if budget is None:
         return rank(candidates, "global", keep_best=False), criterion
     by_size = criterion.additive and budget.goal != "threshold"
-    return rank(candidates, budget.scope, budget.empty_layers == "keep best", by_size), criterion
+    keep_best = budget.empty_layers == "keep best"
+    capacity = MIN_CAPACITY if keep_best and budget.goal != "threshold" else 0.0
+    return rank(candidates, budget.scope, keep_best, by_size, capacity), criterion
 
 
 def _with_silenced(candidates: Candidates, posterior: Gated) -> Callable[[Tensor], Params]:
@@ -227,6 +229,7 @@ def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budg
     stays[chosen] = False
     left = {name: why for name, why in candidates.left.items() if name not in masks}
     thresholds: dict[str, float] = {}
+    notes: list[str] = []
     for place, layer in enumerate(candidates.layer_names):
         scores = candidates.scores[stays & (candidates.layers == place)]
         finite = scores[torch.isfinite(scores)]
@@ -234,9 +237,10 @@ def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budg
             thresholds[layer] = float(finite.min())
         if layer in ranking.spared and len(scores) == 1:
             left[layer] = "its best one is kept, all others are cut"
+            notes.append(f"{layer} would be empty, and keeps its best {granularity}")
         elif layer in masks and bool(masks[layer].all()):
             left[layer] = "all its scores are above the cut"
-    return Plan(masks, criterion, granularity, budget, thresholds, left, candidates.unread(chosen))
+    return Plan(masks, criterion, granularity, budget, thresholds, left, candidates.unread(chosen), tuple(notes))
 
 
 def _nothing(budget: Budget | None, ranking: Ranking) -> str:

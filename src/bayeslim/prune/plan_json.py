@@ -1,7 +1,7 @@
 """Plans as JSON: masks as bits, eight a byte, deflated, in base 64.
 
-Reading checks everything: every field has its type, a mask has exactly the bits of its shape, and the memory taken is
-bounded by the length of the text.
+Reading checks everything before it allocates: every field has its type, a mask has exactly the bits of its shape, and
+the masks together are bounded by the length of the text, or have the shapes of a given network's parameters.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import math
 import zlib
 from dataclasses import asdict
+from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeslim.errors import CorruptFile
 from bayeslim.posteriors.conjugate import Solve
@@ -27,6 +28,9 @@ FORMAT = "bayeslim plan"
 VERSION = 2
 MAX_BYTES_PER_DEFLATED_BYTE = 1032
 MAX_DIMENSIONS = 16
+MAX_WEIGHTS_PER_CHARACTER = 64
+MAX_WEIGHTS_OF_ANY_PLAN = 1 << 26
+"""Masks of this many weights are read without a network, however short their text is."""
 
 
 def dumps(plan: Cuts) -> str:
@@ -49,8 +53,12 @@ def dumps(plan: Cuts) -> str:
     )
 
 
-def loads(text: str) -> dict[str, Any]:
+def loads(text: str, model: nn.Module | None = None) -> dict[str, Any]:
     """Read the fields of a plan from the text of `dumps`.
+
+    Args:
+        text: the JSON.
+        model: the network that the plan is for, whose parameters bound the memory.
 
     Raises:
         CorruptFile: if the text is no plan.
@@ -76,6 +84,7 @@ def loads(text: str) -> dict[str, Any]:
     notes = fields["notes"]
     _require(isinstance(notes, list) and all(isinstance(note, str) for note in notes), "notes must be a list of text")
     solves = {name: _solve(name, entry) for name, entry in fields["solves"].items()}
+    _check_size(fields, text, model)
     masks, unread = (
         {name: _decoded(name, entry) for name, entry in fields[part].items()} for part in ("masks", "unread")
     )
@@ -91,13 +100,33 @@ def _encoded(mask: Tensor) -> dict[str, Any]:
     return {"shape": list(mask.shape), "kept": base64.b64encode(zlib.compress(bits, 9)).decode("ascii")}
 
 
-def _decoded(name: str, entry: Any) -> Tensor:
+def _check_size(fields: dict[str, Any], text: str, model: nn.Module | None) -> None:
+    """Refuse masks that would take far more memory than the text or the network."""
+    shapes = [(name, _shape(name, entry)) for part in ("masks", "unread") for name, entry in fields[part].items()]
+    if model is not None:
+        own = {name: list(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+        for name, shape in shapes:
+            _require(own.get(name) == shape, f'"{name}" has no mask of shape {shape} in {type(model).__name__}')
+        return
+    weights = sum(math.prod(shape) for _, shape in shapes)
+    if weights > max(MAX_WEIGHTS_OF_ANY_PLAN, MAX_WEIGHTS_PER_CHARACTER * len(text)):
+        raise CorruptFile(
+            f"The plan has masks of {weights:,} weights in a text of {len(text):,} characters. Pass the network that "
+            "it is for, so that the sizes can be checked first: Plan.from_json(text, model=network)."
+        )
+
+
+def _shape(name: str, entry: Any) -> list[int]:
     _require(isinstance(entry, dict) and set(entry) == {"shape", "kept"}, f'the mask of "{name}" needs shape and kept')
-    shape, text = entry["shape"], entry["kept"]
+    shape = entry["shape"]
     whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= MAX_DIMENSIONS
-    _require(
-        whole and isinstance(text, str), f'the mask of "{name}" must have a shape of whole numbers and bits as text'
-    )
+    fits = whole and isinstance(entry["kept"], str)
+    _require(fits, f'the mask of "{name}" must have a shape of whole numbers and bits as text')
+    return list(shape)
+
+
+def _decoded(name: str, entry: Any) -> Tensor:
+    shape, text = _shape(name, entry), entry["kept"]
     count = math.prod(shape)
     size = -(-count // 8)
     reader = zlib.decompressobj()
@@ -115,8 +144,9 @@ def _decoded(name: str, entry: Any) -> Tensor:
 
 
 def _solve(name: str, entry: Any) -> Solve:
-    _require(isinstance(entry, dict) and set(entry) == {"how", "iterations", "residual"}, f'the solve of "{name}"')
+    _require(isinstance(entry, dict) and set(entry) == {f.name for f in fields_of(Solve)}, f'the solve of "{name}"')
     fits = entry["how"] in ("joint", "row") and type(entry["iterations"]) is int and _is_number(entry["residual"])
+    fits = fits and type(entry["converged"]) is bool
     _require(fits, f'the solve of "{name}" needs "joint" or "row", a number of iterations and a residual')
     return Solve(**entry)
 

@@ -12,6 +12,12 @@ from torch import Tensor
 
 from bayeslim.prune.candidates import Candidates
 
+MIN_CAPACITY = 0.25
+"""A global cut leaves every layer at least this much of the fraction that it leaves of the whole network."""
+MAX_GRID_POINTS = 4096
+FIXED_POINT_ITERATIONS = 40
+ROUNDING = 1e-12
+
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
@@ -38,7 +44,9 @@ class Ranking:
         return self.order[:count]
 
 
-def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False) -> Ranking:
+def rank(
+    candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False, min_capacity: float = 0.0
+) -> Ranking:
     """Rank candidates by score, equal ones by their ties, then by their place in the network.
 
     Args:
@@ -46,6 +54,8 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
         scope: "global" compares scores of all layers; "layer" takes the same fraction of every layer.
         keep_best: never cut a layer's best candidate; otherwise the ranking ends before the first layer would be empty.
         by_size: whether to rank by the score per weight of a candidate.
+        min_capacity: scores of single weights say little of a layer that loses most of them, so that a global cut that
+            leaves a fraction f of what is left of the network leaves at least `min_capacity` · f of every layer.
     """
     scores = candidates.scores / candidates.sizes if by_size else candidates.scores
     scores = torch.where(candidates.gone, -torch.inf, scores)
@@ -55,6 +65,8 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
         order = order[_share(candidates.layers[order], len(candidates.layer_names)).argsort(stable=True)]
     order = order[(~candidates.gone[order]).to(torch.uint8).argsort(stable=True)]
     gone = int(candidates.gone.sum())
+    if scope == "global" and min_capacity and not candidates.may_empty:
+        order = torch.cat([order[:gone], _with_capacity(candidates, order[gone:], min_capacity)])
     if candidates.may_empty:
         return Ranking(candidates, order, gone, len(order), "", ())
     last = torch.zeros(len(candidates.layer_names), dtype=torch.int64)
@@ -66,6 +78,36 @@ def rank(candidates: Candidates, scope: str, keep_best: bool, by_size: bool = Fa
         return Ranking(candidates, order, int(candidates.gone[order].sum()), len(order), "", candidates.layer_names)
     first = int(last.argmin())
     return Ranking(candidates, order, gone, int(last[first]), candidates.layer_names[first], ())
+
+
+def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -> Tensor:
+    """Delay candidates that would leave too little of their layer.
+
+    With the first t candidates of the plain order, layer l of n_l candidates would lose the fraction s_l(t). It may
+    lose 1 − min_capacity (1 − f), with f the fraction that the whole network loses:
+
+        f(t) = Σ_l n_l / n · min(s_l(t), 1 − min_capacity (1 − f(t))),
+
+    a fixed point of a contraction. A candidate at the fraction s of its layer goes once f(t) ≥ 1 − (1 − s) /
+    min_capacity.
+    """
+    count = len(order)
+    if not count:
+        return order
+    layers = candidates.layers[order]
+    grid = torch.linspace(0, count, min(count, MAX_GRID_POINTS) + 1).round().long()
+    lost = grid.double() / count
+    shares, sizes = [], []
+    for layer in layers.unique().tolist():
+        places = (layers == layer).nonzero()[:, 0] + 1
+        shares.append(torch.searchsorted(places, grid, right=True).double() / len(places))
+        sizes.append(len(places) / count)
+    for _ in range(FIXED_POINT_ITERATIONS):
+        cap = 1 - min_capacity * (1 - lost)
+        lost = torch.stack([size * torch.minimum(s, cap) for size, s in zip(sizes, shares, strict=True)]).sum(0)
+    earliest = 1 - (1 - _share(layers, len(candidates.layer_names))) / min_capacity
+    release = grid[torch.searchsorted(lost, earliest - ROUNDING).clamp(max=len(grid) - 1)]
+    return order[torch.maximum(torch.arange(1, count + 1), release).argsort(stable=True)]
 
 
 def _share(layers: Tensor, count: int) -> Tensor:

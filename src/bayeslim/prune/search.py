@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, ShapeMismatch
@@ -113,6 +114,11 @@ def error_of_predictions(
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device)
         prediction = predicted(inputs)
+        if not _finite(prediction, targets):
+            raise BayeslimError(
+                "The validation data hold NaN or infinite values, or the network predicts some, so that its error "
+                "cannot be measured. Check the inputs and targets of validate=..., and the network's weights."
+            )
         percent = prediction.probs is not None
         answer = prediction.classes if percent else prediction.mean
         if answer.numel() != targets.numel():
@@ -126,6 +132,12 @@ def error_of_predictions(
     if not count:
         raise BayeslimError("The validation loader gave no batches.")
     return (100 * wrong / count, True) if percent else (math.sqrt(wrong / count), False)
+
+
+def _finite(prediction: Prediction, targets: Tensor) -> bool:
+    """Tell whether predictions and targets hold numbers only."""
+    values = prediction.mean if prediction.probs is None else prediction.probs
+    return bool(torch.isfinite(values).all()) and bool(torch.isfinite(targets).all())
 
 
 def _evidence(bnn: Bayesian, loader: Iterable[Any]) -> float:

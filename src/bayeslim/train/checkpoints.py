@@ -1,7 +1,7 @@
 """Checkpoints of a training run: everything the next epoch depends on, so that resuming is exact.
 
-The network, the optimizer, the history, the best epoch so far, and the state of every random number generator: torch's,
-Python's, numpy's and the loader's own, of every rank.
+A checkpoint holds the network, the optimizer, the history, the best epoch so far, and the state of every random number
+generator on every rank: torch's, Python's, numpy's and the loader's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bayeslim.types import Params
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train.fit import _Run
+    from bayeslim.train.fit import TrainingRun
 
 
 class Checkpoint:
@@ -30,8 +30,8 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
 
-    def write(self, run: _Run) -> None:
-        """Save a run after an epoch; called on every rank, the first one writes."""
+    def write(self, run: TrainingRun) -> None:
+        """Save a run after an epoch; called on every rank, and written by the first."""
         states = _of_every_rank(random_states(run.loader), run.world)
         if run.rank != 0:
             return
@@ -50,8 +50,8 @@ class Checkpoint:
         }
         write_folder(self.path, "checkpoint", config, tensors)
 
-    def resume(self, run: _Run) -> bool:
-        """Put a run back to where it was, if it was here before; checks everything before changing anything."""
+    def resume(self, run: TrainingRun) -> bool:
+        """Restore a run from the folder, if it holds one; check everything before changing anything."""
         settings = self._settings(run)
         if not (self.path / INDEX).is_file():
             return False
@@ -78,8 +78,8 @@ class Checkpoint:
         return True
 
     @staticmethod
-    def _settings(run: _Run) -> dict[str, Any]:
-        """What must be the same for a checkpoint to belong to a run."""
+    def _settings(run: TrainingRun) -> dict[str, Any]:
+        """Collect the settings that must be equal for a checkpoint to belong to a run."""
         return settings_of(run.bnn) | {
             "batches": run.batches,
             "epochs": run.epochs,
@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 def settings_of(bnn: Bayesian) -> dict[str, Any]:
-    """What of a network must be the same for a checkpoint to belong to it."""
+    """Collect the settings of a network that must be equal for a checkpoint to belong to it."""
     ignored: Params = {}
     return {
         "method": encode(bnn.method, ignored),
@@ -105,17 +105,17 @@ def settings_of(bnn: Bayesian) -> dict[str, Any]:
 
 
 def check_same_run(path: Path, saved: Any, settings: dict[str, Any]) -> None:
-    """Raise unless the settings of a checkpoint are those of the run."""
+    """Raise if the settings of a checkpoint differ from those of the run."""
     for key, value in settings.items():
         if not isinstance(saved, dict) or saved.get(key) != value:
             raise BayeslimError(
                 f"{path} holds a checkpoint of another run: its {key} differs. "
-                "Use another folder, or delete this one to start anew."
+                "Use another folder, or delete this one to start again."
             )
 
 
 def random_states(loader: Any) -> dict[str, Any]:
-    """The states of all random number generators, and of the loader."""
+    """Collect the states of all random number generators and of the loader."""
     legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -151,14 +151,14 @@ def _numpy_state(states: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def check_random(states: dict[str, Any]) -> None:
-    """Raise unless generators would take these states."""
+    """Raise unless the generators accept these states."""
     torch.Generator().set_state(states["torch"])
     random.Random().setstate(_python_state(states))
     np.random.RandomState().set_state(_numpy_state(states))
 
 
 def restore_random(loader: Any, states: dict[str, Any]) -> None:
-    """Put generators and the loader back to such states."""
+    """Restore the states of the generators and of the loader."""
     torch.set_rng_state(states["torch"])
     random.setstate(_python_state(states))
     np.random.set_state(_numpy_state(states))  # noqa: NPY002
@@ -175,7 +175,7 @@ def _listed(value: Any) -> Any:
 
 
 def pack(value: Any, path: str, tensors: Params) -> Any:
-    """Nested dicts, lists, numbers and tensors as JSON; tensors go to `tensors` under their path."""
+    """Turn nested dicts, lists, numbers and tensors into JSON; tensors go to `tensors` under their path."""
     if isinstance(value, Tensor):
         tensors[path] = value
         return {"$tensor": path}
@@ -189,7 +189,7 @@ def pack(value: Any, path: str, tensors: Params) -> Any:
 
 
 def unpack(value: Any, tensors: Params) -> Any:
-    """What `pack` made, again."""
+    """Rebuild the value that `pack` was given."""
     if isinstance(value, list):
         return [unpack(v, tensors) for v in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What `load` returns: a data set in memory, and the scales that standardised it."""
+"""A data set in memory, and the scales that standardised it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NOTHING = torch.empty(0)
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """Location and spread of some columns: z = (x − mean) / std.
+    """Mean and standard deviation of columns: z = (x − mean) / std.
 
     Attributes:
-        mean: of each column, (D,).
-        std: of each column, (D,); 1 for a constant column, which is thus only centred.
+        mean: the mean of each column, (D,).
+        std: the standard deviation of each column, (D,); 1 for a constant column, which is only centred.
     """
 
     mean: Tensor
@@ -25,18 +25,18 @@ class Scale:
 
     @classmethod
     def of(cls, values: Tensor) -> Scale:
-        """The scale of the columns of `values`, (N, D)."""
+        """Compute the scale of the columns of `values`, (N, D)."""
         std = values.std(0, correction=0)
-        # rounding leaves a constant column with a tiny spread, which must not be blown up to 1
+        # rounding leaves a constant column with a tiny standard deviation, which must not be scaled up to 1
         constant = std <= 1e-10 * values.abs().amax(0)
         return cls(values.mean(0), torch.where(constant, torch.ones_like(std), std))
 
     def standardise(self, values: Tensor) -> Tensor:
-        """From the data's units to mean 0 and standard deviation 1."""
+        """Convert values from the data's units to mean 0 and standard deviation 1."""
         return (values - self.mean.to(values)) / self.std.to(values)
 
     def restore(self, values: Tensor) -> Tensor:
-        """From standardised values back to the data's units; multiply *variances* by `std ** 2` instead."""
+        """Convert standardised values back to the data's units; multiply *variances* by `std ** 2` instead."""
         return values * self.std.to(values) + self.mean.to(values)
 
 
@@ -50,9 +50,9 @@ class Dataset:
         train_y: class indices (N,), or standardised targets (N, 1).
         test_x: inputs of the test part.
         test_y: targets of the test part.
-        num_classes: how many classes there are; None for regression.
-        input_scale: what standardised the features, from the training part; None for images.
-        target_scale: what standardised the targets, from the training part; None for classes.
+        num_classes: number of classes; None for regression.
+        input_scale: the scale of the features in the training part; None for images.
+        target_scale: the scale of the targets in the training part; None for classes.
         valid_x: inputs held out of the training part by `with_validation`.
         valid_y: targets held out of the training part by `with_validation`.
     """
@@ -72,8 +72,8 @@ class Dataset:
         """Hold a random part of the training set out for validation.
 
         Args:
-            size: how many examples, or which fraction of them when it is a float.
-            seed: of the choice.
+            size: number of examples, or their fraction if it is a float.
+            seed: the seed of the choice.
 
         Returns:
             A new data set whose `train` is without the examples that are in its `valid`.
@@ -84,7 +84,7 @@ class Dataset:
             raise ValueError(f"{self.name} has a validation part of {len(self.valid_x)} already. Start from load(...).")
         if not 0 < count < total:
             raise ValueError(
-                f"A validation part of {self.name} must leave some of its {total} examples. Got size={size}."
+                f"size must be positive and leave some of the {total} examples of {self.name} for training. Got {size}."
             )
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
         # sorted, so that the held-out choice is random but the data keep their order

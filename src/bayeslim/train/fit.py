@@ -1,6 +1,6 @@
 """The fit loop: plain gradient descent on `bnn.loss`, for any method that trains.
 
-It trains with ordinary `.backward()` calls, so DDP, hooks and accumulation work as everywhere. Under `torchrun` the
+It uses ordinary `.backward()` calls, so DDP, hooks and accumulation work as usual. Under `torchrun` the
 loss is wrapped in `DistributedDataParallel`: every rank takes the mean NLL of its own batches plus the whole KL /
 num_data, and the average of these gradients is the gradient of one process with all the batches.
 """
@@ -10,32 +10,32 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bayeslim.errors import BayeslimError, BayeslimWarning, MissingDataSize, NonFiniteLoss
+from bayeslim.errors import BayeslimError, BayeslimWarning, NonFiniteLoss
 from bayeslim.metrics import Classification, Regression
-from bayeslim.noise import kept_random_state
-from bayeslim.results import Fit
+from bayeslim.results import Fit, Prediction
+from bayeslim.stochastic import evaluating
 from bayeslim.train.checkpoints import Checkpoint
-from bayeslim.train.loaders import size_of_data
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.loaders import number_of_batches, training_set_size
+from bayeslim.train.options import check_batch, check_values
 from bayeslim.train.progress import progress as progress_bar
-from bayeslim.types import chosen_device, device_of, split_batch, to_device
+from bayeslim.train.seeding import seeded
+from bayeslim.types import Inputs, chosen_device, device_of, note_inputs, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.methods import Terms
+    from bayeslim.methods.base import Terms
 
 LR_SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -48,13 +48,13 @@ LR_SCHEDULES: dict[str, Callable[[float], float]] = {
 
 @dataclass
 class Epoch:
-    """What a callback sees at the end of an epoch.
+    """The state at the end of an epoch, passed to callbacks.
 
     Attributes:
         bnn: the network.
         number: the epoch, from 1.
-        metrics: this epoch's numbers; a callback may add to it.
-        stop: set it to a reason to end training.
+        metrics: the metrics of this epoch; a callback may add to them.
+        stop: set it to a reason, in words, to end training.
     """
 
     bnn: Bayesian
@@ -68,7 +68,7 @@ Callback = Callable[[Epoch], None]
 
 @dataclass
 class _Meter:
-    """Running means of the loss terms, kept on the device so that reading them is the only wait."""
+    """Running means of the loss terms, kept on the device to avoid synchronisation."""
 
     nll: Tensor | float = 0.0
     kl: Tensor | float = 0.0
@@ -110,7 +110,7 @@ def fit(
         bnn: the network.
         loader: an iterable of batches with a length, such as a DataLoader or `bayeslim.data.Loader`.
         epochs: passes over the loader.
-        lr: the learning rate; the method's usual one if not given, which for Adam is 1e-3.
+        lr: the learning rate; the default of the method if not given, which is 1e-3 for Adam.
         lr_schedule: "constant", "linear" or "cosine" decay to zero, "half-then-linear" (constant for the first half),
             or a function from the fraction of training done to a factor.
         optimizer: used instead of `bnn.optimizer(lr)`.
@@ -118,36 +118,46 @@ def fit(
         monitor: the metric that picks the best epoch (smaller is better).
         patience: stop after this many epochs without a new best, and go back to the best one.
         callbacks: functions of an `Epoch`, called after each one in order.
-        checkpoint: a folder to save to after every epoch. If it holds a checkpoint of this run, training goes on from
-            there, exactly as if it had not been interrupted.
+        checkpoint: a folder to save to after every epoch. If it holds a checkpoint of this run, training continues
+            exactly as if it had not been interrupted.
         accumulate: batches whose gradients are averaged for one step.
         clip: the largest allowed norm of the gradient.
-        autocast: a lower precision for the forward pass, such as torch.bfloat16.
+        autocast: a lower precision for the forward pass: torch.bfloat16 or torch.float16.
         device: where to train, "auto" for a GPU if there is one; None for where the network is.
-        seed: makes the run repeat, bit for bit on a CPU, and leaves the global random state as it was.
+        seed: makes the run repeatable, bit for bit on a CPU, and leaves the global random state unchanged.
         progress: show a progress bar.
     """
-    counts: tuple[Any, ...] = (epochs, accumulate)
-    if any(not isinstance(count, Integral) or int(count) < 1 for count in counts):
-        raise ValueError(f"epochs and accumulate must be whole numbers, at least 1. Got {epochs!r} and {accumulate!r}.")
     if patience is not None and validate is None:
         raise ValueError("patience needs validate=..., a loader to measure on.")
     factor = lr_schedule if callable(lr_schedule) else LR_SCHEDULES.get(lr_schedule)
     if factor is None:
         raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)} or a function. Got {lr_schedule!r}.")
-    batches = _length(loader)
-    num_data = _num_data(bnn, loader)
+    batches = number_of_batches(loader)
+    num_data = training_set_size(bnn, loader)
+    check_values(
+        {
+            "epochs": epochs,
+            "lr": lr,
+            "patience": patience,
+            "accumulate": accumulate,
+            "clip": clip,
+            "autocast": autocast,
+            "device": device,
+            "seed": seed,
+            "checkpoint": checkpoint,
+        }
+    )
     if device is not None:
         bnn.to(chosen_device(device))
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     bnn.num_data = num_data
     bnn.steps_per_epoch = math.ceil(batches / accumulate)
-    with _seeded(seed, rank):
+    with seeded(seed, rank, loader):
         if optimizer is None:
             optimizer = bnn.optimizer(lr)
         else:
             bnn.count_steps_of(optimizer)
-        run = _Run(
+        run = TrainingRun(
             bnn, loader, optimizer, epochs, factor, validate, monitor, patience, tuple(callbacks), accumulate, clip,
             autocast, Checkpoint(checkpoint) if checkpoint is not None else None, rank, world, batches,
             progress and rank == 0,
@@ -156,7 +166,20 @@ def fit(
 
 
 @dataclass
-class _Run:
+class TrainingRun:
+    """One run of the fit loop in this process, with the arguments of `fit` and the state of training.
+
+    Attributes:
+        factor: the factor on the learning rates, as a function of the fraction of training done.
+        rank: of this process.
+        world: number of processes that train together.
+        batches: minibatches in an epoch.
+        shown: whether to show a progress bar.
+        result: the history so far.
+        best_value: the smallest value of the monitored metric so far.
+        best_state: the network at that epoch, with `patience`.
+    """
+
     bnn: Bayesian
     loader: Any
     optimizer: torch.optim.Optimizer
@@ -179,6 +202,7 @@ class _Run:
     best_state: dict[str, Tensor] | None = None
 
     def run(self) -> Fit:
+        """Train to the end, from the checkpoint if there is one."""
         started = time.monotonic()
         if self.checkpoint is not None and self.checkpoint.resume(self):
             self.result.resumed_from = len(self.result.history)
@@ -200,7 +224,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _tidied(self) -> Iterator[None]:
-        """Start without old gradients; leave none, and every module in its mode, however training ends."""
+        """Clear gradients before and after training, and restore the mode of every module."""
         training = [m for m in self.bnn.modules() if m.training]
         self.bnn.zero_grad(set_to_none=True)
         try:
@@ -232,14 +256,19 @@ class _Run:
         if set_epoch is not None:
             set_epoch(epoch)
         check_every = 1 if device.type == "cpu" else 50
+        ignored: int | None = getattr(bnn.likelihood, "ignore_index", None)
+        labelled: Tensor | int = 0
         for index, batch in enumerate(self.loader):
             if index == self.batches:
                 raise BayeslimError(
-                    f"The loader gave more batches than its length, {self.batches}. The length says when to step and "
-                    "how to schedule: mend the loader's or the dataset's __len__."
+                    f"The loader gave more batches than its length, {self.batches}. The fit loop schedules by that "
+                    "length: correct __len__ of the loader or of its dataset."
                 )
             if not index and not epoch:
+                check_batch(bnn.model, batch)
                 bnn.likelihood.check_targets(split_batch(batch)[1])
+            if not epoch and ignored is not None:
+                labelled = labelled + (split_batch(batch)[1] != ignored).sum()
             last = index + 1 == self.batches
             window = min(self.accumulate, self.batches - index // self.accumulate * self.accumulate)
             steps = (index + 1) % self.accumulate == 0 or last
@@ -265,6 +294,16 @@ class _Run:
             bar.advance()
         if not meter.count:
             raise BayeslimError("The loader gave no batches: there is nothing to train on.")
+        if meter.count < self.batches:
+            raise BayeslimError(
+                f"The loader gave {meter.count} batches, fewer than its length, {self.batches}. The fit loop schedules "
+                "by that length: correct __len__ of the loader or of its dataset."
+            )
+        if not epoch and ignored is not None and not int(labelled):
+            raise BayeslimError(
+                f"All targets are {ignored}, which Categorical(ignore_index={ignored}) ignores: there is nothing to "
+                "learn from. Check the labels, or pass another ignore_index."
+            )
         return meter.means()
 
     def _finish_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
@@ -291,7 +330,7 @@ class _Run:
             self.checkpoint.write(self)
 
     def _agreed(self, metrics: dict[str, float], stop: str | None) -> tuple[dict[str, float], str | None]:
-        """What the first rank measured, so that all find the same epoch best and stop together."""
+        """Share the metrics of the first rank, so that all ranks choose the same best epoch and stop together."""
         if self.world == 1:
             return metrics, stop
         shared: list[Any] = [metrics, stop]
@@ -300,19 +339,17 @@ class _Run:
 
 
 def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
-    """Validation metrics of the mean network: `val_nll`, with `val_error` for classes and `val_rmse` for values.
+    """Measure the mean network on a loader: `val_nll`, with `val_error` for classes and `val_rmse` for values.
 
-    Of a method that has only several networks together, of their average.
+    Several networks that are trained together are measured by their average prediction.
     """
-    from bayeslim.predict.predict import predict
-
     device = device_of(bnn.model)
     total, count, kind = 0.0, 0, ""
     classes, values = Classification(), Regression()
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device)
-        prediction = predict(bnn, inputs, samples=1, how="mean", batch_size=None)
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(bnn):
+            prediction = _mean_prediction(bnn, inputs)
             each = torch.stack([bnn.likelihood.log_prob(outputs, targets) for outputs in prediction.samples])
             log_prob = each.logsumexp(0) - math.log(len(each))
         total, count = total - float(log_prob.double().sum()), count + len(log_prob)
@@ -332,6 +369,15 @@ def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
     return metrics
 
 
+def _mean_prediction(bnn: Bayesian, inputs: Inputs) -> Prediction:
+    try:
+        known = bnn.method.predictive(bnn, lambda: iter([inputs]), 1, "mean", None)
+        return bnn.likelihood.predict(bnn(inputs).unsqueeze(0)) if known is None else known
+    except (RuntimeError, ValueError) as error:
+        note_inputs(error, bnn.model, inputs)
+        raise
+
+
 def _check_finite(terms: Terms, epoch: int, index: int) -> None:
     loss = terms.loss
     if bool(torch.isfinite(loss)):
@@ -347,50 +393,5 @@ def _check_finite(terms: Terms, epoch: int, index: int) -> None:
     )
 
 
-def _num_data(bnn: Bayesian, loader: Any) -> int:
-    size = None if bnn.num_data_given else size_of_data(loader)
-    if size == 0:
-        raise BayeslimError("The loader has no examples: there is nothing to learn from.")
-    if size is not None:
-        return size
-    if bnn.num_data is None:
-        raise MissingDataSize(
-            "The size of the training set is not known from this loader (it has no .dataset with a length). "
-            "Pass bayesianize(..., num_data=...)."
-        )
-    return bnn.num_data
-
-
-def _length(loader: Any) -> int:
-    try:
-        batches = len(loader)
-    except TypeError:
-        raise BayeslimError(
-            "fit needs a loader with a length, to know when an epoch ends. Got one without. "
-            "Use a DataLoader over a dataset with a length, or train in your own loop with bnn.loss."
-        ) from None
-    if not batches:
-        raise BayeslimError("The loader has no batches: there is nothing to train on.")
-    return batches
-
-
-def _rank_and_world() -> tuple[int, int]:
-    d = torch.distributed
-    return (d.get_rank(), d.get_world_size()) if d.is_available() and d.is_initialized() else (0, 1)
-
-
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int | None, rank: int) -> Iterator[None]:
-    """Seed every random number generator for a run, and put the global ones back afterwards."""
-    if seed is None:
-        yield
-        return
-    with kept_random_state():
-        torch.manual_seed(seed + rank)
-        random.seed(seed + rank)
-        np.random.seed((seed + rank) % 2**32)  # noqa: NPY002 - augmentations may use it
-        yield

@@ -8,7 +8,7 @@ sees the batches that it would have seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,20 +16,23 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, SubsetRandomSampler
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import BayeslimError, MissingDataSize, ShapeMismatch
 from bayeslim.train.dataset import Dataset
 from bayeslim.types import Inputs, batch_size, split_batch, to_device
 
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+
 
 def check_loader(loader: Any, name: str = "loader") -> None:
-    """Refuse arrays and data sets, which are not made of batches.
+    """Raise if an array or a data set is given instead of a loader of batches.
 
     Args:
-        loader: what was given.
-        name: of the argument.
+        loader: the argument.
+        name: its name.
 
     Raises:
-        TypeError: with what to write instead.
+        TypeError: with the call to write instead.
     """
     advice = _advice(loader)
     if advice is not None:
@@ -37,14 +40,14 @@ def check_loader(loader: Any, name: str = "loader") -> None:
 
 
 def check_inputs(x: Any, name: str = "x") -> None:
-    """Refuse arrays of numpy and data sets, which are neither inputs nor a loader of them.
+    """Raise if a numpy array or a data set is given instead of inputs or a loader of them.
 
     Args:
-        x: what was given.
-        name: of the argument.
+        x: the argument.
+        name: its name.
 
     Raises:
-        TypeError: with what to write instead.
+        TypeError: with the call to write instead.
     """
     if isinstance(x, (Tensor, tuple)):
         return
@@ -78,11 +81,11 @@ def _words(loader: Any) -> str:
 
 
 def size_of_data(loader: Any) -> int | None:
-    """How many examples a loader goes over, if that can be known without reading it."""
+    """Count the examples of a loader, or return None if that needs reading it."""
     if isinstance(loader, list):
         return sum(batch_size(split_batch(batch)[0]) for batch in loader)
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    if isinstance(sampler, SubsetRandomSampler):  # a part of the data set, which is all the data there is
+    if isinstance(sampler, SubsetRandomSampler):  # only this part of the data set is used
         return len(sampler)
     dataset: Any = getattr(loader, "dataset", None)
     return len(dataset) if hasattr(dataset, "__len__") else None
@@ -139,11 +142,11 @@ class Loader:
         batch_size: rows of a batch; the last one may be smaller.
         shuffle: whether each epoch has a new order.
         device: where the data are put, once; by default they stay where they are.
-        seed: of the order.
+        seed: the seed of the order.
         drop_last: leave out a last batch that is smaller.
-        rank: which part this process sees, when `world_size` processes share the data.
-        world_size: how many processes there are. Each sees an equal, disjoint part of the same order, so up to
-            `world_size − 1` rows of it are left out.
+        rank: the rank of this process, when `world_size` processes share the data.
+        world_size: number of processes. Each sees an equal, disjoint part of the same order, so up to
+            `world_size − 1` rows are left out.
     """
 
     def __init__(
@@ -172,11 +175,11 @@ class Loader:
 
     @property
     def share(self) -> int:
-        """How many examples this process sees in an epoch, before `drop_last`."""
+        """Number of examples this process sees in an epoch, before `drop_last`."""
         return len(self.dataset) // self.world_size
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Count the batches of an epoch."""
         return self.share // self.batch_size if self.drop_last else -(-self.share // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
@@ -214,3 +217,36 @@ class Loader:
 def _generator(seed: int, epoch: int) -> torch.Generator:
     """One for each pair; a large odd stride keeps the epochs of neighbouring seeds apart."""
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
+
+
+def training_set_size(bnn: Bayesian, loader: Any) -> int:
+    """Return `num_data` where it was given, else the number of examples of the loader.
+
+    Raises:
+        MissingDataSize: if neither is known.
+    """
+    size = None if bnn.num_data_given else size_of_data(loader)
+    if size == 0:
+        raise BayeslimError("The loader has no examples: there is nothing to learn from.")
+    if size is not None:
+        return size
+    if bnn.num_data is None:
+        raise MissingDataSize(
+            "The size of the training set is not known from this loader (it has no .dataset with a length). "
+            "Pass bayesianize(..., num_data=...)."
+        )
+    return bnn.num_data
+
+
+def number_of_batches(loader: Any) -> int:
+    """Return the length of a loader, or raise if it has none."""
+    try:
+        batches = len(loader)
+    except TypeError:
+        raise BayeslimError(
+            "fit needs a loader with a length, to know when an epoch ends. Got one without. "
+            "Use a DataLoader over a dataset with a length, or train in your own loop with bnn.loss."
+        ) from None
+    if not batches:
+        raise BayeslimError("The loader has no batches: there is nothing to train on.")
+    return batches

@@ -1,10 +1,11 @@
-"""A progress bar for long loops: one line on a terminal, a plain line now and then in a log.
+"""A progress bar for long loops: one line on a terminal, a plain line every few seconds in a log.
 
     bar = progress(loader, "epoch 3/20")
     for batch in bar:
         bar.show(nll=0.31, kl=12.5)
 
-It writes to stderr, and nothing at all with `enabled=False` or `BAYESLIM_PROGRESS=0` in the environment.
+It writes to stderr, and nothing at all with `enabled=False`, inside of `showing(False)`, or with `BAYESLIM_PROGRESS=0`
+in the environment.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
 REDRAW_SECONDS = 0.1
 LOG_SECONDS = 5.0
-BAR_WIDTH = 20
+BAR_CHARACTERS = 20
+_shown: ContextVar[bool] = ContextVar("shown", default=True)
 
 
 class Progress(Generic[T]):
-    """A bar that is iterated over, or moved by hand with `advance`; see `progress`."""
+    """A bar to iterate over, or to move with `advance`; see `progress`."""
 
     def __init__(self, items: Iterable[T], description: str, total: int | None, unit: str, enabled: bool):
         self.items, self.description, self.total, self.unit, self.enabled = items, description, total, unit, enabled
@@ -48,7 +52,7 @@ class Progress(Generic[T]):
         self.enabled = False
 
     def advance(self, steps: int = 1) -> None:
-        """Count `steps` more as done, and redraw if it is time; the end is drawn when it is left."""
+        """Count `steps` as done, and redraw if it is due; the end is drawn on exit."""
         self.done += steps
         if self.done == self.total:
             return
@@ -58,17 +62,17 @@ class Progress(Generic[T]):
             self._write(end=False)
 
     def show(self, **values: float | str) -> None:
-        """Show these numbers beside the bar, from its next drawing on."""
+        """Show these numbers beside the bar from the next redraw on."""
         self._values.update(values)
 
     def line(self) -> str:
-        """The bar as text: how far, how fast, how long still, and the numbers shown."""
+        """Format the bar: count, rate, elapsed and remaining time, and the numbers shown."""
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = self.done / seconds
         count = f"{_short(self.done)}{self.unit}"
         if self.total:
-            filled = min(BAR_WIDTH, BAR_WIDTH * self.done // self.total)
-            count = f"{'#' * filled:.<{BAR_WIDTH}} {_short(self.done)}/{_short(self.total)}{self.unit}"
+            filled = min(BAR_CHARACTERS, BAR_CHARACTERS * self.done // self.total)
+            count = f"{'#' * filled:.<{BAR_CHARACTERS}} {_short(self.done)}/{_short(self.total)}{self.unit}"
         parts = [f"{self.description} {count}".strip(), f"{_short(rate)}{self.unit}/s", _clock(seconds)]
         if self.total and 0 < self.done < self.total:
             parts.append(f"{_clock((self.total - self.done) / rate)} left")
@@ -78,7 +82,7 @@ class Progress(Generic[T]):
     def _write(self, end: bool) -> None:
         text = self.line() + "\n"
         if self._file.isatty():
-            # a longer line would wrap, and a carriage return would then not take back all of it
+            # a longer line would wrap, and a carriage return would not clear all of it
             text = f"\r{self.line()[: shutil.get_terminal_size().columns - 1]}\x1b[K" + "\n" * end
         self._file.write(text)
         self._file.flush()
@@ -87,25 +91,36 @@ class Progress(Generic[T]):
 def progress(
     items: Iterable[T] = (), description: str = "", total: int | None = None, unit: str = "", enabled: bool = True
 ) -> Progress[T]:
-    """Show how far a loop has come.
+    """Show the progress of a loop.
 
     >>> [x for x in progress([1, 2, 3], "counting", enabled=False)]
     [1, 2, 3]
 
     Args:
-        items: what to iterate over; leave it out to move the bar with `advance` inside a `with`.
-        description: words before the bar.
-        total: how many steps there will be; by default the length of `items`, where it has one.
-        unit: of a step, such as "B" for bytes.
-        enabled: False for silence.
+        items: the items to iterate over; leave it out to move the bar with `advance` inside a `with`.
+        description: text before the bar.
+        total: number of steps; by default the length of `items`, where it has one.
+        unit: the unit of a step, such as "B" for bytes.
+        enabled: whether to write anything.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
-    return Progress(items, description, total, unit, enabled and os.environ.get("BAYESLIM_PROGRESS") != "0")
+    enabled = enabled and _shown.get() and os.environ.get("BAYESLIM_PROGRESS") != "0"
+    return Progress(items, description, total, unit, enabled)
+
+
+@contextmanager
+def showing(enabled: bool) -> Iterator[None]:
+    """Show the progress bars that begin inside, or none of them; other threads keep theirs."""
+    token = _shown.set(enabled and _shown.get())
+    try:
+        yield
+    finally:
+        _shown.reset(token)
 
 
 def _short(number: float) -> str:
-    """Three digits: 45300000 as 45.3M; whole numbers up to 99,999 as they are."""
+    """Format a number with three digits, such as 45.3M; whole numbers up to 99,999 in full."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size and number >= 1e5:
             return f"{number / size:.3g}{letter}"

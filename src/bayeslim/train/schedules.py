@@ -1,4 +1,4 @@
-"""How much the KL counts at each step: kl_weight in  mean NLL + kl_weight · KL / num_data.
+"""KL schedules: the kl_weight of each step in  mean NLL + kl_weight · KL / num_data.
 
 A schedule maps a position in training to a weight whose natural value is 1. Steps count optimizer steps from 0.
 """
@@ -15,7 +15,7 @@ from bayeslim.io.registry import register
 
 @dataclass(frozen=True)
 class Position:
-    """Where training is.
+    """A position in training.
 
     Attributes:
         step: optimizer steps taken so far.
@@ -26,10 +26,10 @@ class Position:
     steps_per_epoch: int | None = None
 
     def need_epoch_length(self, schedule: object) -> int:
-        """`steps_per_epoch`, or an error that says how to give it."""
+        """Return `steps_per_epoch`, or raise an error that says how to give it."""
         if not self.steps_per_epoch:
             raise BayeslimError(
-                f"{type(schedule).__name__} counts in epochs and needs the number of minibatches in one. "
+                f"{type(schedule).__name__} counts in epochs and needs the number of minibatches per epoch. "
                 "Use bnn.fit, or bnn.optimizer(lr=..., steps_per_epoch=len(loader)) in your own loop."
             )
         return self.steps_per_epoch
@@ -39,10 +39,10 @@ class Schedule:
     """The base of KL schedules."""
 
     counts_epochs: ClassVar[bool] = True
-    """Whether a weight can be had only where the number of minibatches in an epoch is known."""
+    """Whether the weight depends on the number of minibatches in an epoch."""
 
     def weight(self, position: Position) -> float:
-        """The KL's weight at a position."""
+        """Return the weight of the KL at a position."""
         raise NotImplementedError
 
 
@@ -54,14 +54,14 @@ class Uniform(Schedule):
     counts_epochs: ClassVar[bool] = False
 
     def weight(self, position: Position) -> float:
-        """Always 1."""
+        """Return 1."""
         return 1.0
 
 
 @register("schedule")
 @dataclass(frozen=True)
 class Blundell(Schedule):
-    """Most of an epoch's KL in its first minibatches: π_i = 2^(M−i) / (2^M − 1), i = 1..M (Blundell et al. 2015).
+    """Most of the KL of an epoch in its first minibatches: π_i = 2^(M−i) / (2^M − 1), i = 1..M (Blundell et al. 2015).
 
     The weight is M π_i, so that it averages 1 over an epoch; written as M 2^(−i) / (1 − 2^(−M)) it is finite for any M.
 
@@ -70,7 +70,7 @@ class Blundell(Schedule):
     """
 
     def weight(self, position: Position) -> float:
-        """M π_i at minibatch i of the epoch."""
+        """Return M π_i at minibatch i of the epoch."""
         m = position.need_epoch_length(self)
         i = position.step % m + 1
         return m * math.exp2(-i) / -math.expm1(-m * math.log(2))
@@ -79,7 +79,7 @@ class Blundell(Schedule):
 @register("schedule")
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """From 0 up to 1 in a straight line.
+    """A linear increase from 0 to 1.
 
     Attributes:
         end: the epoch at which the weight reaches 1.
@@ -90,7 +90,7 @@ class Warmup(Schedule):
     start: float = 0.0
 
     def weight(self, position: Position) -> float:
-        """Linear in the epoch, clipped to [0, 1]."""
+        """Return a weight linear in the epoch, clipped to [0, 1]."""
         epoch = position.step / position.need_epoch_length(self)
         if self.end <= self.start:
             return float(epoch >= self.start)
@@ -104,14 +104,14 @@ class Cyclic(Schedule):
 
     Attributes:
         period: epochs in a cycle.
-        ramp: the part of a cycle spent rising from 0 to 1; the rest stays at 1.
+        ramp: the fraction of a cycle in which the weight rises from 0 to 1; then it stays at 1.
     """
 
     period: float
     ramp: float = 0.5
 
     def weight(self, position: Position) -> float:
-        """Linear within a cycle, then 1."""
+        """Return a weight linear within the ramp of a cycle, then 1."""
         epoch = position.step / position.need_epoch_length(self)
         phase = (epoch % self.period) / self.period
         return min(1.0, phase / self.ramp) if self.ramp > 0 else 1.0

@@ -105,7 +105,7 @@ def test_a_network_that_cannot_be_traced_is_exported_whole(tmp_path, fitted, mon
         raise bl.errors.UnsupportedModel("It cannot be traced.")
 
     monkeypatch.setattr("bayeslim.app.cli.parts.compact", refuse)
-    with pytest.warns(bl.errors.BayeslimWarning, match="in the file all the same: It cannot be traced"):
+    with pytest.warns(bl.errors.BayeslimWarning, match="still holds the units that were cut: It cannot be traced"):
         assert call("export", tmp_path / "pruned", "--to", tmp_path / "whole.pt2", "--shape", "1x8x8") == 0
     assert (tmp_path / "whole.pt2").exists()
 
@@ -113,7 +113,7 @@ def test_a_network_that_cannot_be_traced_is_exported_whole(tmp_path, fitted, mon
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("compress",), "is not told its model and data"),
+        (("compress",), "needs model and data"),
         (("compress", "--model", "lenet5", "--data", "digits"), "exactly one of --sparsity"),
         (("compress", "--model", MODEL, "--data", "digits", "--sparsity", "3"), "between 0 and 1"),
         (("compress", "--model", "lenet5", "--data", "digits", "--sparsity", "0.5"), "does not run on the example"),
@@ -189,6 +189,37 @@ def test_version_and_help(capsys):
     assert bl.__version__ in capsys.readouterr().out
     assert call("compress", "--help") == 0
     assert "--sparsity" in capsys.readouterr().out
+
+
+def test_help_as_a_command(capsys):
+    assert call("help") == 0
+    assert "compress" in capsys.readouterr().out
+    assert call("help", "prune") == 0
+    assert "--sparsity" in capsys.readouterr().out
+    assert call("help", "nothing") == 2
+    assert "No such command" in capsys.readouterr().err
+
+
+def test_the_shell_can_complete(capsys, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert call("--show-completion", "bash") == 0
+    assert "complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["demo", "fit", "predict", "evaluate", "compress", "prune", "export", "report"])
+def test_every_command_that_computes_takes_a_device(command, capsys):
+    assert call(command, "--help") == 0
+    assert "--device" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_there_is_refused_before_any_work(tmp_path, fitted, capsys):
+    absent = ("--device", "cuda:77")
+    words = ("--model", MODEL, "--data", "digits", "--sparsity", 0.5, "--out", tmp_path / "run")
+    assert call("compress", *words, *absent) == 1
+    assert call("prune", fitted, "--out", tmp_path / "x", "--sparsity", 0.5, *absent) == 1
+    assert call("export", fitted, "--to", tmp_path / "x.pt2", "--shape", "1x8x8", *absent) == 1
+    assert capsys.readouterr().err.count('device="cuda:77" cannot be used') == 3
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_runs_as_a_module(monkeypatch, capsys):

@@ -13,6 +13,7 @@ import bayeslim as bl
 from bayeslim.app.cli import sources
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.cli.fitting import FitSettings
+from bayeslim.train import fit as training
 
 MODEL = "mlp(hidden=8, inputs=64)"
 BASICS = ("fit", "--model", MODEL, "--data", "digits", "--epochs", 3, "--lr", 0.01)
@@ -79,7 +80,7 @@ def test_a_fit_is_what_python_would_have_made_and_is_not_made_twice(tmp_path, ca
 
 
 def test_a_fit_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch, capsys):
-    measure, measured = bl.train.measure, []
+    measure, measured = training.measure, []
 
     def stop_in_the_second_epoch(*args):
         measured.append(1)
@@ -87,12 +88,12 @@ def test_a_fit_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return measure(*args)
 
-    monkeypatch.setattr(bl.train, "measure", stop_in_the_second_epoch)
+    monkeypatch.setattr(training, "measure", stop_in_the_second_epoch)
     assert call(*BASICS, "--out", "run") == 130
     assert "goes on from run" in capsys.readouterr().err
     assert list((tmp_path / "run").glob("*.checkpoint"))
     assert call("evaluate", "run") == 1
-    assert "not finished. Go on with it: bayeslim fit --config run/fit.toml" in capsys.readouterr().err
+    assert "not finished. To finish it, run the `bayeslim fit` command that began it" in capsys.readouterr().err
     assert call(*BASICS, "--out", "run") == 0
     assert len(measured) == 4, "the first epoch is not trained again"
     bl.save(by_python(), tmp_path / "python")
@@ -128,9 +129,13 @@ def test_networks_and_data_of_ones_own(own_code, capsys):
     assert call("evaluate", "run", *own) == 0
     assert "own_fits:loaders, validation part: 10 examples" in capsys.readouterr().out
     assert call("evaluate", "run") == 1
-    assert 'pass --model "own_fits:build(width=5)"' in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--model package.module:name" in shown
+    assert "own_fits" not in shown
     assert call("evaluate", "run", *own[:2]) == 1
-    assert 'pass --data "own_fits:loaders"' in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--data package.module:name" in shown
+    assert "own_fits" not in shown
 
 
 def test_a_file_with_tables_means_what_the_flags_mean(tmp_path):
@@ -165,7 +170,7 @@ def test_a_file_with_tables_means_what_the_flags_mean(tmp_path):
         ('[method]\nname = "variational"\nkl_schedule = { end = 3 }', 'The table "kl_schedule" needs a name'),
         ('[method]\nname = "variational"\nsamples = 2020-01-01', '"samples" must be a number'),
         ("[epochs]\nname = 3", '"epochs" must be a whole number'),
-        ("sparsity = 0.5", 'no setting. Closest|"sparsity", which is no setting'),
+        ("sparsity = 0.5", 'not a setting. Closest|"sparsity", which is not a setting'),
         ("seed = -1", "from 0 to"),
     ],
 )
@@ -208,7 +213,7 @@ def test_parts_of_a_method_that_are_not_there_are_refused(text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "fit is not told its model and data"),
+        ((), "fit needs model and data"),
         (("--model", MODEL, "--data", "digits"), "say how long, such as --epochs 10"),
         (("--model", MODEL, "--data", "digits", "--method", "laplace"), "needs a trained network"),
         (("--model", "mlp", "--data", "digits", "--epochs", 2), "For digits it takes inputs=64."),
@@ -231,7 +236,7 @@ def test_parts_of_a_method_that_are_not_there_are_refused(text, message):
         ),
         (("--model", MODEL, "--data", "digits", "--epochs", 2, "--device", "abacus"), "torch finds no such device"),
         (("--model", MODEL, "--data", "digits", "--epochs", 2, "--device", "meta"), "torch finds no such device"),
-        (("--model", MODEL, "--data", "digits", "--epochs", 2, "--validation", 2), "must leave some of its 1297"),
+        (("--model", MODEL, "--data", "digits", "--epochs", 2, "--validation", 2), "leave some of the 1297"),
         (("--model", MODEL, "--data", "digits", "--epochs", 2, "--batch-size", 0), "batch_size must be at least 1"),
         (("--model", MODEL, "--data", "digit", "--epochs", 2), 'Closest: "digits"'),
         (("--model", MODEL, "--data", "boston", "--epochs", 2), "boston was not found"),

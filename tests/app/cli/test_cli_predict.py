@@ -183,7 +183,7 @@ def test_yes_and_no_and_several_values_have_columns_of_their_own(tmp_path):
 def test_predictions_do_not_depend_on_how_the_data_are_cut(classes, monkeypatch):
     bnn, digits = bl.load(classes / "network"), bl.data.load("digits")
     whole = predict_batches(bnn, [(digits.test_x, digits.test_y)], 4, "auto", 3)
-    monkeypatch.setattr("bayeslim.app.cli.predicting.AT_ONCE", 100)
+    monkeypatch.setattr("bayeslim.app.cli.predicting.EXAMPLES_PER_GROUP", 100)
     cut = predict_batches(bnn, list(zip(digits.test_x.split(60), digits.test_y.split(60), strict=True)), 4, "auto", 3)
     for name in (field.name for field in dataclasses.fields(Prediction) if field.name != "kind"):
         torch.testing.assert_close(getattr(cut, name), getattr(whole, name))
@@ -274,7 +274,9 @@ def test_settings_in_a_folder_are_never_imported(classes, tmp_path, capsys, monk
     bl.save(bl.load(classes / "network"), tmp_path / "run" / "network")
     (tmp_path / "run" / "fit.toml").write_text('model = "trap:build"\ndata = "trap:loaders"\n')
     assert call("evaluate", "run") == 1
-    assert 'pass --data "trap:loaders"' in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--data package.module:name" in shown
+    assert "trap" not in shown
     assert call("evaluate", "run", "--data", "digits") == 0
     assert "trap" not in sys.modules
 
@@ -328,6 +330,6 @@ def test_networks_of_ones_own_classes(tmp_path, capsys, monkeypatch):
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     bl.save(bl.bayesianize(own, bl.Variational(), likelihood=bl.likelihoods.Categorical()), "own")
     assert call("predict", "own", "--data", "digits", "--to", "p.csv") == 1
-    assert 'not its code: pass --model "package.module:factory"' in capsys.readouterr().err
+    assert "not its code: name its factory with --model package.module:name" in capsys.readouterr().err
     assert call("predict", "own", "--data", "digits", "--to", "p.csv", "--model", "own_nets_here:build") == 0
     sys.modules.pop("own_nets_here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 
@@ -146,6 +147,33 @@ def test_methods_likelihoods_and_priors_by_name():
         sources.method_by_name("magic")
 
 
+class RunsCode:
+    """An object whose unpickling runs a command."""
+
+    def __reduce__(self):
+        return os.system, ("echo ran > pwned",)
+
+
+def test_weights_come_from_state_dicts_of_torch_which_run_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = bl.zoo.create("mlp", hidden=4, inputs=3, classes=2)
+    name = "mlp(hidden=4, inputs=3, classes=2)"
+    torch.save(model.state_dict(), "weights.pt")
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, "checkpoint.pth")
+    for file in ("weights.pt", "checkpoint.pth"):
+        assert torch.equal(sources.model_by_name(name, tmp_path / file, seed=5).fc1.weight, model.fc1.weight)
+    torch.save(model, "model.pt")
+    torch.save({"x": RunsCode()}, "hostile.pt")
+    (tmp_path / "text.pt").write_text("not weights")
+    for file in ("model.pt", "hostile.pt", "text.pt"):
+        with pytest.raises(BadSetting, match="cannot be read as plain weights"):
+            sources.model_by_name(name, tmp_path / file)
+    assert not (tmp_path / "pwned").exists()
+    torch.save([1, 2], "list.pt")
+    with pytest.raises(BadSetting, match="must hold a state dict"):
+        sources.model_by_name(name, tmp_path / "list.pt")
+
+
 def test_weights_come_from_safetensors_or_a_saved_network(tmp_path):
     model = bl.zoo.create("mlp", hidden=4, inputs=3, classes=2)
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
@@ -156,9 +184,6 @@ def test_weights_come_from_safetensors_or_a_saved_network(tmp_path):
     for place in ("weights.safetensors", "folder", "bayesian"):
         read = sources.model_by_name(name, tmp_path / place, seed=5)
         assert torch.equal(read.fc1.weight, model.fc1.weight)
-    (tmp_path / "pickled.pt").write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(BadSetting, match="Pickled files are not read"):
-        sources.model_by_name(name, tmp_path / "pickled.pt")
     with pytest.raises(BadSetting, match="does not exist"):
         sources.model_by_name(name, tmp_path / "nowhere")
     with pytest.raises(bl.errors.CorruptFile, match="does not fit"):
@@ -202,7 +227,7 @@ def test_settings_are_kept_and_read_back(tmp_path):
     ("text", "message"),
     [
         ("model = ", "not valid TOML"),
-        ("sparsty = 0.5", 'no setting. Closest: "sparsity"'),
+        ("sparsty = 0.5", 'not a setting. Closest: "sparsity"'),
         ('sparsity = "much"', '"sparsity" must be a number'),
         ("model = 3", '"model" must be text'),
         ("steps = 2.5", '"steps" must be a whole number'),
@@ -218,7 +243,7 @@ def test_wrong_files_are_refused(tmp_path, text, message):
 
 
 def test_missing_settings_are_asked_for(tmp_path):
-    with pytest.raises(BadSetting, match="is not told its model and data: pass --model NAME --data NAME"):
+    with pytest.raises(BadSetting, match="needs model and data: pass --model NAME --data NAME"):
         Settings.read(None, {})
     with pytest.raises(bl.errors.BayeslimError, match="Could not read"):
         Settings.read(tmp_path / "nowhere.toml", {})

@@ -8,6 +8,7 @@ import hashlib
 import io
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 from bayeslim.app import data
+from bayeslim.app.cli.calls import BadSetting
+from bayeslim.app.cli.prediction_files import read_inputs
 from bayeslim.app.data import images, uci
 from bayeslim.app.data.store import destination, locate, roots
 from bayeslim.errors import CorruptFile, DownloadFailed
@@ -231,11 +234,11 @@ def test_files_that_do_not_belong_together(tmp_path):
 def test_no_pickle_is_ever_read(tmp_path):
     (tmp_path / "cifar10").mkdir()
     np.savez(tmp_path / "cifar10" / "cifar10.npz", train_x=np.array([object()]), train_y=np.array([1]))
-    with pytest.raises(CorruptFile, match="allow_pickle"):
+    with pytest.raises(CorruptFile, match=r"holds object of shape \(1,\), and needs numbers"):
         data.load("cifar10", root=tmp_path)
     np.save(tmp_path / "cifar10" / "cifar10", np.ones(3))
     (tmp_path / "cifar10" / "cifar10.npy").rename(tmp_path / "cifar10" / "cifar10.npz")
-    with pytest.raises(CorruptFile, match="not an npz"):
+    with pytest.raises(CorruptFile, match="not a zip file"):
         data.load("cifar10", root=tmp_path)
 
 
@@ -367,7 +370,7 @@ def test_validation_is_taken_off_the_training_set():
 
 @pytest.mark.parametrize("size", [0, 1297, -1, 1.0, 0.0])
 def test_a_validation_part_must_leave_some(size):
-    with pytest.raises(ValueError, match="must leave some of its 1297"):
+    with pytest.raises(ValueError, match="leave some of the 1297"):
         data.load("digits").with_validation(size)
 
 
@@ -383,3 +386,69 @@ def test_its_files_import_nothing_but_torch_and_numpy():
             imported = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             imported += [node.module] if isinstance(node, ast.ImportFrom) else []
             assert {name.split(".")[0] for name in imported} <= allowed
+
+
+@pytest.fixture
+def little_memory():
+    """At most 256 MiB more than now, so that a file that takes gigabytes fails at once."""
+    resource = pytest.importorskip("resource")
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory in use from /proc")
+@pytest.mark.parametrize("promised", [True, False])
+def test_a_small_idx_file_does_not_unpack_to_gigabytes(tmp_path, little_memory, promised):
+    (tmp_path / "mnist").mkdir()
+    write_idx(tmp_path / "mnist", "test", *random_images(3))
+    count = 4_000_000 if promised else 3
+    with gzip.open(tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz", "wb", compresslevel=1) as file:
+        file.write(b"\0\0\x08\x03" + np.array([count, 28, 28], ">u4").tobytes())
+        for _ in range(400):
+            file.write(bytes(1 << 20))
+    with pytest.raises(CorruptFile, match="more than the 47,040,000" if promised else "but more follow"):
+        data.load("mnist", root=tmp_path, part="test")
+
+
+def npy_header(shape, size=0):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    return file.getvalue() + bytes(size)
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 20, 1 << 20), (-1, 3)])
+def test_a_huge_declared_shape_is_refused_before_memory_is_taken(tmp_path, shape):
+    (tmp_path / "uci").mkdir()
+    with zipfile.ZipFile(tmp_path / "uci" / "yacht.npz", "w") as archive:
+        archive.writestr("x.npy", npy_header(shape, 64))
+        archive.writestr("y.npy", npy_header((3,), 24))
+    with pytest.raises(CorruptFile, match=r"its header promises|needs numbers"):
+        data.load("yacht", root=tmp_path)
+    (tmp_path / "x.npy").write_bytes(npy_header(shape, 64))
+    with pytest.raises(BadSetting, match=r"its header promises|needs numbers"):
+        read_inputs(tmp_path / "x.npy", None, torch.float32)
+
+
+def test_a_small_npz_does_not_unpack_to_gigabytes(tmp_path):
+    (tmp_path / "uci").mkdir()
+    with zipfile.ZipFile(tmp_path / "uci" / "yacht.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("x.npy", "w") as file:
+            file.write(npy_header((25_000_000,)))
+            for _ in range(25):
+                file.write(bytes(8_000_000))
+        archive.writestr("y.npy", npy_header((3,), 24))
+    assert (tmp_path / "uci" / "yacht.npz").stat().st_size < 1_000_000
+    with pytest.raises(CorruptFile, match="more than the 153,600,000 bytes"):
+        data.load("yacht", root=tmp_path)
+
+
+def test_a_cifar_file_with_too_many_records_is_refused(tmp_path):
+    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    with (folder / "test_batch.bin").open("wb") as file:
+        file.truncate(3073 * 10_001)
+    with pytest.raises(CorruptFile, match="more than 10,000 records take"):
+        data.load("cifar10", root=tmp_path, part="test")

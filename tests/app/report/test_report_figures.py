@@ -14,8 +14,8 @@ from hypothesis.extra.numpy import array_shapes
 from report_cases import laplace, variational
 
 import bayeslim as bl
-from bayeslim.app.report.certainty import SHOWN, draw_certainty
-from bayeslim.app.report.costs import compared, counted, draw_costs
+from bayeslim.app.report.certainty import IMAGES_PER_ROW, draw_certainty
+from bayeslim.app.report.costs import LATENCY, compared, counted, draw_costs
 from bayeslim.app.report.curves import draw_curves, measure_curves
 from bayeslim.app.report.histograms import draw_snr, draw_weights, measure_snr, measure_weights
 from bayeslim.app.report.layers import draw_layers, measure_layers
@@ -152,9 +152,9 @@ def test_certainty_is_ordered_by_entropy_and_needs_images():
     case = laplace()
     prediction = predict_all(case.pruned, case.held_out)
     figure = draw_certainty(prediction, case.held_out)
-    assert len(figure.table.rows) == 2 * SHOWN
+    assert len(figure.table.rows) == 2 * IMAGES_PER_ROW
     probabilities = [float(row[3].split()[0]) for row in figure.table.rows]
-    assert min(probabilities[:SHOWN]) > max(probabilities[SHOWN:])
+    assert min(probabilities[:IMAGES_PER_ROW]) > max(probabilities[IMAGES_PER_ROW:])
     flat = [(x.flatten(1), y) for x, y in case.held_out]
     assert draw_certainty(prediction, flat) is None
 
@@ -168,9 +168,13 @@ def test_costs_compare_dense_and_slim():
     assert quantities["parameters"].dense > quantities["parameters"].slim
     assert rows["dense"].seconds > 0
     timed = bl.benchmark(networks["dense"], case.slim, example=case.example, runtimes=["eager"], rounds=2)
-    names = [q.name for q in compared(timed)]
-    assert {"parameters", "saved", "eager, batch 1", "eager, batch 64"} <= set(names)
-    assert len(draw_costs(compared(timed)).table.rows) == len(names)
+    listed = compared(timed, list(quantities.values()))
+    names = [q.name for q in listed]
+    assert {"parameters", "stored", "eager, batch 1", "eager, batch 64"} <= set(names)
+    assert LATENCY in quantities
+    assert LATENCY not in names, "one latency is shown once"
+    assert len(set(names)) == len(names)
+    assert len(draw_costs(listed).table.rows) == len(names)
     assert counted(Row(), Row()) == []
     assert overview(rows).headings == HEADINGS
     assert overview({"x": Row()}).rows == (("x", *["–"] * 7),)

@@ -13,6 +13,9 @@ from report_cases import laplace, variational
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.app.benchmark import Size
+from bayeslim.app.report.overview import latencies, measure_rows
+from bayeslim.app.report.report import highlights
 
 VOID = ("meta", "link", "br", "line", "rect", "circle", "polyline", "image")
 
@@ -87,7 +90,7 @@ def test_every_figure_has_a_picture_words_and_numbers(page):
 def test_it_says_what_was_cut_and_what_that_did(page):
     case = laplace("unit")
     words = Page(page).words
-    for title in ("Error against sparsity", "What is left of each layer", "Signal to noise", "Weights", "Reliability"):
+    for title in ("Error against sparsity", "Weights left in each layer", "Signal to noise", "Weights", "Reliability"):
         assert title in words
     assert "Size and latency" in words
     assert "Mask of 1.weight" in words
@@ -151,7 +154,7 @@ def test_bad_input_is_refused_before_any_work(tmp_path, monkeypatch):
         bl.report(case.slim, case.pruned)
     with pytest.raises(TypeError, match="slim must be a plain network"):
         bl.report(case.bnn, case.pruned, case.pruned)
-    with pytest.raises(bl.errors.BayeslimError, match="lost nothing"):
+    with pytest.raises(bl.errors.BayeslimError, match="has no zeros"):
         bl.report(case.bnn, case.bnn, path=tmp_path / "r.html")
     small = bl.bayesianize(nn.Linear(2, 2), bl.Variational(), likelihood=bl.likelihoods.Categorical())
     with pytest.raises(bl.errors.ShapeMismatch, match="one network before and after"):
@@ -172,3 +175,26 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(bl.errors.BayeslimError, match="Could not write"):
         bl.report(case.bnn, case.pruned, path=tmp_path / "file" / "r.html")
     assert (tmp_path / "file").read_text() == "here before"
+
+
+def test_the_headline_compares_like_with_like():
+    sizes = {
+        name: Size(1000, nonzeros, 2000, 4000, 5000, {"onnxruntime": file_bytes})
+        for name, nonzeros, file_bytes in (("dense", 1000, 4440), ("slim", 60, 4000))
+    }
+    seconds = {
+        ("dense", "eager", 1): (1e-3, 1e-3),
+        ("slim", "eager", 1): (0.9e-3, 0.9e-3),
+        ("dense", "onnxruntime", 1): (1.06e-4, 1.06e-4),
+        ("slim", "onnxruntime", 1): (1e-4, 1e-4),
+    }
+    timed = bl.Benchmark(sizes, seconds, {})
+    case = laplace("weight")
+    networks = {"dense": case.bnn.mean_network(), "bayeslim": case.slim}
+    rows = measure_rows(networks, case.bnn.likelihood, case.held_out, case.example, latencies(timed))
+    shown = {words: value for value, words in highlights(case.pruned, rows, timed)}
+    assert shown["as fast as the dense network, both in onnxruntime, batch 1"] == "1.06×"
+    assert shown["smaller ONNX file"] == "1.11×"
+    assert rows["dense"].seconds == 1e-3
+    assert rows["bayeslim"].seconds == 0.9e-3
+    assert latencies(bl.Benchmark(sizes, {(n, "eager", 8): (1.0, 1.0) for n in ("dense", "slim")}, {})) is None

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from bayeslim.version import __version__
+
 
 def main() -> None:
-    """Run the command line, with a clear word if its dependencies are missing."""
+    """Run the command line, or say which extra to install."""
+    if sys.argv[1:] == ["--version"]:  # answered without any extra
+        print(__version__)
+        return
     try:
         from bayeslim.app.cli.app import app
     except ModuleNotFoundError as error:

@@ -14,10 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 
 import bayeslim
+from bayeslim.app.cli import demo as demonstration
 from bayeslim.app.cli import options as o
+from bayeslim.app.cli.config import Settings
+from bayeslim.app.cli.datasets import fetch, listed
+from bayeslim.app.cli.evaluating import evaluate_folder, quality
+from bayeslim.app.cli.fitting import FitSettings
+from bayeslim.app.cli.parts import export_folder, prune_folder, report_run
+from bayeslim.app.cli.predicting import predict_folder
+from bayeslim.app.cli.tables import against_table, data_table, network_table, quality_table
+from bayeslim.app.report.scores import collected
 
 _PACKAGE = Path(bayeslim.__file__).parent
-_STOPPED = 130
+_EXIT_CODE_INTERRUPTED = 130
 
 
 class _App(typer.Typer):
@@ -29,13 +38,18 @@ class _App(typer.Typer):
         except (bayeslim.errors.BayeslimError, ValueError, TypeError, OSError) as error:
             if not _is_deliberate(error):
                 raise
-            words = escape(str(error))  # brackets in it are no markup
+            words = escape(_printable(str(error)))  # brackets in it are no markup
             Console(stderr=True).print("[bold red]Error:[/]", words, highlight=False, soft_wrap=True)
             sys.exit(1)
 
 
+def _printable(text: str) -> str:
+    """Replace characters that would control the terminal: an error may quote a file from someone else."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def _is_deliberate(error: BaseException) -> bool:
-    """Whether the library itself raised an error on purpose, rather than something it called."""
+    """Check whether the library itself raised an error on purpose, rather than code that it called."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     raised_here = Path(last.filename).is_relative_to(_PACKAGE) and (last.line or "").startswith("raise ")
     return isinstance(error, bayeslim.errors.BayeslimError) or raised_here
@@ -43,20 +57,20 @@ def _is_deliberate(error: BaseException) -> bool:
 
 @contextmanager
 def _resumable(folder: Path | str) -> Iterator[None]:
-    """Interrupting what runs inside ends the command, and says how to go on."""
+    """Say how to go on when the command is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"Stopped. What is done is kept: the same command goes on from {folder}.")
-        sys.exit(_STOPPED)
+        Console(stderr=True).print(f"Stopped. Finished stages are kept: the same command goes on from {folder}.")
+        sys.exit(_EXIT_CODE_INTERRUPTED)
 
 
 app = _App(
     name="bayeslim",
     help="Bayesian neural networks that slim down.",
-    epilog='Start with: bayeslim demo, or bayeslim fit --model "mlp(inputs=64)" --data digits --epochs 10',
+    epilog='Start with: bayeslim demo, or bayeslim fit --model "mlp(inputs=64)" --data digits --epochs 10. '
+    "BAYESLIM_PROGRESS=0 in the environment turns progress bars off.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -76,16 +90,28 @@ def options(
     """Make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior."""
 
 
+@app.command(name="help")
+def show_help(
+    context: typer.Context,
+    command: Annotated[str | None, typer.Argument(help="A command.")] = None,
+) -> None:
+    """Show the help of a command, or the list of commands."""
+    assert context.parent is not None
+    words = ["--help"] if command is None else [command, "--help"]
+    context.parent.command.main(words, prog_name=context.parent.info_name)
+
+
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="The run's folder; what is in it is not made again.")] = Path("demo"),
+    output: Annotated[Path, typer.Option(help="The run's folder; finished stages in it are not run again.")] = Path(
+        "demo"
+    ),
     seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     recipe: o.RecipeName = None,
+    device: o.Device = None,
 ) -> None:
     """Compress a network on handwritten digits: train, prune by its posterior, compact, export, report."""
-    from bayeslim.app.cli.demo import run
-
-    run(output, seed, recipe)
+    demonstration.run(output, seed, recipe, device or "auto")
 
 
 @app.command()
@@ -98,9 +124,6 @@ def data(
 
     Files are looked for in $BAYESLIM_DATA and in the cache (~/.cache/bayeslim).
     """
-    from bayeslim.app.cli.datasets import fetch, listed
-    from bayeslim.app.cli.tables import data_table
-
     if not names:
         Console().print(data_table(listed()))
         typer.echo("bayeslim data NAME downloads an image set, and says where the file of a regression set goes.")
@@ -118,11 +141,6 @@ def fit(
 ) -> None:  # fmt: skip
     """Find the posterior of a network: by training it, or around trained weights (laplace)."""
     flags = dict(locals())
-    from bayeslim.app.cli.evaluating import quality
-    from bayeslim.app.cli.fitting import FitSettings
-    from bayeslim.app.cli.tables import quality_table
-    from bayeslim.app.report.scores import collected
-
     settings = FitSettings.read(flags.pop("config"), flags)
     with _resumable(settings.out):
         fitted = settings.run()
@@ -148,15 +166,13 @@ def predict(
     samples: o.Samples = 32,
     how: o.How = "auto",
     seed: o.DrawSeed = 0,
-    device: o.Device = "auto",
+    device: o.Device = None,
 ) -> None:
-    """Write what a fitted network says of every example, and how sure it is.
+    """Write the prediction of a fitted network for every example, with its uncertainty.
 
-    Uncertainties of classes are entropies in nats, those of values standard deviations: aleatoric is noise that stays,
-    epistemic is what more data would teach.
+    Uncertainties of classes are entropies in nats, those of values standard deviations. Aleatoric uncertainty is noise
+    that stays; epistemic uncertainty falls with more data.
     """
-    from bayeslim.app.cli.predicting import predict_folder
-
     typer.echo(predict_folder(network, to, model, data, inputs, samples, how, seed, device or "auto"))
 
 
@@ -171,13 +187,10 @@ def evaluate(
     samples: o.Samples = 32,
     how: o.How = "auto",
     seed: o.DrawSeed = 0,
-    device: o.Device = "auto",
+    device: o.Device = None,
     json: Annotated[Path | None, typer.Option(help="A file for the numbers.")] = None,
 ) -> None:
     """Measure a fitted network on test data: error, NLL, Brier score and calibration."""
-    from bayeslim.app.cli.evaluating import evaluate_folder
-    from bayeslim.app.cli.tables import against_table, quality_table
-
     found = evaluate_folder(network, model, data, against or [], samples, how, seed, device or "auto", json)
     typer.echo(f"{found.data}, {found.part} part: {found.examples:,} examples")
     Console().print(quality_table(found.rows))
@@ -196,12 +209,10 @@ def compress(
     scope: o.Scope = None, protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
     criterion: o.CriterionName = None, steps: o.Steps = None, fine_tune: o.FineTune = None, formats: o.Formats = None,
     baseline: o.Baseline = None, batch_size: o.BatchSize = None, validation: o.Validation = None, seed: o.Seed = None,
+    device: o.Device = None,
 ) -> None:  # fmt: skip
-    """From a network and data to a smaller network, files to deploy, and a report."""
+    """Turn a network and data into a smaller network, files to deploy, and a report."""
     flags = dict(locals())
-    from bayeslim.app.cli.config import Settings
-    from bayeslim.app.cli.tables import network_table
-
     settings = Settings.read(flags.pop("config"), flags)
     with _resumable(settings.out):
         result = settings.run()
@@ -221,12 +232,10 @@ def prune(
     max_error_increase: o.MaxErrorIncrease = None, evidence: o.EvidenceGoal = None, scope: o.Scope = None,
     protect: o.Protect = None, keep_best: o.KeepBest = None, granularity: o.Granularity = None,
     criterion: o.CriterionName = None, steps: o.Steps = None, batch_size: o.BatchSize = None,
-    validation: o.Validation = None, seed: o.Seed = None,
+    validation: o.Validation = None, seed: o.Seed = None, device: o.Device = None,
 ) -> None:  # fmt: skip
     """Cut a fitted Bayesian network to a budget; with data, in steps."""
-    flags = dict(locals())
-    from bayeslim.app.cli.parts import prune_folder
-
+    flags = dict(locals()) | {"device": device or "auto"}
     typer.echo(prune_folder(**flags))
 
 
@@ -242,11 +251,10 @@ def export(
     samples: Annotated[int | None, typer.Option(help="Draws of a Bayesian network; without, its mean.")] = None,
     sparse: Annotated[bool, typer.Option("--sparse", help="Store ONNX weights sparsely.")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Store ONNX weights in 8 bits.")] = False,
+    device: o.Device = None,
 ) -> None:
     """Write a network as an ONNX file or a PyTorch program."""
-    from bayeslim.app.cli.parts import export_folder
-
-    typer.echo(export_folder(network, to, model, data, shape, samples, sparse, int8))
+    typer.echo(export_folder(network, to, model, data, shape, samples, sparse, int8, device or "auto"))
 
 
 @app.command()
@@ -254,8 +262,12 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run of `bayeslim compress`.")],
     to: Annotated[Path | None, typer.Option(help="The file; by default report.html in the run's folder.")] = None,
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    model: o.OwnModel = None,
+    data: o.OwnData = None,
+    device: o.Device = None,
 ) -> None:
-    """Write the report of a finished run again."""
-    from bayeslim.app.cli.parts import report_run
+    """Write the report of a finished run again.
 
-    typer.echo(report_run(run, to, title))
+    Code that the run's folder names is not run: name a network or data of your own with --model and --data.
+    """
+    typer.echo(report_run(run, to, title, model, data, device or "auto"))

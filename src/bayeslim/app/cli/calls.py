@@ -1,13 +1,14 @@
-"""Things by name, as a person writes them: `laplace`, `mlp(hidden=100, inputs=64)`, `package.module:factory(depth=2)`.
+"""Names with arguments, as a person writes them: `laplace`, `mlp(hidden=100)`, `package.module:factory(depth=2)`.
 
-Arguments are literals (numbers, inf, strings, lists, None, True and False), or calls of the few things that a setting
-may be made of, `variational(kl_schedule=warmup(end=5))`; nothing is evaluated.
+Arguments are literals (numbers, inf, strings, lists, None, True and False), or calls of the parts that a setting may
+have, `variational(kl_schedule=warmup(end=5))`. Nothing is evaluated.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import math
 import os
 import sys
@@ -29,7 +30,7 @@ class Call:
     Attributes:
         text: as it was written.
         module: the part before the colon; "" if there is none.
-        name: what is called.
+        name: the name to call.
         args: positional arguments.
         kwargs: keyword arguments; None if there are no brackets at all.
     """
@@ -44,9 +45,9 @@ class Call:
         """Call the entry of a table that has the name.
 
         Args:
-            table: what can be called, by name.
+            table: the callables, by name.
             what: the setting, for errors.
-            kind: what it is a table of, if that is something else.
+            kind: the kind of thing in the table, if it is not the setting.
         """
         name = next((known for known in table if _plain(known) == _plain(self.name)), None)
         if name is None:
@@ -64,7 +65,13 @@ class Call:
             raise BadSetting(f'{what}="{self.text}": {first_line(error)}') from error
 
     def imported(self, what: str) -> Any:
-        """Import the name from its module; it is called if that is possible."""
+        """Import the name from its module; a class or a function is called, anything else is taken as it is.
+
+        Raises:
+            BadSetting: for the standard library's modules, classes and functions, none of which makes networks or data.
+        """
+        if _is_standard(self.module):
+            raise BadSetting(f'{what}="{self.text}": {self.module} is part of Python. Name a module of your own.')
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # as python itself does for a script that is started here
         try:
@@ -79,12 +86,22 @@ class Call:
                 f'{what}="{self.text}": {self.module} has no "{self.name}".{f" Closest: {hint}." if hint else ""}'
             )
         found = getattr(module, self.name)
-        is_factory = callable(found) and not hasattr(found, "named_parameters")
-        return self._called(found, what) if is_factory or isinstance(found, type) else found
+        if not isinstance(found, type) and (not callable(found) or hasattr(found, "named_parameters")):
+            return found
+        factory = inspect.unwrap(found)
+        if not inspect.isclass(factory) and not inspect.isroutine(factory):
+            raise BadSetting(
+                f'{what}="{self.text}" must name a class or a function. Got {type(found).__name__}: wrap it in a '
+                "function."
+            )
+        if _is_standard(getattr(factory, "__module__", None) or "builtins"):
+            raise BadSetting(
+                f'{what}="{self.text}": {self.name} is part of Python, which {self.module} only imports. Name a class '
+                "or a function of your own."
+            )
+        return self._called(found, what)
 
     def _called(self, function: Callable[..., Any], what: str) -> Any:
-        import inspect
-
         kwargs = self.kwargs or {}
         try:
             inspect.signature(function).bind(*self.args, **kwargs)
@@ -98,17 +115,22 @@ class Call:
 _IMPORT_HINT = {"model": ', or "package.module:factory"', "data": ', or "package.module:loaders"'}
 
 
+def _is_standard(module: str) -> bool:
+    """Check whether a module belongs to Python's standard library."""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
 def _plain(name: str) -> str:
     return name.replace("-", "_")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, or its kind if it says nothing."""
+    """Return the first line of an error, or its type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None = None) -> Call:
-    """Take a name with arguments apart.
+    """Parse a name with arguments.
 
     >>> parse("mlp(hidden=100)", "model").kwargs
     {'hidden': 100}
@@ -120,7 +142,7 @@ def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None =
     Args:
         text: as it was written.
         what: the setting, for errors.
-        parts: what may be called within the arguments, by name.
+        parts: the callables allowed within the arguments, by name.
     """
     head, bracket, rest = text.partition("(")
     module, colon, name = head.strip().rpartition(":")
@@ -131,7 +153,7 @@ def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None =
         args, kwargs = _arguments(call, text, what, parts or {})
     except BadSetting:
         raise
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BadSetting(
             f'{what}="{text}" cannot be read: write a name, or a call with plain arguments such as "mlp(hidden=100)".'
         ) from error

@@ -1,4 +1,4 @@
-"""The settings of a compression; a run's are kept in its folder, so that it can be taken up again."""
+"""The settings of a compression, which are kept in the run's folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bayeslim.prune import Budget
 from bayeslim.prune.budget import COUNTED, MEASURED
 
 FILE = "run.toml"
-USUAL_RATE = 1e-3
+DEFAULT_LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,23 @@ class Settings(TomlSettings):
     batch_size: int = 128
     validation: float = 0.1
     seed: int = 0
+    device: str = "auto"
 
     @property
     def budget(self) -> Budget | None:
-        """How much to cut; None for an N:M pattern without a goal."""
+        """The amount to cut; None for an N:M pattern without a goal."""
         return budget(vars(self), needs_none=":" in self.granularity or self.recipe is not None)
 
     def run(self) -> Compressed:
-        """Do it."""
-        goal = self.budget
-        loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed)
-        model = sources.model_by_name(self.model, Path(self.weights) if self.weights else None, self.seed)
+        """Compress, or go on with it; a run that is complete is read."""
+        goal, device = self.budget, sources.device_by_name(self.device)
+        loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device)
+        weights = Path(self.weights) if self.weights else None
+        model = sources.model_by_name(self.model, weights, self.seed).to(device)
         recipe = sources.recipe_by_name(self.recipe, self.epochs) if self.recipe else None
         rate = {} if self.lr is None else {"lr": self.lr}  # a recipe has its own, and its own epochs
         if recipe is None:
-            rate = {"lr": USUAL_RATE, **rate}
+            rate = {"lr": DEFAULT_LEARNING_RATE, **rate}
             training = {"epochs": self.epochs, **rate} if self.epochs else None
         else:
             training = rate
@@ -97,11 +99,11 @@ class Settings(TomlSettings):
 
 
 def budget(given: Mapping[str, Any], needs_none: bool = False) -> Budget | None:
-    """The budget in some flags.
+    """Build the budget from flags.
 
     Args:
         given: goals, scope, protect and keep_best by name.
-        needs_none: whether no goal at all is fine.
+        needs_none: whether a budget may be left out.
     """
     goals: dict[str, Any] = {
         goal: given.get(goal) for goal in (*COUNTED, *MEASURED) if given.get(goal) not in (None, False)

@@ -1,4 +1,4 @@
-"""`bayeslim data`: which data sets there are, where their files are, and fetching them."""
+"""`bayeslim data`: list the data sets, find their files, download them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = {
     "notmnist": ("0 + 10,000", "1×28×28"),
     "cifar10": ("50,000 + 10,000", "3×32×32"),
 }
-"""Training and test examples of the image sets, and the shape of one; what is not on the disk cannot be counted."""
+"""Training and test examples of the image sets, and the shape of one. Sets that are not on the disk are listed too."""
 
 MISSING = "not here"
 
@@ -32,7 +32,7 @@ class Entry:
 
     Attributes:
         name: as it is asked for.
-        task: what its targets are.
+        task: the kind of its targets.
         examples: training and test examples.
         shape: of one example.
         where: the folder it was found in, if it was.
@@ -48,12 +48,12 @@ class Entry:
 
 
 def listed() -> list[Entry]:
-    """All data sets."""
+    """List all data sets."""
     return [_entry(name) for name in data.names()]
 
 
 def fetch(names: Sequence[str]) -> list[str]:
-    """Download what is missing of some data sets, and read them whole.
+    """Download the missing files of some data sets, and read them whole.
 
     Returns:
         a line about each.
@@ -88,7 +88,7 @@ def _entry(name: str) -> Entry:
 
 
 def _files(name: str) -> tuple[list[Path], int]:
-    """The files of an image set that are on the disk, and how many there should be."""
+    """Find the files of an image set on the disk; also return how many there should be."""
     if name == "digits":
         return [], 0
     if name == "cifar10":

@@ -1,8 +1,8 @@
 """The demonstration: the whole job on the digits that ship with the package.
 
-LeNet-300-100 is trained, nine tenths of its weights go unit by unit, by its posterior and by magnitude, and nothing is
-retrained. Then the posterior of what is left says which digits it is sure of. With a recipe, the network is trained to
-be sparse instead.
+It trains LeNet-300-100, then cuts nine tenths of its weights in whole units, by its posterior and by magnitude, and
+retrains nothing. The posterior of the slim network then says which digits it is certain of. With a recipe, the network
+is trained to be sparse instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.console import Console
 
 import bayeslim as bl
 from bayeslim.app.cli.config import Settings
-from bayeslim.app.cli.sources import data_by_name
+from bayeslim.app.cli.sources import data_by_name, device_by_name
 from bayeslim.app.cli.tables import certainty_table, network_table
 from bayeslim.app.report.quantities import duration
 from bayeslim.app.report.scores import collected, predict_all
@@ -34,27 +34,27 @@ SETTINGS = {
 
 
 CUT = ("sparsity", "granularity", "keep_best", "steps")
-"""What a recipe says itself."""
+"""Settings that a recipe has itself."""
 TRAINING = {"epochs": 60, "lr": 5e-3}
-"""Of a recipe: the digits are few, and so are its steps."""
-FOR_FEW_DIGITS = {"bottleneck": "bottleneck(strength=0.025)", "l0": "l0(cost=30)"}
-"""What to take for recipes that count on more data."""
+"""Training of a recipe: the data set is small, so it needs more epochs and a higher rate."""
+FOR_SMALL_DATA = {"bottleneck": "bottleneck(strength=0.025)", "l0": "l0(cost=30)"}
+"""Strengths of recipes whose defaults are for larger data sets."""
 
 
-def run(output: Path, seed: int, recipe: str | None = None) -> None:
+def run(output: Path, seed: int, recipe: str | None = None, device: str = "auto") -> None:
     """Compress, compare, and show the most and least certain digits."""
     console = Console()
-    torch.set_num_threads(1)  # on networks this small a second thread waits more than it works
+    torch.set_num_threads(1)  # a second thread slows networks of this size down
     started = time.monotonic()
     chosen = dict(SETTINGS)
     if recipe is not None:
-        recipe = FOR_FEW_DIGITS.get(recipe, recipe)
+        recipe = FOR_SMALL_DATA.get(recipe, recipe)
         chosen = {k: v for k, v in SETTINGS.items() if k not in CUT} | {"recipe": recipe, **TRAINING}
-    settings = Settings.read(None, {**chosen, "out": str(output), "seed": seed})
+    settings = Settings.read(None, {**chosen, "out": str(output), "seed": seed, "device": device})
     console.print(f"[bold]{bl.data.load(settings.data)}[/]", highlight=False)
     result = settings.run()
     settings.keep()
-    loaders = data_by_name(settings.data, settings.batch_size, settings.validation, seed)
+    loaders = data_by_name(settings.data, settings.batch_size, settings.validation, seed, device_by_name(device))
     batches = collected(loaders.test)
     prediction, targets = predict_all(result.pruned, batches), batches[0][1]
     order = prediction.entropy.argsort().tolist()
@@ -72,7 +72,7 @@ def run(output: Path, seed: int, recipe: str | None = None) -> None:
 
 
 def _in_runtimes(found: bl.Benchmark) -> str:
-    """The latency of one input in every runtime, as words."""
+    """Describe the latency of one input in every runtime."""
     batch = min(found.batch_sizes)
     pairs = [[found.latency(name, runtime, batch) for name in ("dense", "slim")] for runtime in found.runtimes]
     parts = [

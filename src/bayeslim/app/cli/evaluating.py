@@ -1,7 +1,7 @@
-"""`bayeslim evaluate`: how good a fitted network is on held-out data, and whether it knows what it does not know.
+"""`bayeslim evaluate`: the quality of a fitted network on held-out data, and of its uncertainty on other data.
 
-A network should be less sure of inputs unlike its data. For every other data set the table shows how well its
-uncertainty tells the two apart: the AUROC, 1 if always and ½ if it cannot.
+A network should be less certain of inputs unlike its data. For every other data set the table shows how well its
+uncertainty separates the two: the AUROC, 1 for perfect separation and ½ for none.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ POSTERIOR = "posterior"
 
 @dataclass(frozen=True)
 class Quality:
-    """How good predictions are; `brier` only where there are probabilities."""
+    """The quality of predictions; `brier` only where there are probabilities."""
 
     scores: Scores
     brier: float | None
 
     def as_dict(self) -> dict[str, float]:
-        """The numbers by name, as they are written to a file."""
+        """Return the numbers by name, as they are written to a file."""
         if self.brier is None:
             return {"rmse": self.scores.error, "nll": self.scores.nll, "calibration": self.scores.ece}
         scores = self.scores
@@ -51,9 +51,9 @@ class Evaluation:
     """The result of `bayeslim evaluate`.
 
     Attributes:
-        data: what was measured on.
-        part: which part of it.
-        examples: how many there were.
+        data: the data set.
+        part: its part.
+        examples: the number of examples.
         rows: the quality of the mean network and of the posterior.
         against: for every other data set, the AUROC by kind of uncertainty.
     """
@@ -102,15 +102,18 @@ def evaluate_folder(
 def quality(
     bnn: Bayesian, batches: Batches, target_scale: Scale | None, samples: int = 32, how: str = "auto", seed: int = 0
 ) -> tuple[dict[str, Quality], Prediction]:
-    """How good the mean network and the posterior are, in the data's own units; and what the posterior said.
+    """Measure the mean network and the posterior, in the data's own units.
 
     Args:
         bnn: the network.
         batches: inputs and targets.
-        target_scale: what standardised the targets.
-        samples: how many networks are averaged.
+        target_scale: the scale that standardised the targets.
+        samples: the number of networks to average.
         how: as for `bl.predict`.
         seed: of the draws.
+
+    Returns:
+        The quality of each, and the prediction of the posterior.
     """
     rows: dict[str, Quality] = {}
     targets = torch.cat([y for _, y in batches]).cpu()

@@ -1,4 +1,4 @@
-"""Whether a network, a likelihood and data fit together, said before any work is done."""
+"""Checks that a network, a likelihood and data fit together, before any work is done."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from bayeslim.types import Inputs, call, device_of, split_batch, to_device
 
 
 def run_on(bnn: Bayesian, inputs: Inputs, network: str, data: str) -> Tensor:
-    """The outputs of the mean network on a batch.
+    """Compute the outputs of the mean network on a batch.
 
     Args:
         bnn: the network.
         inputs: the batch.
-        network: what to call the network in errors.
-        data: what to call the data in errors.
+        network: the name of the network in errors.
+        data: the name of the data in errors.
 
     Raises:
-        BadSetting: if it does not run on it.
+        BadSetting: if the network does not run on the batch.
     """
     try:
         with torch.no_grad():
             return call(replicate(bnn.model), to_device(inputs, device_of(bnn.model)))
     except BayeslimError:
         raise
-    except Exception as error:  # whatever a network says to inputs that it does not take
+    except Exception as error:  # a network may raise anything on inputs that it does not take
         shape = f", whose inputs are {'x'.join(map(str, inputs.shape[1:]))}" if isinstance(inputs, Tensor) else ""
         raise BadSetting(f"{network} does not run on {data}{shape}: {first_line(error).rstrip('.')}.") from error
 
@@ -44,13 +44,13 @@ def check_fits_data(bnn: Bayesian, train: Any, val: Any, model: str, data: str) 
 
     Args:
         bnn: the network.
-        train: batches to train on; not gone over, for that would change their order.
-        val: batches to choose on.
-        model: what the network is called.
-        data: what the data are called.
+        train: batches to train on; they are not read, for that would change their order.
+        val: validation batches.
+        model: the name of the network in errors.
+        data: the name of the data in errors.
 
     Raises:
-        BadSetting: with the arguments that should be others, for a network of the zoo.
+        BadSetting: which names the arguments to change, for a network of the zoo.
     """
     inputs, targets = split_batch(next(iter(val)))
     pairs = getattr(train, "dataset", None)
@@ -68,7 +68,7 @@ def check_fits_data(bnn: Bayesian, train: Any, val: Any, model: str, data: str) 
 
 
 def _fitting_arguments(model: nn.Module, inputs: Inputs, targets: Tensor) -> str:
-    """The arguments of a network of the zoo that would have to be others to fit the data."""
+    """Find the arguments of a network of the zoo that must change to fit the data."""
     given = getattr(model, "zoo_config", {})
     if not isinstance(inputs, Tensor):
         return ""

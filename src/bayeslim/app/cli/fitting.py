@@ -1,7 +1,7 @@
 """`bayeslim fit`: from a network and data to a posterior in a folder.
 
 The folder holds the settings (`fit.toml`), the network once it is fitted (`network/`, for `bl.load`), and until then a
-checkpoint, from which the same command goes on exactly as if it had not been stopped.
+checkpoint. The same command goes on from the checkpoint, with the result of a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bayeslim.app.cli.calls import BadSetting, parse
 from bayeslim.app.cli.fits import check_fits_data
 from bayeslim.app.cli.sources import NETWORK
 from bayeslim.app.cli.toml import TomlSettings
-from bayeslim.app.compress.folder import INDEX, RunFolder
+from bayeslim.app.compress.folder import RunFolder, run_folder
 from bayeslim.app.compress.job import readable, size_of, start_over, unfitted_copy
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.io.saving import load, save
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from bayeslim.methods import Method
+from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Tune
 from bayeslim.methods.shared.curvature_posterior import examples_in
 from bayeslim.train.fit import LR_SCHEDULES
@@ -73,7 +73,7 @@ class FitSettings(TomlSettings):
             raise BadSetting(f"seed must be a whole number from 0 to {2**32 - 1}. Got {self.seed}.")
 
     def run(self) -> Fitted:
-        """Do it, or go on with it; a run that is complete is read."""
+        """Fit, or go on with it; a run that is complete is read."""
         device = sources.device_by_name(self.device)
         method = sources.method_by_name(self.method)
         self._check_training(method)
@@ -89,23 +89,27 @@ class FitSettings(TomlSettings):
             num_data=None if hasattr(train, "dataset") else examples_in(train),
         )
         check_fits_data(bnn, train, val, self.model, self.data)
-        _forget_if_nothing_was_done(Path(self.out))
-        folder = RunFolder(self.out, self._identity(bnn, train), (NETWORK,), from_the_start)
-        self.keep()
         architecture = unfitted_copy(bnn)
-        folder.say(repr(bnn))
-        try:
-            fitted = folder.stage(
-                NETWORK, {}, lambda _: self._fit(bnn, train, val, folder), save, lambda path: load(path, architecture)
-            )
-        except BaseException:
-            folder.leave_nothing(FILE)
-            raise
+        identity = self._identity(bnn, train)
+        with run_folder(self.out, identity, (NETWORK,), from_the_start, _came_to_nothing) as folder:
+            self.keep()
+            folder.say(repr(bnn))
+            try:
+                fitted = folder.stage(
+                    NETWORK,
+                    {},
+                    lambda _: self._fit(bnn, train, val, folder),
+                    save,
+                    lambda path: load(path, architecture),
+                )
+            except BaseException:
+                folder.leave_nothing(FILE)
+                raise
         return Fitted(cast("Bayesian", fitted), val, loaders.target_scale, Path(self.out))
 
     @property
     def next_command(self) -> str:
-        """How to measure the network on test data; code of the user's own must be named again."""
+        """The command that measures the network on test data; the user's own code must be named again."""
         own = [
             f'--{name} "{value}"'
             for name, value in (("model", self.model), ("data", self.data))
@@ -114,7 +118,7 @@ class FitSettings(TomlSettings):
         return " ".join(["bayeslim evaluate", self.out, *own])
 
     def _check_training(self, method: Method) -> None:
-        """Refuse what would fail after work was done."""
+        """Refuse settings that would fail after work was done."""
         options = inspect.signature(method.fit).parameters
         without_training = "epochs" in options and options["epochs"].default is None
         if self.epochs is None and not without_training:
@@ -137,7 +141,7 @@ class FitSettings(TomlSettings):
             options["tune"] = self.tune
         if self.epochs is not None:
             options["epochs"] = self.epochs
-            # only what was asked for: every method has a rate of its own, and some their own schedule
+            # only the options that were given: every method has its own learning rate, and some have their own schedule
             if self.lr is not None:
                 options["lr"] = self.lr
             if self.lr_schedule != "constant":
@@ -151,14 +155,14 @@ class FitSettings(TomlSettings):
         return bnn.eval()
 
     def _identity(self, bnn: Bayesian, train: Any) -> dict[str, str]:
-        """What makes a run this one: its settings, its first weights, and the size of its data."""
+        """List the facts that identify a run: settings, first weights, size of the data."""
         settings = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in ("out", "device")}
         return {**settings, "start": _digest(bnn.model), "size of the training data": size_of(train)}
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What `fit` leaves: the network, validation data with the scale of their targets, and the folder."""
+    """The result of `fit`: the network, validation data with the scale of their targets, and the folder."""
 
     bnn: Bayesian
     val: Any
@@ -167,7 +171,7 @@ class Fitted:
 
 
 def guessed(loader: Any) -> Likelihood:
-    """What the outputs mean, from the first batch of targets: classes, yes and no, or values."""
+    """Guess the likelihood from the first batch of targets: classes, binary, or values."""
     _, targets = split_batch(next(iter(loader)))
     if targets.dtype == torch.bool:
         return Bernoulli()
@@ -175,7 +179,7 @@ def guessed(loader: Any) -> Likelihood:
 
 
 def _digest(model: nn.Module) -> str:
-    """A few letters that are others for other weights."""
+    """Hash the weights of a network."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
@@ -183,8 +187,6 @@ def _digest(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _forget_if_nothing_was_done(out: Path) -> None:
-    """A run that failed before its first epoch was complete does not keep its folder from one with better settings."""
-    done = (out / NETWORK).exists() or any(out.glob("*.checkpoint"))
-    if (out / FILE).is_file() and not done:
-        (out / INDEX).unlink(missing_ok=True)
+def _came_to_nothing(out: Path) -> bool:
+    """Check whether a run failed before its first epoch was complete, so that its folder is free for another."""
+    return (out / FILE).is_file() and not (out / NETWORK).exists() and not any(out.glob("*.checkpoint"))

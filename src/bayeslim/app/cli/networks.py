@@ -1,7 +1,8 @@
-"""Networks from the folders that `bl.save` and `bayeslim fit` write, and what is known of how they were fitted.
+"""Networks from the folders that `bl.save` and `bayeslim fit` write, and the settings they were fitted with.
 
-The settings in a folder are data: a network or data set that they name is looked up in the library's own tables, and
-nothing that they name is ever imported. For code of one's own, say so on the command line.
+The settings in a folder are data, and may come from anyone. A network or a data set that they name is looked up in the
+library's own tables. Code that they name (`package.module:name`) is neither imported nor quoted as a command: the user
+names it on the command line.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.saving import load
 from bayeslim.io.storage import INDEX
 
+FACTORY = "package.module:name"
+"""How code is named; the words stand for themselves."""
+
 
 def saved_network(folder: Path, model: str | None) -> Any:
-    """The network in a folder: one that `bl.save` wrote, or a run of `bayeslim fit`.
+    """Read the network in a folder that `bl.save` or `bayeslim fit` wrote.
 
     Args:
         folder: the folder.
@@ -31,7 +35,7 @@ def saved_network(folder: Path, model: str | None) -> Any:
     place = network_in(folder)
     if not (place / INDEX).is_file() and (folder / FILE).is_file():
         raise BadSetting(
-            f"{folder} holds a fit that is not finished. Go on with it: bayeslim fit --config {folder / FILE}"
+            f"{folder} holds a fit that is not finished. To finish it, run the `bayeslim fit` command that began it."
         )
     if not (place / INDEX).is_file() and (folder / COMPRESSED).is_file():
         raise BadSetting(f"{folder} is a run of compress: name a network in it, such as {folder / 'pruned'}.")
@@ -42,20 +46,19 @@ def saved_network(folder: Path, model: str | None) -> Any:
     except CorruptFile:
         raise
     except BayeslimError as error:
-        settings = fit_settings(folder)
-        own = settings.model if settings and parse(settings.model, "model").module else "package.module:factory"
         raise BadSetting(
-            f'{place} holds the weights of a network of your own, and not its code: pass --model "{own}".'
+            f"{place} holds the weights of a network that is not in the zoo, and not its code: name its factory with "
+            f"--model {FACTORY}."
         ) from error
 
 
 def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.device) -> Bayesian:
-    """The Bayesian network in a folder, on a device.
+    """Read the Bayesian network in a folder, and put it on a device.
 
     Args:
         folder: the folder.
         model: the network's architecture, if it is not in the zoo.
-        command: what needs it, for errors.
+        command: the command that needs it, for errors.
         device: where to put it.
     """
     found = saved_network(folder, model)
@@ -65,7 +68,7 @@ def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.
 
 
 def fit_settings(folder: Path) -> FitSettings | None:
-    """How the network in a folder was fitted, if `bayeslim fit` did it."""
+    """Read the settings the network in a folder was fitted with, if `bayeslim fit` wrote it."""
     file = next((f for f in (folder / FILE, folder.parent / FILE) if f.is_file()), None)
     if file is None or (file.parent != folder and folder.name != NETWORK):
         return None
@@ -73,14 +76,38 @@ def fit_settings(folder: Path) -> FitSettings | None:
 
 
 def data_name(folder: Path, given: str | None) -> str | None:
-    """The data a command is about: what was given, or else the data set that the network was fitted to.
+    """Choose the data of a command: those given, or else those of the fit.
 
     Raises:
-        BadSetting: if the network was fitted to data of the user's own, which must be named again.
+        BadSetting: if the network was fitted to data that code gives, which the user must name.
     """
     settings = fit_settings(folder)
-    if given is not None or settings is None:
+    return given if settings is None else of_folder("data", given, settings.data, folder)
+
+
+def of_folder(setting: str, given: str | None, stored: str, folder: Path) -> str:
+    """Choose a setting: the user's, or else the folder's, if it names no code.
+
+    Args:
+        setting: "model" or "data".
+        given: on the command line.
+        stored: in the folder's settings.
+        folder: for errors.
+
+    Raises:
+        BadSetting: if the stored one names code, or a place for files, and the user has not named it.
+    """
+    if given is not None:
         return given
-    if parse(settings.data, "data").module:
-        raise BadSetting(f'{folder} was fitted to data of your own: pass --data "{settings.data}".')
-    return settings.data
+    call = parse(stored, setting)
+    if call.module:
+        raise BadSetting(
+            f"The settings in {folder} name code for the {setting}, and code that a folder names is not run. If you "
+            f"know it, name it with --{setting} {FACTORY}."
+        )
+    if "root" in (call.kwargs or {}):
+        raise BadSetting(
+            f"The settings in {folder} name a place for the files of the {setting}, which a folder may not choose. "
+            f"Name the {setting} with --{setting}."
+        )
+    return stored

@@ -25,7 +25,10 @@ FitOut = Annotated[
     str | None,
     typer.Option("--out", show_default="fit", help="The run's folder; a run that was stopped goes on from it."),
 ]
-Weights = Annotated[str | None, typer.Option(help="Trained weights: a safetensors file, or a folder from bl.save.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Trained weights: a safetensors file, a state dict in a .pt file, or a folder from bl.save."),
+]
 MethodName = Annotated[
     str | None, typer.Option("--method", help='"laplace" or "variational", with arguments if need be.')
 ]
@@ -69,7 +72,7 @@ Sparsity = Annotated[float | None, typer.Option(help="Goal: the fraction of weig
 Parameters = Annotated[int | None, typer.Option(help="Goal: parameters left, at most.")]
 Flops = Annotated[float | None, typer.Option(help="Goal: arithmetic of a call, at most.")]
 Bytes = Annotated[float | None, typer.Option(help="Goal: bytes on disk, at most.")]
-Threshold = Annotated[float | None, typer.Option(help="Goal: cut what scores lower; needs a criterion.")]
+Threshold = Annotated[float | None, typer.Option(help="Goal: cut all weights that score lower; needs a criterion.")]
 Latency = Annotated[float | None, typer.Option(help="Goal: seconds a call, at most (units only).")]
 MaxErrorIncrease = Annotated[
     float | None, typer.Option(help="Goal: the most that costs so many points of validation error.")
@@ -106,11 +109,12 @@ Fitted = Annotated[Path, typer.Argument(help="A folder from `bayeslim fit`, or f
 HeldOut = Annotated[
     str | None,
     typer.Option(
-        show_default="what the network was fitted to",
+        show_default="the data of the fit",
         help='A name that `bayeslim data` lists, or "package.module:loaders"; its test part.',
     ),
 ]
 OwnModel = Annotated[str | None, typer.Option(help='"package.module:factory", for a network that is not in the zoo.')]
+OwnData = Annotated[str | None, typer.Option(help='"package.module:loaders", for data that are not in the list.')]
 Samples = Annotated[int, typer.Option(min=1, help="Networks drawn from the posterior and averaged.")]
 How = Annotated[str, typer.Option(help='"auto", "sample", "mean", or another way of the method.')]
 DrawSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The seed of the draws.")]

@@ -1,4 +1,4 @@
-"""The parts of the job on their own: prune, export and report."""
+"""The commands prune, export and report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import nn
 
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.cli.config import FILE, Settings, budget
-from bayeslim.app.cli.networks import saved_network
-from bayeslim.app.cli.sources import Loaders, data_by_name
+from bayeslim.app.cli.networks import of_folder, saved_bayesian, saved_network
+from bayeslim.app.cli.sources import Loaders, data_by_name, device_by_name, model_by_name
+from bayeslim.app.compress.finished import read_finished
+from bayeslim.app.compress.job import described
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact.restricted import NotRestrictable
@@ -25,23 +27,23 @@ from bayeslim.prune import plan as make_plan
 from bayeslim.prune import prune as prune_network
 
 
-def prune_folder(network: Path, out: Path, model: str | None, data: str | None, **given: Any) -> Plan:
-    """Prune the network in a folder into another one.
+def prune_folder(network: Path, out: Path, model: str | None, data: str | None, device: str, **given: Any) -> Plan:
+    """Prune the network in a folder, and save it in another.
 
     Args:
         network: the folder.
-        out: the other one.
+        out: the other folder.
         model: its architecture, if it is not in the zoo.
         data: to find the posterior again after each cut, and to search on.
+        device: the device to prune on.
         given: flags of the budget and of the cut.
     """
-    bnn = saved_network(network, model)
-    if not isinstance(bnn, Bayesian):
-        raise BadSetting(f"{network} holds a plain network. prune needs a fitted Bayesian one, saved with bl.save.")
+    place = device_by_name(device)
+    bnn = saved_bayesian(network, model, "prune", place)
     settings = {name: value for name, value in given.items() if value is not None}
     granularity, criterion = settings.get("granularity", "weight"), settings.get("criterion", "auto")
     goal = budget(settings, needs_none=":" in granularity)
-    loaders = _loaders(data, settings)
+    loaders = _loaders(data, settings, place)
     if goal is None:
         pruned = prune_network(bnn, make_plan(bnn, granularity=granularity, criterion=criterion))
     else:
@@ -69,48 +71,56 @@ def export_folder(
     samples: int | None,
     sparse: bool,
     int8: bool,
+    device: str,
 ) -> Exported:
     """Export the network in a folder; see `bayeslim export --help`."""
-    found = saved_network(network, model)
+    place = device_by_name(device)
+    found = saved_network(network, model).to(place)
     if (data is None) == (shape is None):
         raise BadSetting("export needs inputs to run the network on: pass either --data NAME or --shape 1x28x28.")
     if shape is not None:
         sizes = shape.lower().split("x")
         if not all(size.isdigit() and int(size) > 0 for size in sizes):
             raise BadSetting(f'shape="{shape}" must be whole numbers with x between them, such as "1x28x28".')
-        example: Any = torch.rand(2, *map(int, sizes), generator=torch.Generator().manual_seed(0))
+        example: Any = torch.rand(2, *map(int, sizes), generator=torch.Generator().manual_seed(0)).to(place)
     else:
-        loaders = _loaders(data, {})
+        loaders = _loaders(data, {}, place)
         assert loaders is not None
         example = loaders.example
     if isinstance(found, Bayesian):
-        found = _what_is_left(found, example, draws=samples is not None)
+        found = _compacted(found, example, draws=samples is not None)
     return export_network(found, to, example=example, samples=samples, sparse=sparse, int8=int8)
 
 
-def _what_is_left(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
-    """The mean network, or one to draw from, without the units that were cut; whole, where these cannot go."""
+def _compacted(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
+    """Compact the mean network, or one to draw from; return it whole if it cannot be compacted."""
     if bnn.masks:
         try:
             return compact(bnn, example, bayesian=draws)
         except (UnsupportedModel, NotRestrictable) as reason:
-            warnings.warn(f"Units that were cut are in the file all the same: {reason}", BayeslimWarning, stacklevel=2)
+            warnings.warn(f"The file still holds the units that were cut: {reason}", BayeslimWarning, stacklevel=2)
     return bnn if draws else bnn.mean_network()
 
 
-def report_run(run: Path, to: Path | None, title: str | None) -> Path:
-    """Write the report of a run again, from what is in its folder.
+def report_run(run: Path, to: Path | None, title: str | None, model: str | None, data: str | None, device: str) -> Path:
+    """Write the report of a run again, from its files; nothing is trained or timed.
 
     Args:
         run: the folder.
         to: the report's file; in the run's folder if not given.
         title: its heading.
+        model: the network's architecture, if it is not in the zoo.
+        data: the run's data, if code gives them.
+        device: the device to predict on.
     """
     if not (run / FILE).is_file():
         raise BadSetting(f"{run} holds no {FILE}: it is no finished run of `bayeslim compress`.")
+    place = device_by_name(device)
     settings = Settings.read(run / FILE, {"out": str(run)})
-    result = settings.run()
-    loaders = data_by_name(settings.data, settings.batch_size, settings.validation, settings.seed)
+    architecture = model_by_name(of_folder("model", model, settings.model, run)).to(place)
+    name = of_folder("data", data, settings.data, run)
+    loaders = data_by_name(name, settings.batch_size, settings.validation, settings.seed, place)
+    result = read_finished(run, architecture, described(loaders.test or loaders.val))
     return report(
         result.bnn,
         result.pruned,
@@ -124,7 +134,8 @@ def report_run(run: Path, to: Path | None, title: str | None) -> Path:
     )
 
 
-def _loaders(data: str | None, settings: dict[str, Any]) -> Loaders | None:
+def _loaders(data: str | None, settings: dict[str, Any], device: torch.device) -> Loaders | None:
     if data is None:
         return None
-    return data_by_name(data, settings.get("batch_size", 128), settings.get("validation", 0.1), settings.get("seed", 0))
+    own = settings.get("batch_size", 128), settings.get("validation", 0.1), settings.get("seed", 0)
+    return data_by_name(data, *own, device)

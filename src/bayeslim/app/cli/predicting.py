@@ -1,4 +1,4 @@
-"""`bayeslim predict`: what a fitted network says of every example, as a table or as arrays."""
+"""`bayeslim predict`: the predictions of a fitted network, as a table or as arrays."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from bayeslim.train.dataset import Scale
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, batch_size, device_of
 
-AT_ONCE = 2000
-"""Examples that are predicted together: enough to keep a network busy, few enough to show progress."""
+EXAMPLES_PER_GROUP = 2000
+"""Examples that are predicted together: enough to use the hardware, few enough to show progress."""
 
 
 def predict_folder(
@@ -39,7 +39,7 @@ def predict_folder(
     seed: int,
     device: str,
 ) -> str:
-    """Predict with the network in a folder, and write what it says; see `bayeslim predict --help`."""
+    """Predict with the network in a folder, and write a file; see `bayeslim predict --help`."""
     if to.suffix not in FORMATS:
         raise BadSetting(f"{to} must end in {' or '.join(FORMATS)}: a table, or arrays for numpy.")
     place = device_by_name(device)
@@ -58,7 +58,7 @@ def predict_folder(
             input_scale, target_scale = known.input_scale, known.target_scale
         given = read_inputs(inputs, input_scale, next(bnn.model.parameters()).dtype)
         run_on(bnn, given[:2], f"The network in {network}", str(inputs))
-        batches: Batches = [(part, part) for part in given.split(AT_ONCE)]
+        batches: Batches = [(part, part) for part in given.split(EXAMPLES_PER_GROUP)]
         what = str(inputs)
     else:
         assert name is not None
@@ -76,12 +76,12 @@ def predict_folder(
 
 
 def predict_batches(bnn: Bayesian, batches: Batches, samples: int, how: str, seed: int) -> Prediction:
-    """The prediction of all batches, on the CPU, with the same networks drawn for each.
+    """Predict all batches with the same draws; the result is on the CPU.
 
     Args:
         bnn: the network.
         batches: inputs and targets.
-        samples: how many networks are averaged.
+        samples: the number of networks to average.
         how: as for `bl.predict`.
         seed: of the draws.
     """
@@ -99,7 +99,7 @@ def _grouped(batches: Batches) -> Iterator[Batches]:
     for batch in batches:
         group.append(batch)
         count += batch_size(batch[0])
-        if count >= AT_ONCE:
+        if count >= EXAMPLES_PER_GROUP:
             yield group
             group, count = [], 0
     if group:
@@ -107,7 +107,7 @@ def _grouped(batches: Batches) -> Iterator[Batches]:
 
 
 def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
-    """A prediction of standardised values in the data's own units."""
+    """Convert a prediction of standardised values to the data's own units."""
     if prediction.kind != "values":
         return prediction
     std = scale.std.to(prediction.mean)

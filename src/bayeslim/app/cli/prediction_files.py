@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting
+from bayeslim.app.data.formats import read_npy
 from bayeslim.io.files import write_file
 from bayeslim.results import Prediction
 from bayeslim.train.dataset import Scale
@@ -23,7 +24,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def columns(prediction: Prediction, targets: Tensor | None) -> Columns:
-    """What is written of a prediction: arrays by name, each with a row for every example.
+    """List the columns of a prediction: arrays by name, with a row for every example.
 
     For classes and yes/no targets the uncertainties are entropies in nats; for values and counts they are standard
     deviations, whose squares add up to that of `std`.
@@ -88,20 +89,21 @@ def _numbered(name: str, flat: NDArray[Any]) -> Sequence[str]:
 
 
 def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:
-    """Examples from a .npy file, as the network takes them.
+    """Read examples from a .npy file, as the network takes them.
 
     Args:
         file: the file.
-        scale: what standardised the training data; the file is in the data's own units.
+        scale: the scale that standardised the training data; the file is in the data's own units.
         dtype: the network's.
     """
     try:
-        array = np.load(file, allow_pickle=False)
+        with file.open("rb") as opened:
+            array = read_npy(opened, file.stat().st_size)
     except OSError as error:
         raise BadSetting(f"Could not read {file}: {error.strerror or 'it is no .npy file'}.") from error
     except (ValueError, EOFError) as error:
-        raise BadSetting(f"{file} is no .npy file of numbers: write it with numpy.save.") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.ndim or not len(array):
+        raise BadSetting(f"{file} is no .npy file of numbers ({error}): write it with numpy.save.") from error
+    if array.dtype.kind not in "fiub" or not array.ndim or not len(array):
         raise BadSetting(f"{file} must hold one array of numbers, with a row for each example.")
     if array.dtype == np.uint8:
         raise BadSetting(

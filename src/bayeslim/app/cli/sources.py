@@ -1,7 +1,8 @@
-"""Networks, data and methods from their names."""
+"""Networks, data and methods by their names."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,35 +11,41 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from bayeslim.app import data
-from bayeslim.app.cli.calls import BadSetting, parse
+from bayeslim.app.cli.calls import BadSetting, first_line, parse
 from bayeslim.app.compress.job import guessed_likelihood
 from bayeslim.app.data.load import IMAGE_SETS
 from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.distill.student import Student
 from bayeslim.families import Point
 from bayeslim.io.registry import all_registered
 from bayeslim.io.saving import load
 from bayeslim.io.storage import INDEX, check_fits
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method, Student, Subnetwork, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.subnetwork import Subnetwork
+from bayeslim.methods.variational import Variational
 from bayeslim.priors import Normal, Prior
 from bayeslim.recipes import RECIPES, Recipe
 from bayeslim.train.dataset import Dataset, Scale
 from bayeslim.train.loaders import Loader
-from bayeslim.types import Inputs, split_batch
+from bayeslim.types import Inputs, Params, split_batch
 
 FITTED = {name: method for name, method in all_registered("method").items() if method is not Student}
 """Methods that find a posterior from data; a student learns from a teacher."""
 PARTS = {**all_registered("family"), **all_registered("gate"), **all_registered("schedule"), "subnetwork": Subnetwork}
-"""What a method may be made of, by name."""
+"""Parts of methods, by name."""
 
 SPARSE = [name.replace("_", "-") for name, recipe in RECIPES.items() if recipe().budget is not None]
-"""Recipes that cut by themselves, as a person writes them."""
+"""Recipes with a cut of their own, as a person writes them."""
+
+PICKLED = (".pt", ".pth")
+"""Endings of files that torch.save writes."""
 
 NETWORK = "network"
-"""Where the folder of a run of `bayeslim fit` holds its network."""
+"""The folder of the network in a run of `bayeslim fit`."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,10 @@ class Loaders:
 
     Attributes:
         train: batches to train on.
-        val: batches to choose on.
-        test: batches to measure on in the end.
-        input_scale: what standardised the inputs, if that is known.
-        target_scale: what standardised the targets, if that is known.
+        val: validation batches.
+        test: test batches.
+        input_scale: the scale that standardised the inputs, if it is known.
+        target_scale: the scale that standardised the targets, if it is known.
     """
 
     train: Any
@@ -66,12 +73,12 @@ class Loaders:
 
     @property
     def held_out(self) -> tuple[str, Any]:
-        """The data to measure on, and what to call them: the test part, or else the validation part."""
+        """The data to measure on, with their name: the test part, or else the validation part."""
         return ("validation", self.val) if self.test is None else ("test", self.test)
 
 
 def model_by_name(text: str, weights: Path | None = None, seed: int = 0) -> nn.Module:
-    """A network from the zoo, `mlp(hidden=100)`, or from a factory, `package.module:factory`.
+    """Build a network from the zoo, `mlp(hidden=100)`, or from `package.module:factory`.
 
     Args:
         text: its name.
@@ -92,20 +99,43 @@ def _with_weights(model: nn.Module, weights: Path) -> nn.Module:
     if weights.is_dir():
         loaded: nn.Module = load(network_in(weights), model)
         return loaded.mean_network() if isinstance(loaded, Bayesian) else loaded
-    try:
-        state = load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise BadSetting(
-            f'weights="{weights}" is not a safetensors file ({error}). Write it with safetensors.torch.save_file, or '
-            "with bl.save(model, folder). Pickled files are not read."
-        ) from error
+    state = _pickled_state(weights) if weights.suffix in PICKLED else _safetensors_state(weights)
     check_fits(model.state_dict(), state, type(model).__name__)
     model.load_state_dict(state)
     return model
 
 
+def _safetensors_state(weights: Path) -> Params:
+    try:
+        return load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise BadSetting(
+            f'weights="{weights}" is not a safetensors file ({error}). Write it with safetensors.torch.save_file, with '
+            f"bl.save(model, folder), or as a state dict in a file that ends in {' or '.join(PICKLED)}."
+        ) from error
+
+
+def _pickled_state(weights: Path) -> Params:
+    """Read a state dict that torch.save wrote, with torch's restricted reader, which runs no code."""
+    try:
+        found = torch.load(weights, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+        raise BadSetting(
+            f'weights="{weights}" cannot be read as plain weights ({first_line(error).rstrip(".")}). Write only the '
+            "state dict: torch.save(model.state_dict(), file)."
+        ) from error
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]  # as training frameworks write their checkpoints
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise BadSetting(
+            f'weights="{weights}" must hold a state dict: tensors by name. Write it with '
+            "torch.save(model.state_dict(), file)."
+        )
+    return dict(found)
+
+
 def network_in(folder: Path) -> Path:
-    """The folder that holds a network: the given one, or the one inside of a run of `bayeslim fit`."""
+    """Find the folder with the network: the given one, or the one in a run of `bayeslim fit`."""
     inside = folder / NETWORK
     return inside if (inside / INDEX).is_file() and not (folder / INDEX).is_file() else folder
 
@@ -113,7 +143,7 @@ def network_in(folder: Path) -> Path:
 def data_by_name(
     text: str, batch_size: int, validation: float, seed: int, device: torch.device | None = None
 ) -> Loaders:
-    """A data set by name, `mnist`, or from a function, `package.module:loaders`.
+    """Load a data set by name, `mnist`, or from `package.module:loaders`.
 
     The function gives loaders `(train, val)` or `(train, val, test)`, a dict of them, or a `bayeslim.data.Dataset`.
 
@@ -122,14 +152,14 @@ def data_by_name(
         batch_size: of the loaders of a data set.
         validation: the fraction of a data set's training part that is held out.
         seed: of the split and of the order.
-        device: where a data set is put; loaders of a function do as they like.
+        device: where a data set is put; loaders from a function are taken as they are.
     """
     found = _found(text)
     return _loaders(found, batch_size, validation, seed, device) if isinstance(found, Dataset) else found
 
 
 def held_out_by_name(text: str, validation: float, seed: int, device: torch.device | None = None) -> Loaders:
-    """As `data_by_name`, to measure on: of an image set only the test part is read, and is in all three places."""
+    """Load data to measure on: of an image set only the test part, in all three places."""
     call = parse(text, "data")
     in_parts = not call.module and call.name in IMAGE_SETS
     found = _found(text, {"part": "test"} if in_parts else {})
@@ -142,7 +172,7 @@ def held_out_by_name(text: str, validation: float, seed: int, device: torch.devi
 
 
 def _found(text: str, options: Mapping[str, Any] | None = None) -> Dataset | Loaders:
-    """What a name stands for."""
+    """Load the data set or the loaders of a name."""
     call = parse(text, "data")
     if call.module:
         found = call.imported("data")
@@ -178,13 +208,13 @@ def _loaders(found: Dataset, batch_size: int, validation: float, seed: int, devi
 
 
 def method_by_name(text: str) -> Method:
-    """A method: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`."""
+    """Build a method: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`."""
     method: Method = parse(text, "method", PARTS).of(FITTED, "method")
     return method
 
 
 def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
-    """A recipe: `sparse-vd`, `bottleneck(strength=0.2)`, `sparse-vd(prior=log_uniform("approximate"))`.
+    """Build a recipe: `sparse-vd`, `bottleneck(strength=0.2)`.
 
     Args:
         text: its name.
@@ -200,7 +230,7 @@ def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
 def trained_as_usual(
     model: nn.Module, loaders: Loaders, likelihood: Likelihood | None, recipe: Recipe, lr: float, seed: int
 ) -> nn.Module:
-    """A network for a recipe to start from: trained for a fifth of the recipe's epochs."""
+    """Train a network for a recipe to start from, for a fifth of the recipe's epochs."""
     bnn = bayesianize(
         model, Variational(Point()), likelihood=likelihood or guessed_likelihood(loaders.train), prior=Normal(1.0)
     )
@@ -210,19 +240,19 @@ def trained_as_usual(
 
 
 def likelihood_by_name(text: str) -> Likelihood:
-    """A likelihood: `categorical`, `gaussian(noise="learned")`."""
+    """Build a likelihood: `categorical`, `gaussian(noise="learned")`."""
     likelihood: Likelihood = parse(text, "likelihood").of(all_registered("likelihood"), "likelihood")
     return likelihood
 
 
 def prior_by_name(text: str) -> Prior:
-    """A prior: `normal(0.2)`, `normal(learn=True, hyperprior=student_t())`."""
+    """Build a prior: `normal(0.2)`, `normal(learn=True, hyperprior=student_t())`."""
     prior: Prior = parse(text, "prior", all_registered("prior")).of(all_registered("prior"), "prior")
     return prior
 
 
 def device_by_name(text: str) -> torch.device:
-    """A device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one."""
+    """Find a device: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU if there is one."""
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

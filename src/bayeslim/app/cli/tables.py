@@ -16,7 +16,7 @@ from bayeslim.results import Prediction
 
 
 def network_table(rows: Mapping[str, Row], title: str) -> Table:
-    """Networks side by side."""
+    """Build the table of networks side by side."""
     table = _table(title)
     table.add_column("", no_wrap=True)
     for heading in HEADINGS[1:]:
@@ -27,7 +27,7 @@ def network_table(rows: Mapping[str, Row], title: str) -> Table:
 
 
 def certainty_table(title: str, chosen: Sequence[int], prediction: Prediction, targets: Tensor) -> Table:
-    """What a network says of a few inputs."""
+    """Build the table of predictions for a few inputs."""
     table = _table(title)
     for heading in ("truth", "predicted", "probability", "noise (nats)", "ignorance (nats)"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -45,7 +45,7 @@ def certainty_table(title: str, chosen: Sequence[int], prediction: Prediction, t
 
 
 def quality_table(rows: Mapping[str, Quality]) -> Table:
-    """How good a network is."""
+    """Build the table of a network's quality."""
     table = _table()
     table.add_column("", no_wrap=True)
     has_probabilities = any(row.brier is not None for row in rows.values())
@@ -60,7 +60,7 @@ def quality_table(rows: Mapping[str, Quality]) -> Table:
 
 
 def against_table(told: Mapping[str, Mapping[str, float]]) -> Table:
-    """How well uncertainty tells other data apart."""
+    """Build the table of how well uncertainty separates other data."""
     table = _table()
     for heading in ("", "entropy", "epistemic uncertainty"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
@@ -70,7 +70,7 @@ def against_table(told: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def data_table(entries: Sequence[Entry]) -> Table:
-    """The data sets and where they are."""
+    """Build the table of data sets and their places."""
     table = _table()
     for heading in ("name", "targets", "train + test", "shape"):
         table.add_column(heading, justify="right" if "+" in heading else "left", no_wrap=True)

@@ -4,8 +4,7 @@
     data = "mnist"
     epochs = 20
 
-What is written as a call on the command line, `--method "variational(samples=2, kl_schedule=warmup(end=5))"`, may be a
-table:
+A call on the command line, `--method "variational(samples=2, kl_schedule=warmup(end=5))"`, may be a table:
 
     [method]
     name = "variational"
@@ -37,7 +36,7 @@ class TomlSettings:
 
     command: ClassVar[str]
     file: ClassVar[str]
-    """What the settings are called in the run's folder."""
+    """The name of the settings' file in the run's folder."""
 
     model: str
     data: str
@@ -45,7 +44,7 @@ class TomlSettings:
 
     @classmethod
     def read(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
-        """Settings from a file and flags.
+        """Read settings from a file and flags.
 
         Args:
             file: a TOML file.
@@ -56,7 +55,7 @@ class TomlSettings:
         missing = [name for name in ("model", "data") if name not in given]
         if missing:
             raise BadSetting(
-                f"{cls.command} is not told its {' and '.join(missing)}: pass "
+                f"{cls.command} needs {' and '.join(missing)}: pass "
                 f"{' '.join(f'--{name} NAME' for name in missing)}, or a --config file that says so."
             )
         hints = get_type_hints(cls)
@@ -82,7 +81,7 @@ def _from_toml(file: Path, known: Iterable[str]) -> dict[str, Any]:
         if name not in known:
             hint = closest(name, known)
             raise BadSetting(
-                f'{file} sets "{name}", which is no setting.{f" Closest: {hint}." if hint else ""} '
+                f'{file} sets "{name}", which is not a setting.{f" Closest: {hint}." if hint else ""} '
                 f"There are: {', '.join(known)}."
             )
         if name in CALLS and isinstance(value, dict):
@@ -91,7 +90,7 @@ def _from_toml(file: Path, known: Iterable[str]) -> dict[str, Any]:
 
 
 def _call(setting: str, table: Mapping[str, Any]) -> str:
-    """A table as the call it stands for."""
+    """Convert a table to the call it stands for."""
     name = table.get("name")
     if not isinstance(name, str):
         raise BadSetting(f'The table "{setting}" needs a name, such as name = "...". Got {", ".join(table) or "none"}.')
@@ -113,7 +112,7 @@ def _argument(name: str, value: Any) -> str:
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
-    """A setting once its type is right; whole numbers do for real ones."""
+    """Check the type of a setting; a whole number is also a real one."""
     kinds = [kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,)) if kind is not type(None)]
     kind = kinds[0]
     if kind == list[str]:

@@ -1,4 +1,4 @@
-"""The whole job: a network and data in, a smaller network with files, proof and a report out."""
+"""Compression: from a network and data to a smaller network, files to deploy, and a report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The baseline that stands beside every result: the same network, cut as far by plain magnitude.
+"""The baseline beside every result: the same network, cut to the same budget in the same steps by magnitude.
 
-Nothing is conditioned: the weights that stay keep their values, and are fine-tuned as the others are.
+Nothing is conditioned: the surviving weights keep their values, and are fine-tuned as the others are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.errors import BayeslimError
-from bayeslim.methods import Method
+from bayeslim.methods.base import Method
 from bayeslim.posteriors import Diagonal
 from bayeslim.priors import Normal
 from bayeslim.prune import Budget, Plan, compact, plan, prune
@@ -31,12 +31,12 @@ class NoBaseline(BayeslimError):
 
 @dataclass(frozen=True)
 class Point(Method):
-    """All belief in the weights as they are: a point mass, which conditioning on zeros does not move."""
+    """A point mass at the weights, which conditioning on zeros does not move."""
 
     name: ClassVar[str] = "point"
 
     def posterior(self, bnn: Bayesian) -> Diagonal:
-        """A point mass at the network's weights."""
+        """Return a point mass at the network's weights."""
         mean = {name: bnn.model.get_parameter(name).detach() for name in bnn.sites.names}
         return Diagonal(mean, {name: torch.zeros_like(value) for name, value in mean.items()})
 
@@ -46,17 +46,19 @@ def by_magnitude(
     pruned: Bayesian,
     budget: Budget | Plan | None,
     granularity: str,
+    steps: int,
     example: Inputs,
     train: Iterable[Any],
     fine_tune: Mapping[str, Any] | None,
 ) -> nn.Module:
-    """The compacted network that magnitude leaves, at the same budget.
+    """Prune by magnitude to the same budget, and compact.
 
     Args:
         bnn: the network before the cut.
-        pruned: the one after it, for goals that depend on the criterion: then magnitude cuts as many weights.
+        pruned: the network after the cut. Where the goal depends on the criterion, magnitude cuts as many weights.
         budget: how much to cut.
-        granularity: what is cut.
+        granularity: "weight", "unit" or N:M.
+        steps: how many cuts lead to the budget, as for the other network.
         example: inputs.
         train: data to fine-tune on.
         fine_tune: options of training, or None for no fine-tuning.
@@ -75,18 +77,18 @@ def by_magnitude(
     )
     point.masks = dict(bnn.masks)
     goal = _same(budget, pruned.plan_)
+    options: dict[str, Any] = {"granularity": granularity, "criterion": "magnitude", "example": example}
     try:
-        chosen = plan(point, goal, granularity=granularity, criterion="magnitude", example=example)
+        cut = prune(point, plan(point, **options)) if goal is None else prune(point, goal, steps=steps, **options)
     except ValueError as error:
         raise NoBaseline(str(error)) from error
-    cut = prune(point, chosen)
     if fine_tune is not None:
         cut.fit(train, **fine_tune)
     return compact(cut, example)
 
 
 def _same(budget: Budget | Plan | None, done: Plan) -> Budget | None:
-    """The budget for magnitude: the same goal, or else the same sparsity."""
+    """Choose the budget for magnitude: the same goal, or else the same sparsity."""
     if budget is None:
         return None
     if isinstance(budget, Budget) and budget.goal in SAME_BUDGET:
@@ -97,5 +99,5 @@ def _same(budget: Budget | Plan | None, done: Plan) -> Budget | None:
 
 
 def _exactly(name: str) -> re.Pattern[str]:
-    """A selection of the parameter with this name, which is also a regular expression."""
+    """Build a regular expression that matches this name alone."""
     return re.compile(re.escape(name))

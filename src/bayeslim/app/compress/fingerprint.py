@@ -1,4 +1,4 @@
-"""What tells data apart: a hash of their tensors, where these can be read without drawing from a loader."""
+"""A fingerprint of data: a hash of their tensors, where these can be read without drawing from a loader."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset
 
 from bayeslim.train.loaders import TensorPairs
 
-LARGEST = 64 * 2**20
-"""Bytes that are hashed, so that it takes a moment; of more, rows that are spread evenly."""
+MAX_BYTES_HASHED = 64 * 2**20
+"""Larger tensors are hashed by evenly spread rows."""
 
 
 def fingerprint(loader: Any) -> str | None:
-    """A few letters that are others for other data; None for a loader whose data are not tensors in memory.
+    """Hash the data of a loader; None if they are not tensors in memory.
 
-    Read are `bayeslim.data.Loader`, lists of batches, and loaders of a `TensorDataset` or of a part of one. The order
-    of rows counts, that of an epoch does not; what a loader does to its rows is not seen, nor is all of large tensors:
-    of these, evenly spread rows are.
+    It reads `bayeslim.data.Loader`, lists of batches, and loaders of a `TensorDataset` or of a part of one. The order
+    of rows counts, the order of an epoch does not. Transformations by a loader are not seen. Of large tensors, evenly
+    spread rows are hashed.
     """
     content = _content(loader)
     if content is None:
         return None
     parts = list(_parts(content))
-    share = LARGEST // max(1, sum(isinstance(part, Tensor) for part in parts))
+    share = MAX_BYTES_HASHED // max(1, sum(isinstance(part, Tensor) for part in parts))
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
@@ -40,7 +40,7 @@ def fingerprint(loader: Any) -> str | None:
 
 
 def is_batches(value: Any) -> bool:
-    """Whether it is a list of batches, which are tuples, lists or dicts."""
+    """Check whether it is a list of batches, which are tuples, lists or dicts."""
     return isinstance(value, list) and bool(value) and all(isinstance(b, (tuple, list, Mapping)) for b in value)
 
 
@@ -62,7 +62,7 @@ def _content(loader: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> Iterator[Tensor | str]:
-    """The tensors in nested lists and dicts, and words for how they are nested and what else is there."""
+    """Yield the tensors in nested lists and dicts, with words for the nesting and for other values."""
     if isinstance(value, Tensor) and value.layout == torch.strided:
         yield value.detach()
     elif isinstance(value, Mapping):
@@ -78,6 +78,6 @@ def _parts(value: Any) -> Iterator[Tensor | str]:
 
 
 def _some_rows(tensor: Tensor, share: int) -> Tensor:
-    """Every so many rows of a tensor that has more bytes than its share."""
+    """Take evenly spread rows of a tensor that has more bytes than its share."""
     every = -(-tensor.numel() * tensor.element_size() // share)
     return tensor[::every] if tensor.ndim and every > 1 else tensor

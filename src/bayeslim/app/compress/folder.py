@@ -1,8 +1,8 @@
-"""A run's folder: what each stage made, so that a run that was stopped goes on where it was.
+"""A run's folder: the results of its stages, so that a run that was stopped can go on.
 
 `run.json` says which stages are complete and with which settings. A stage's result is written whole before it is
-entered there, so a run may be killed at any moment. A stage whose settings have changed is made again, and all that
-follow it; a folder of another network or of other data is refused.
+entered there, so a run may be killed at any moment. A stage whose settings have changed is run again, and so are all
+that follow it. A folder of another network or of other data is refused, and so is one that another process runs in.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.files import write_file
+from bayeslim.io.lock import locked
 from bayeslim.noise import kept_random_state
 
 T = TypeVar("T")
@@ -27,32 +29,29 @@ INDEX = "run.json"
 VERSION = 1
 
 
+class ResultIncomplete(BayeslimError):
+    """A stage's result names files that are missing or were changed: the stage has to run again."""
+
+
 class RunFolder:
-    """The folder of one run.
+    """The folder of one run; `run_folder` opens it.
 
     Args:
-        path: the folder; made if it is not there.
-        identity: what makes it this run and no other, in words, by name.
+        path: the folder, which exists.
+        identity: the facts that make it this run and no other, in words, by name.
         stages: the names of all stages in order.
-        prepare: called before each stage that is made, so that none depends on what ran before it in this process.
+        prepare: called before each stage that runs, so that none depends on those that ran before it in this process.
 
     Raises:
         BayeslimError: if the folder cannot be written to, or holds another run.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        identity: Mapping[str, str],
-        stages: Sequence[str],
-        prepare: Callable[[], None],
+        self, path: Path, identity: Mapping[str, str], stages: Sequence[str], prepare: Callable[[], None]
     ) -> None:
-        self.path, self.identity, self.stages, self.prepare = Path(path), dict(identity), tuple(stages), prepare
-        self._made_one = False
-        self._is_new = not self.path.exists()
+        self.path, self.identity, self.stages, self.prepare = path, dict(identity), tuple(stages), prepare
+        self._has_run_one = False
         self.done: dict[str, dict[str, Any]] = {}
-        if self.path.exists() and not self.path.is_dir():
-            raise BayeslimError(f"{self.path} must be a folder for the run, and is a file. Choose another path.")
         if (self.path / INDEX).exists():
             self.done = self._read()
         self._write()
@@ -65,22 +64,28 @@ class RunFolder:
         save: Callable[[T, Path], None],
         load: Callable[[Path], T],
     ) -> T:
-        """The result of a stage: read if it is complete, otherwise made and written.
+        """Return the result of a stage: read it if it is complete, otherwise run the stage and write it.
 
         Args:
             name: the stage, and its folder or file inside the run's.
-            settings: what it depends on beside the stages before it, in words.
-            make: makes it; is given the place it will have.
-            save: writes it there, whole or not at all.
-            load: reads it.
+            settings: the settings it depends on, beside the stages before it, in words.
+            make: runs it; is given the place of its result.
+            save: writes the result there, whole or not at all.
+            load: reads the result; raises `ResultIncomplete` if files that belong to it are missing.
         """
         place, settings = self.path / name, dict(settings)
         entry = self.done.get(name)
-        if entry is not None and entry["settings"] == settings and place.exists() and not self._made_one:
-            self.say(f"{self._heading(name)}: done before, in {entry['seconds']:.1f} s")
-            return load(place)
-        self.say(self._heading(name))
-        self._made_one = True
+        if entry is not None and entry["settings"] == settings and place.exists() and not self._has_run_one:
+            try:
+                value = load(place)
+            except ResultIncomplete as reason:
+                self.say(f"{self._heading(name)}: runs again, because {reason}")
+            else:
+                self.say(f"{self._heading(name)}: done before, in {entry['seconds']:.1f} s")
+                return value
+        else:
+            self.say(self._heading(name))
+        self._has_run_one = True
         later = self.stages[self.stages.index(name) :]
         if any(self.done.pop(stage, None) for stage in later):
             self._write()
@@ -100,7 +105,7 @@ class RunFolder:
         return value
 
     def leave_nothing(self, *also: str) -> None:
-        """Take back what was written before any work, if no work came of it.
+        """Remove the files that were written before any stage was complete, if none is.
 
         Args:
             also: names of further such files.
@@ -110,16 +115,14 @@ class RunFolder:
             return
         for name in (INDEX, *also):
             (self.path / name).unlink(missing_ok=True)
-        if self._is_new and self.path.exists() and not any(self.path.iterdir()):
-            self.path.rmdir()
 
     def checkpoint(self, name: str, settings: Mapping[str, str]) -> Path:
-        """Where a stage with these settings keeps what it trained so far; gone once the stage is complete."""
+        """Return the place of a stage's checkpoint with these settings; it is removed once the stage is complete."""
         digest = hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()[:12]
         return self.path / f"{name}-{digest}.checkpoint"
 
     def say(self, words: str) -> None:
-        """Tell a person how far it is, on stderr."""
+        """Print progress to stderr, unless BAYESLIM_PROGRESS=0."""
         if os.environ.get("BAYESLIM_PROGRESS") != "0":
             print(words, file=sys.stderr, flush=True)
 
@@ -127,18 +130,7 @@ class RunFolder:
         return f"[{self.stages.index(name) + 1}/{len(self.stages)}] {Path(name).stem}"
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        file = self.path / INDEX
-        try:
-            index = json.loads(file.read_text(encoding="utf-8"))
-            if index["format"] != "bayeslim run" or index["version"] != VERSION:
-                raise ValueError(f"format {index['format']!r}, version {index['version']!r}")
-            identity = dict(index["identity"])
-            done = {
-                str(name): {"settings": dict(entry["settings"]), "seconds": float(entry["seconds"])}
-                for name, entry in index["done"].items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CorruptFile(f"{file} is not the index of a run ({error}). Choose another folder.") from error
+        identity, done = read_index(self.path)
         for key, value in self.identity.items():
             if identity.get(key) != value:
                 raise BayeslimError(
@@ -150,3 +142,70 @@ class RunFolder:
     def _write(self) -> None:
         index = {"format": "bayeslim run", "version": VERSION, "identity": self.identity, "done": self.done}
         write_file(self.path / INDEX, json.dumps(index, indent=1).encode())
+
+
+@contextmanager
+def run_folder(
+    path: str | os.PathLike[str],
+    identity: Mapping[str, str],
+    stages: Sequence[str],
+    prepare: Callable[[], None],
+    came_to_nothing: Callable[[Path], bool] = lambda _: False,
+) -> Iterator[RunFolder]:
+    """Open a run's folder for this process alone.
+
+    A folder that was not there before is removed in the end if nothing came of the run.
+
+    Args:
+        path: the folder; made if it is not there.
+        identity: as for `RunFolder`.
+        stages: as for `RunFolder`.
+        prepare: as for `RunFolder`.
+        came_to_nothing: says of the folder of another run whether it may be replaced.
+
+    Raises:
+        BayeslimError: if the folder cannot be written to, holds another run, or another process runs in it.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise BayeslimError(f"{folder} must be a folder for the run, and is a file. Choose another path.")
+    is_new = not folder.exists()
+    with ExitStack() as stack:
+        if is_new:
+            stack.callback(_remove_if_empty, folder)  # called last, without the lock's file in it
+        try:
+            stack.enter_context(locked(folder))
+        except OSError as error:
+            raise BayeslimError(
+                f"Could not write to {folder}: {error.strerror or error}. "
+                "Choose a folder you may write to, with space left."
+            ) from error
+        if came_to_nothing(folder):
+            (folder / INDEX).unlink(missing_ok=True)
+        yield RunFolder(folder, identity, stages, prepare)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty: something came of the run
+        folder.rmdir()
+
+
+def read_index(folder: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Read the identity of a run and its complete stages.
+
+    Raises:
+        CorruptFile: if there is no valid index.
+    """
+    file = folder / INDEX
+    try:
+        index = json.loads(file.read_text(encoding="utf-8"))
+        if index["format"] != "bayeslim run" or index["version"] != VERSION:
+            raise ValueError(f"format {index['format']!r}, version {index['version']!r}")
+        identity = {str(key): str(value) for key, value in index["identity"].items()}
+        done = {
+            str(name): {"settings": dict(entry["settings"]), "seconds": float(entry["seconds"])}
+            for name, entry in index["done"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFile(f"{file} is not the index of a run ({error}). Choose another folder.") from error
+    return identity, done

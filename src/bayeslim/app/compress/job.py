@@ -1,4 +1,4 @@
-"""The settings of a compression, checked before any work is done, and what identifies a run."""
+"""The settings of a compression, checked before any work is done, and the identity of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from bayeslim.compact import units
 from bayeslim.compact.example import run_example
 from bayeslim.errors import BayeslimError, MissingExtra, closest
 from bayeslim.likelihoods import Categorical, Likelihood
-from bayeslim.methods import Laplace, Method, Variational
+from bayeslim.methods.base import Method
+from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.variational import Variational
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
 from bayeslim.prune.candidates import pattern
@@ -36,7 +38,7 @@ FORMATS = ("onnx", "pt2")
 
 @dataclass(frozen=True)
 class Job:
-    """How to compress; see `compress` for what the settings mean."""
+    """The settings of a compression; `compress` documents them."""
 
     budget: Budget | Plan | None
     granularity: str = "weight"
@@ -70,12 +72,12 @@ class Job:
 
 
 def has_onnx() -> bool:
-    """Whether all that is needed to write and check ONNX files is installed."""
+    """Check whether the packages that write and check ONNX files are installed."""
     return all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 
 
 def readable(loader: Iterable[Any], name: str) -> Iterable[Any]:
-    """A loader that can be gone over many times, and is not empty; a generator is read into memory."""
+    """Return a loader that can be read many times; a generator is read into memory."""
     if not isinstance(loader, Iterable):
         raise TypeError(f"{name} must be a loader of batches (inputs, targets). Got {type(loader).__name__}.")
     loader = list(loader) if iter(loader) is loader else loader
@@ -85,7 +87,7 @@ def readable(loader: Iterable[Any], name: str) -> Iterable[Any]:
 
 
 def start_over(seed: int, loader: Any) -> Callable[[], None]:
-    """A function that seeds the random numbers and puts a loader's own order back to where it is now."""
+    """Build a function that seeds all random numbers and resets a loader's order to its present state."""
     generator = getattr(loader, "generator", None)
     order = loader.state_dict() if isinstance(loader, Loader) else None
     state = generator.get_state() if isinstance(generator, torch.Generator) else None
@@ -108,7 +110,7 @@ def prepared(
     train: Iterable[Any],
     job: Job,
 ) -> Bayesian:
-    """The network as a `Bayesian`, not fitted yet if it was plain.
+    """Make a plain network Bayesian, not fitted yet; return a Bayesian one as it is.
 
     Raises:
         BayeslimError: for a likelihood that cannot be guessed.
@@ -133,7 +135,7 @@ def refuse_with_recipe(
     granularity: str,
     fit: Mapping[str, Any] | None,
 ) -> None:
-    """Refuse settings that a recipe has already.
+    """Refuse settings that a recipe fixes.
 
     Raises:
         TypeError: for another method or prior.
@@ -145,7 +147,7 @@ def refuse_with_recipe(
         raise TypeError(f"The recipe {recipe.name} has its method and prior already. Leave method and prior out.")
     if recipe.budget is not None and granularity != "weight":
         raise ValueError(
-            f'The recipe {recipe.name} says what goes, weight by weight or gate by gate. Leave granularity="'
+            f'The recipe {recipe.name} fixes the granularity, which is weights or gates. Leave granularity="'
             f'{granularity}" out.'
         )
 
@@ -158,7 +160,7 @@ def refuse_with_recipe(
 
 
 def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
-    """Classes, if the targets of training data are whole numbers.
+    """Guess the likelihood: classes, if the targets are whole numbers.
 
     Raises:
         BayeslimError: if they are not.
@@ -166,19 +168,19 @@ def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
     _, targets = split_batch(next(iter(train)))
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise BayeslimError(
-            f"Targets of {targets.dtype} may mean several things. Pass likelihood=..., such as likelihoods.Gaussian() "
-            "for values or likelihoods.Bernoulli() for yes and no."
+            f"The likelihood of targets of {targets.dtype} cannot be guessed. Pass likelihood=..., such as "
+            "likelihoods.Gaussian() for values or likelihoods.Bernoulli() for binary targets."
         )
     return Categorical()
 
 
 def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
-    """Refuse before any work what would fail after it.
+    """Refuse settings that would fail later, before any work is done.
 
     Raises:
         BayeslimError: for weights that are not finite.
         ShapeMismatch: if the network does not run on the example, or a plan is for another one.
-        TypeError: for options of fine-tuning that there are not.
+        TypeError: for unknown options of fine-tuning.
         UnsupportedModel: if the network cannot be traced, and so not compacted.
     """
     _check_fine_tune(job.fine_tune or {}, bnn.method)
@@ -196,7 +198,7 @@ def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
 
 def _check_fine_tune(options: Mapping[str, Any], method: Method) -> None:
     known = options_of(training)
-    if not isinstance(method, Laplace):  # which is trained on, then measured without options
+    if not isinstance(method, Laplace):  # its fine-tuning is plain training; its own fit then takes no options
         known = list(dict.fromkeys([*known, *options_of(method.fit)]))
     unknown = [str(name) for name in options if name not in known]
     if unknown:
@@ -206,12 +208,12 @@ def _check_fine_tune(options: Mapping[str, Any], method: Method) -> None:
 
 
 def options_of(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's options, which are what it takes by name only."""
+    """List the keyword-only arguments of a function."""
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def unfitted_copy(bnn: Bayesian) -> nn.Module:
-    """A plain copy of the network with its weights as they are, posterior or not."""
+    """Copy the network as a plain one, with its present weights, fitted or not."""
     plain = copy.deepcopy(bnn.model)
     for module in plain.modules():
         stochastic.make_plain(module)
@@ -220,7 +222,7 @@ def unfitted_copy(bnn: Bayesian) -> nn.Module:
 
 
 def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
-    """What makes a run this one: the network with its weights, the way to its posterior, and the data."""
+    """List the facts that identify a run: network, weights, method, prior, data."""
     return {
         "network": bnn.sites.model,
         "weights": _digest(bnn),
@@ -243,19 +245,19 @@ def _digest(bnn: Bayesian) -> str:
 
 
 def size_of(loader: Any) -> str:
-    """How many examples a loader has, in words."""
+    """Describe the number of examples of a loader."""
     size = size_of_data(loader)
     return "unknown" if size is None else f"{size} examples"
 
 
 def described(loader: Any) -> str:
-    """What data are known by: their size, and their content where that can be read without drawing from a loader."""
+    """Describe data by their size, and by a hash where they can be read without drawing from a loader."""
     content = fingerprint(loader)
     return size_of(loader) if content is None else f"{size_of(loader)} (content {content})"
 
 
 def words(value: Any) -> str:
-    """A setting in words that are the same in every run."""
+    """Describe a setting, in words that are the same in every run."""
     if isinstance(value, Loader | DataLoader) or is_batches(value):
         return described(value)
     if isinstance(value, Plan):

@@ -21,7 +21,7 @@ from torch import nn
 from bayeslim.app.benchmark import Benchmark, benchmark
 from bayeslim.app.compress import records
 from bayeslim.app.compress.baseline import NoBaseline, by_magnitude
-from bayeslim.app.compress.folder import RunFolder
+from bayeslim.app.compress.folder import ResultIncomplete, RunFolder, run_folder
 from bayeslim.app.compress.job import (
     Job,
     check,
@@ -37,16 +37,16 @@ from bayeslim.app.compress.job import (
     words,
 )
 from bayeslim.app.compress.result import Compressed
-from bayeslim.app.report.overview import Row, measure_rows
+from bayeslim.app.report.overview import DENSE, SLIM, Row, latencies, measure_rows
 from bayeslim.app.report.quantities import percent
-from bayeslim.app.report.report import DENSE, SLIM, report
+from bayeslim.app.report.report import report
 from bayeslim.app.report.scores import collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, NotFitted
 from bayeslim.export import export
 from bayeslim.io.saving import load, save
 from bayeslim.likelihoods import Likelihood
-from bayeslim.methods import Method
+from bayeslim.methods.base import Method
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.prune import fine_tune as fine_tuned
@@ -56,7 +56,7 @@ from bayeslim.types import Inputs, split_batch
 
 MAGNITUDE = "magnitude"
 MUCH_WORSE = 0.05
-"""A fraction of wrong answers that nobody wants to lose without being told."""
+"""An increase of the error, as a fraction of the answers, from which on a note warns."""
 STAGES = (
     "fitted",
     "pruned",
@@ -64,8 +64,8 @@ STAGES = (
     "slim",
     MAGNITUDE,
     "exported.json",
-    "measured.json",
     "benchmark.json",
+    "measured.json",
     "report.html",
 )
 
@@ -92,30 +92,31 @@ def compress(
     baseline: bool = True,
     seed: int = 0,
 ) -> Compressed:
-    """Compress a network: find its posterior, cut it to a budget, and prove what is left.
+    """Compress a network: find its posterior, cut it to a budget, measure the result.
 
     Args:
         model: a trained network, or a Bayesian one. It is not changed.
         train: training data as a loader of batches with a length.
         val: validation data, likewise; cuts that are searched on data are searched on these.
-        budget: how much to cut, or a plan of what; None for an N:M pattern in every layer that can take it, or for
-            what a recipe cuts.
+        budget: how much to cut, or a plan; None for an N:M pattern in every layer that can take it, or for the
+            cut of a recipe.
         recipe: one of `bayeslim.recipes`: its method and prior, and its training, cut and fine-tuning where others
             are not given. The network it starts from, trained as usual, is the one to compare with.
         out: the run's folder. A run that was stopped goes on where it was when it is started again; one with another
-            budget or other test data keeps what is still right; one with other training or validation data is refused.
-            Data are known by their content, order included, if they are a `bl.data.Loader`, a DataLoader of a
-            TensorDataset, or batches in a list or from a generator (beyond 64 MiB, by rows spread evenly over them).
-            Other loaders are known by their size: that they give other examples, as many, is not noticed. Nor is what
-            any loader does to examples on the way.
+            budget or other test data keeps the stages that are still valid; one with other training or validation data
+            is refused.
+            Data are told apart by their content, order included, if they are a `bl.data.Loader`, a DataLoader of a
+            TensorDataset, or batches in a list or from a generator (beyond 64 MiB, by evenly spread rows). Other
+            loaders are told apart by their size alone. Transformations by a loader are not seen. A second process in
+            the same folder is refused.
         method: how to find the posterior of a plain network; `Laplace()` if not given.
         likelihood: what its outputs mean; classes if not given and the targets are whole numbers.
         prior: as for `bayesianize`.
         fit: options of the method's `fit`; {"epochs": 20} trains the network first.
         granularity: "weight", "unit", or N:M such as "2:4".
-        criterion: what to rank by, as for `plan`; "auto" if not given.
+        criterion: the score to rank by, as for `plan`; "auto" if not given.
         steps: cuts on the way to the budget, 10 if not given (with a recipe, 1); between them the posterior is found
-            again.
+            again. The network by magnitude is cut in as many steps.
         fine_tune: options of training after the cut, such as {"epochs": 3, "lr": 1e-3}; zeros stay zeros.
         test: data to measure on in the end; `val` if not given.
         example: inputs to trace and to time; the first batch of `val` if not given.
@@ -124,7 +125,7 @@ def compress(
         seed: of everything random.
 
     Raises:
-        BayeslimError: with what is wrong; what was done until then is kept in `out`.
+        BayeslimError: if a stage fails; the stages before it are kept in `out`.
     """
     chosen = None if formats is None else tuple(formats)
     if recipe is not None:
@@ -144,12 +145,12 @@ def compress(
     check(bnn, job, example)
     wanted = {"tuned": fine_tune is not None, MAGNITUDE: baseline}
     stages = [stage for stage in STAGES if wanted.get(stage, True)]
-    folder = RunFolder(out, identity(bnn, train, val, job), stages, start_over(seed, train))
-    return _Run(job, bnn, train, val, test, example, folder).run()
+    with run_folder(out, identity(bnn, train, val, job), stages, start_over(seed, train)) as folder:
+        return _Run(job, bnn, train, val, test, example, folder).run()
 
 
 def too_much(rows: Mapping[str, Row]) -> list[str]:
-    """What to say of a network that lost much in the cut; nothing, if it did not."""
+    """Write a note on a network that lost much in the cut; none, if it did not."""
     dense, slim = rows[DENSE].scores, rows[SLIM].scores
     if dense is None or slim is None or not slim.is_fraction or slim.error <= dense.error + MUCH_WORSE:
         return []
@@ -160,9 +161,9 @@ def too_much(rows: Mapping[str, Row]) -> list[str]:
 
 
 def untrained(rows: Mapping[str, Row], test: Iterable[Any]) -> list[str]:
-    """What to say of a network that was no better before the cut than one answer to everything; else nothing.
+    """Write a note on a network that was no better than a constant answer before the cut.
 
-    Data are gone over only for a network that is wrong now and then.
+    The data are read only for a network with errors.
     """
     dense = rows[DENSE].scores
     if dense is None or not dense.is_fraction or dense.error <= MUCH_WORSE:
@@ -173,8 +174,9 @@ def untrained(rows: Mapping[str, Row], test: Iterable[Any]) -> list[str]:
     if dense.error < guessed:
         return []
     return [
-        f"The network knew nothing before the cut: {dense.error_text} of its answers are wrong, {percent(guessed, 2)} "
-        'would be if it always gave the most frequent one. Load trained weights, or train it: fit={"epochs": 20}, or '
+        f"The network knew nothing before the cut: {dense.error_text} of its answers are wrong, against "
+        f"{percent(guessed, 2)} for a constant answer. "
+        'Load trained weights, or train it: fit={"epochs": 20}, or '
         "--epochs 20 on the command line."
     ]
 
@@ -191,7 +193,7 @@ class _Run:
         self.notes: list[str] = []
 
     def run(self) -> Compressed:
-        """All stages; those that were complete before are read."""
+        """Run all stages; those that are complete are read."""
         job, stage = self.job, self.folder.stage
         bnn = stage("fitted", {}, lambda _: self._fit(), save, self._load)
         settings = {
@@ -209,10 +211,6 @@ class _Run:
         networks = {DENSE: dense, **self._baseline(bnn, pruned, settings), SLIM: slim}
         files = ["slim", *self._exported(slim, settings)]
         settings |= {"networks": ", ".join(networks), "test": described(self.test)}
-        rows = stage(
-            "measured.json", settings, lambda _: self._measure(networks, bnn), records.save_rows, records.load_rows
-        )
-        self.notes += untrained(rows, self.test) + too_much(rows)
         timed = stage(
             "benchmark.json",
             settings,
@@ -221,6 +219,14 @@ class _Run:
             records.load_benchmark,
         )
         files.append("benchmark.json")
+        rows = stage(
+            "measured.json",
+            settings,
+            lambda _: self._measure(networks, bnn, timed),
+            records.save_rows,
+            records.load_rows,
+        )
+        self.notes += untrained(rows, self.test) + too_much(rows)
         if importlib.util.find_spec("jinja2") is None:
             self.notes.append("No report: jinja2 is not installed. Run: pip install 'bayeslim[report]'")
         else:
@@ -268,14 +274,14 @@ class _Run:
         return fine_tuned(pruned, self.train, **options).eval()
 
     def _training(self, options: Mapping[str, Any], stage: str, settings: Mapping[str, str]) -> dict[str, Any]:
-        """Options of `fit`, with a seed, and a checkpoint to resume from where something is trained."""
+        """Complete the options of `fit` with a seed, and with a checkpoint where it trains."""
         chosen = {"seed": self.job.seed, **options}
         if "epochs" in chosen and chosen.get("tune") != "online":
             chosen.setdefault("checkpoint", self.folder.checkpoint(stage, settings))
         return chosen
 
     def _plain_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of fine-tuning that mean the same for a plain network; a checkpoint is of the other network."""
+        """Select the options of fine-tuning for a plain network; a checkpoint belongs to the other network."""
         own = {"seed": self.job.seed, **options}
         return {name: own[name] for name in options_of(training) if name in own and name != "checkpoint"}
 
@@ -286,7 +292,7 @@ class _Run:
 
         def make(_: Path) -> nn.Module:
             tune = None if job.fine_tune is None else self._plain_training(job.fine_tune)
-            return by_magnitude(bnn, pruned, job.budget, job.granularity, self.example, self.train, tune)
+            return by_magnitude(bnn, pruned, job.budget, job.granularity, job.steps, self.example, self.train, tune)
 
         try:
             return {MAGNITUDE: self.folder.stage(MAGNITUDE, settings, make, self._save_slim, self._load_slim)}
@@ -298,28 +304,39 @@ class _Run:
         by_choice = self.job.formats is not None
         formats = self.job.formats if self.job.formats is not None else ("onnx",) * has_onnx()
 
-        def make(_: Path) -> dict[str, list[str]]:
-            files, notes = [], []
+        def make(_: Path) -> records.ExportedFiles:
+            files, notes = {}, []
             for name in formats:
+                file = self.folder.path / f"slim.{name}"
                 try:
-                    export(slim, self.folder.path / f"slim.{name}", example=self.example)
-                    files.append(f"slim.{name}")
+                    export(slim, file, example=self.example)
+                    files[file.name] = records.checksum(file)
                 except BayeslimError as error:
                     if by_choice:
                         raise
                     notes.append(f"No slim.{name}: {error}")
-            return {"files": files, "notes": notes}
+            return records.ExportedFiles(files, tuple(notes))
 
         known = {**settings, "formats": ", ".join(formats)}
-        found = self.folder.stage("exported.json", known, make, records.save_json, records.load_json)
-        self.notes += found["notes"]
-        return list(found["files"])
 
-    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian) -> dict[str, Row]:
-        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example)
+        def load_checked(place: Path) -> records.ExportedFiles:
+            found = records.load_exported(place)
+            for name, expected in found.files.items():
+                file = self.folder.path / name
+                if not file.is_file() or records.checksum(file) != expected:
+                    raise ResultIncomplete(f"{file} is missing or was changed.")
+            return found
+
+        found = self.folder.stage("exported.json", known, make, records.save_exported, load_checked)
+        self.notes += found.notes
+        return list(found.files)
+
+    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian, timed: Benchmark) -> dict[str, Row]:
+        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example, latencies(timed))
 
     def _benchmark(self, networks: Mapping[str, nn.Module]) -> Benchmark:
-        return benchmark(networks[DENSE], networks[SLIM], example=self.example)
+        others = {name: network for name, network in networks.items() if name not in (DENSE, SLIM)}
+        return benchmark(networks[DENSE], networks[SLIM], example=self.example, others=others)
 
     def _report(
         self, bnn: Bayesian, pruned: Bayesian, slim: nn.Module, rows: Mapping[str, Row], timed: Benchmark, path: Path

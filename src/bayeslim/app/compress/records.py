@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from bayeslim.app.benchmark import Benchmark, Size
-from bayeslim.app.report.overview import Row
+from bayeslim.app.report.overview import DENSE, SLIM, Row
 from bayeslim.app.report.scores import Scores
 from bayeslim.compact import Cost
 from bayeslim.errors import CorruptFile
@@ -21,6 +22,27 @@ from bayeslim.io.networks import config_of
 from bayeslim.io.saving import load, save
 from bayeslim.metrics import Calibration
 from bayeslim.types import Inputs
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ExportedFiles:
+    """The files that an export wrote.
+
+    Attributes:
+        files: the SHA-256 of each file, by its name in the run's folder.
+        notes: the formats that were left out, and why.
+    """
+
+    files: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save_slim(network: nn.Module, path: Path, example: Inputs) -> None:
@@ -36,31 +58,24 @@ def load_slim(path: Path, architecture: nn.Module) -> nn.Module:
         return cast("nn.Module", load(path)).eval()
 
 
-def save_json(value: Any, path: Path) -> None:
-    """Write plain data."""
-    write_file(path, json.dumps(value, indent=1).encode())
+def save_exported(found: ExportedFiles, path: Path) -> None:
+    """Write the names and checksums of exported files."""
+    _write(asdict(found), path)
 
 
-def load_json(path: Path) -> Any:
-    """Read plain data."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, error) from error
+def load_exported(path: Path) -> ExportedFiles:
+    """Read the names and checksums of exported files."""
+    return _read(path, _exported)
 
 
 def save_rows(rows: Mapping[str, Row], path: Path) -> None:
     """Write an overview."""
-    save_json({name: _row_as_json(row) for name, row in rows.items()}, path)
+    _write({name: _row_as_json(row) for name, row in rows.items()}, path)
 
 
 def load_rows(path: Path) -> dict[str, Row]:
     """Read an overview."""
-    found = load_json(path)
-    try:
-        return {name: _row(row) for name, row in found.items()}
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
+    return _read(path, _rows)
 
 
 def save_benchmark(found: Benchmark, path: Path) -> None:
@@ -70,17 +85,34 @@ def save_benchmark(found: Benchmark, path: Path) -> None:
 
 def load_benchmark(path: Path) -> Benchmark:
     """Read a benchmark."""
-    found = load_json(path)
-    try:
-        seconds = {(t["network"], t["runtime"], t["batch_size"]): tuple(t["seconds"]) for t in found["timings"]}
-        sizes = {name: Size(**size) for name, size in found["sizes"].items()}
-        return Benchmark(sizes, seconds, found["environment"], found["skipped"])
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
+    return _read(path, _benchmark)
 
 
 def is_written(value: Any, path: Path) -> None:
-    """For a stage that wrote its file itself."""
+    """Do nothing, for a stage that wrote its file itself."""
+
+
+def _write(value: Any, path: Path) -> None:
+    write_file(path, json.dumps(value, indent=1).encode())
+
+
+def _read(path: Path, build: Callable[[Any], T]) -> T:
+    """Read a JSON file and build its value.
+
+    Raises:
+        CorruptFile: if it is damaged; `build` checks every type.
+    """
+    try:
+        return build(json.loads(path.read_text(encoding="utf-8")))
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError, RuntimeError) as error:
+        raise CorruptFile(f"{path} is damaged ({error!r:.200}). Delete it to make it again.") from error
+
+
+def _exported(found: Any) -> ExportedFiles:
+    files = {_of(str, name): _of(str, digest) for name, digest in found["files"].items()}
+    if any(Path(name).name != name for name in files):
+        raise ValueError("it names a file outside of the run's folder")
+    return ExportedFiles(files, tuple(_of(str, note) for note in _of(list, found["notes"])))
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:
@@ -91,13 +123,55 @@ def _row_as_json(row: Row) -> dict[str, Any]:
     return {"scores": scores, "cost": None if row.cost is None else asdict(row.cost), "seconds": row.seconds}
 
 
-def _row(found: Mapping[str, Any]) -> Row:
-    scores = None
+def _rows(found: Any) -> dict[str, Row]:
+    rows = {_of(str, name): _row(row) for name, row in found.items()}
+    missing = [name for name in (DENSE, SLIM) if name not in rows]
+    if missing:
+        raise ValueError(f"no row for {', '.join(missing)}")
+    return rows
+
+
+def _row(found: Any) -> Row:
+    scores = cost = None
     if found["scores"] is not None:
-        curve = Calibration(**{name: torch.tensor(value) for name, value in found["scores"]["calibration"].items()})
-        scores = Scores(**{**found["scores"], "calibration": curve})
-    return Row(scores, None if found["cost"] is None else Cost(**found["cost"]), found["seconds"])
+        given = found["scores"]
+        curve = Calibration(**{name: torch.tensor(_of(list, value)) for name, value in given["calibration"].items()})
+        scores = Scores(
+            _of(str, given["kind"]), _of(int, given["count"]), _number(given["error"]), _number(given["nll"]), curve
+        )
+    if found["cost"] is not None:
+        cost = Cost(**{name: _of(int, value) for name, value in found["cost"].items()})
+    return Row(scores, cost, None if found["seconds"] is None else _number(found["seconds"]))
 
 
-def _damaged(path: Path, error: Exception) -> CorruptFile:
-    return CorruptFile(f"{path} is damaged ({error!r}). Delete it to make it again.")
+def _benchmark(found: Any) -> Benchmark:
+    seconds = {
+        (_of(str, t["network"]), _of(str, t["runtime"]), _of(int, t["batch_size"])): tuple(map(_number, t["seconds"]))
+        for t in found["timings"]
+    }
+    sizes = {}
+    for name in ("dense", "slim"):
+        given = dict(found["sizes"][name])
+        files = {_of(str, key): _of(int, value) for key, value in given.pop("file_bytes").items()}
+        sizes[name] = Size(**{key: _of(int, value) for key, value in given.items()}, file_bytes=files)
+    skipped = {_of(str, name): _of(str, reason) for name, reason in found["skipped"].items()}
+    result = Benchmark(sizes, seconds, dict(found["environment"]), skipped)
+    for runtime in result.runtimes:  # every pair that is compared is there, round for round
+        for batch_size in result.batch_sizes:
+            result.speedup(runtime, batch_size)
+    if not seconds:
+        raise ValueError("no timings")
+    return result
+
+
+def _of(kind: type[T], value: Any) -> T:
+    """Check the type of a value; a bool is no number."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{value!r:.80} is not of type {kind.__name__}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r:.80} is not a number")
+    return float(value)

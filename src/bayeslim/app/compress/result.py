@@ -1,4 +1,4 @@
-"""What `compress` gives back."""
+"""The result of `compress`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bayeslim.prune import Plan
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compressed:
-    """A compressed network and the proof of it.
+    """A compressed network, with its measurements.
 
     Attributes:
         slim: the plain, smaller network.
         pruned: the Bayesian network after the cut, for predictions with uncertainty.
-        bnn: the one before it.
-        plan: what was cut.
+        bnn: the network before the cut.
+        plan: the cut.
         rows: the networks side by side by name: "dense", "magnitude" and "bayeslim".
-        benchmark: the dense against the slim network in every runtime there is.
-        files: what was written: the slim network's folder, exported files, the report.
+        benchmark: the dense against the slim network in every installed runtime.
+        files: the files written: the slim network's folder, exported files, the report.
         folder: the run's folder.
-        notes: what was left out, and why; and that much was lost, if it was.
+        notes: parts that were left out, and why; a warning if the error rose much.
     """
 
     slim: nn.Module

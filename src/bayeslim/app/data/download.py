@@ -1,4 +1,4 @@
-"""Fetching a file so that it is either there and right, or not there at all.
+"""Downloads that are complete and checked, or absent.
 
 Bytes go to `NAME.part`, which a later try continues with an HTTP Range request; only a complete file with the right
 checksum is renamed to its name. Failures that may pass (no connection, a cut-off transfer, 5xx) are retried with
@@ -18,12 +18,12 @@ from pathlib import Path
 from bayeslim.errors import DownloadFailed
 from bayeslim.train.progress import Progress, progress
 
-CHUNK = 1 << 18
-PASSING_STATUS = {408, 425, 429, 500, 502, 503, 504}
+CHUNK_BYTES = 1 << 18
+RETRIED_STATUS_CODES = {408, 425, 429, 500, 502, 503, 504}
 
 
 class _PassingError(Exception):
-    """A failure that may have passed by the next try."""
+    """A failure that may not happen at the next try."""
 
 
 def download(url: str, path: Path, *, checksum: str, tries: int = 5, pause: float = 1.0, timeout: float = 30.0) -> Path:
@@ -64,7 +64,7 @@ def _by_hand(url: str, path: Path) -> str:
 
 
 def _fetch(url: str, part: Path, checksum: str, timeout: float) -> None:
-    """One try: afterwards `part` is complete and right, or an exception says why not."""
+    """Try once: afterwards `part` is complete and checked, or an exception says why not."""
     have = part.stat().st_size if part.exists() else 0
     path = part.with_name(part.name.removesuffix(".part"))
     headers = {"User-Agent": "bayeslim", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -77,9 +77,9 @@ def _fetch(url: str, part: Path, checksum: str, timeout: float) -> None:
             _receive(response, part, have if resumed else 0)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416:  # what is there is no beginning of this file
+        if error.code == 416:  # the part on the disk is not the beginning of this file
             part.unlink(missing_ok=True)
-        elif error.code not in PASSING_STATUS:
+        elif error.code not in RETRIED_STATUS_CODES:
             raise DownloadFailed(
                 f"{url} could not be downloaded: the server answered {error.code} {error.reason}. {_by_hand(url, path)}"
             ) from None
@@ -99,7 +99,7 @@ def _fetch(url: str, part: Path, checksum: str, timeout: float) -> None:
 
 
 def _receive(response: http.client.HTTPResponse, part: Path, start: int) -> None:
-    """Write the answer's body to `part` from byte `start` on."""
+    """Write the body of the response to `part`, from byte `start` on."""
     length = response.headers.get("Content-Length")
     total = None if length is None else start + int(length)
     bar: Progress[None] = progress(description=part.name.removesuffix(".part"), total=total, unit="B")
@@ -107,7 +107,7 @@ def _receive(response: http.client.HTTPResponse, part: Path, start: int) -> None
         file.seek(start)
         file.truncate()
         bar.advance(start)
-        while chunk := response.read(CHUNK):
+        while chunk := response.read(CHUNK_BYTES):
             file.write(chunk)
             bar.advance(len(chunk))
         received = file.tell()
@@ -116,6 +116,6 @@ def _receive(response: http.client.HTTPResponse, part: Path, start: int) -> None
 
 
 def file_checksum(path: Path, algorithm: str) -> str:
-    """The hash of a file, as "md5:..." or "sha256:..."."""
+    """Hash a file, as "md5:..." or "sha256:..."."""
     with path.open("rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Image classification sets: digits (in the package), MNIST and those made in its likeness, CIFAR-10.
+"""Image classification sets: digits (in the package), MNIST and sets in its format, CIFAR-10.
 
 - digits: the test part of "Optical recognition of handwritten digits" by E. Alpaydin and C. Kaynak (UCI machine
   learning repository, 1998; CC BY 4.0): 1,797 images of 8 x 8 pixels with values 0 to 16, of which we
@@ -6,8 +6,8 @@
 - mnist: Y. LeCun, C. Cortes, C. Burges.
 - fashion-mnist: Zalando SE; MIT licence.
 - kmnist: the Kuzushiji data set by CODH; CC BY-SA 4.0.
-- notmnist: letters A to J by Y. Bulatov, as converted by D. Flanagan; the test part only, to show a network what is no
-  digit.
+- notmnist: letters A to J by Y. Bulatov, as converted by D. Flanagan; the test part only, as images that are not
+  digits.
 - cifar10: A. Krizhevsky; the binary version.
 """
 
@@ -88,7 +88,7 @@ IDX_SETS = {
 
 
 def read_images(name: str, part: Part, root: str | Path | None) -> tuple[Array, Array]:
-    """Images (N, C, H, W) and labels (N,), both uint8, of a part of the set; no rows where the set has no such part."""
+    """Read images (N, C, H, W) and labels (N,), uint8, of a part; no rows if the set lacks it."""
     if name == "digits":
         images, labels = _digits(part)
     elif name == "cifar10":
@@ -105,7 +105,7 @@ def read_images(name: str, part: Part, root: str | Path | None) -> tuple[Array, 
 def _digits(part: Part) -> tuple[Array, Array]:
     with resources.as_file(resources.files("bayeslim.app.data") / "digits.npz") as path:
         images, labels = read_npz(path, "x", "y")
-    # the end of the file is unlike its beginning, and much harder for a network that saw only the latter
+    # the writers of the last images are others, so a split in the file's order would be harder
     order = np.random.RandomState(0).permutation(len(labels))
     rows = order[:DIGITS_TRAIN] if part == "train" else order[DIGITS_TRAIN:]
     return images[rows, None], labels[rows]

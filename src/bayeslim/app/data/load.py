@@ -1,4 +1,4 @@
-"""`load`: a data set by its name."""
+"""`load`: read a data set by its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE_SETS = ("digits", *IDX_SETS, "cifar10")
 
 
 def names() -> list[str]:
-    """The names `load` knows: the image sets, then the regression sets."""
+    """List the names that `load` knows: the image sets, then the regression sets."""
     return [*IMAGE_SETS, *UCI_SETS]
 
 
@@ -37,7 +37,7 @@ def load(
 
     Args:
         name: one of `names()`.
-        root: the folder that holds `NAME/` folders (`uci/` for the regression sets) and gets what is downloaded; by
+        root: the folder that holds `NAME/` folders (`uci/` for the regression sets) and gets the downloads; by
             default `$BAYESLIM_DATA` and the cache are searched.
         split: which of the published train/test splits, from 0 (the default), for the regression sets.
         part: "test" or "train" reads (and downloads) only that part of an image set; the other has no rows then.
@@ -47,7 +47,7 @@ def load(
     Raises:
         ValueError: for an unknown name or split.
         DownloadFailed: when a file is neither on the disk nor can be fetched.
-        CorruptFile: when a file is not what its name says.
+        CorruptFile: when a file is damaged, or is another.
     """
     if name not in names():
         alike = closest(name, names())

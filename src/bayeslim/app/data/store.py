@@ -1,4 +1,4 @@
-"""Where data files are looked for, and where downloads go.
+"""The folders of data files and of downloads.
 
 A set's files lie in a folder of its name, under one of these roots, the first that has the file: the `root` that was
 passed; or else `$BAYESLIM_DATA`, then `bayeslim` in `$XDG_CACHE_HOME` (by default `~/.cache`).
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def roots(root: str | Path | None = None) -> list[Path]:
-    """The folders that are searched, in order."""
+    """List the folders that are searched, in order."""
     if root is not None:
         return [Path(root).expanduser()]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bayeslim"
@@ -21,13 +21,13 @@ def roots(root: str | Path | None = None) -> list[Path]:
 
 
 def locate(candidates: Iterable[str], root: str | Path | None = None) -> Path | None:
-    """The first of the relative paths `candidates` that exists under one of the roots."""
+    """Find the first of the relative paths `candidates` that exists under a root."""
     paths = (folder / name for folder in roots(root) for name in candidates)
     return next((path for path in paths if path.exists()), None)
 
 
 def destination(root: str | Path | None = None) -> Path:
-    """The root that new files go to: the first that can be written, or the last if none can."""
+    """Choose the root for new files: the first that can be written, or else the last."""
     return next((folder for folder in roots(root) if _writable(folder)), roots(root)[-1])
 
 

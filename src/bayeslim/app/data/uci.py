@@ -19,13 +19,13 @@ from bayeslim.errors import CorruptFile, DownloadFailed
 
 @dataclass(frozen=True)
 class RegressionSet:
-    """What a set's files are called, and its size.
+    """The name and the size of a regression set.
 
     Attributes:
         stem: the published name.
-        rows: how many examples there are.
-        features: how many inputs an example has.
-        splits: how many splits were published.
+        rows: the number of examples.
+        features: the number of inputs of an example.
+        splits: the number of published splits.
     """
 
     stem: str
@@ -48,7 +48,7 @@ UCI_SETS = {
 
 
 def published_split(rows: int, split: int) -> tuple[Array, Array]:
-    """Indices of the training and the test part of the published split number `split`, from 0."""
+    """Compute the indices of the training and test part of a published split, from 0."""
     random = np.random.RandomState(1)  # the generator that the published splits were drawn with
     for _ in range(split + 1):
         order = random.choice(np.arange(rows), rows, replace=False)
@@ -57,13 +57,13 @@ def published_split(rows: int, split: int) -> tuple[Array, Array]:
 
 
 def read_regression(name: str, root: str | Path | None) -> tuple[Array, Array]:
-    """Features (N, D) and targets (N,), float64, in the published order."""
+    """Read features (N, D) and targets (N,), float64, in the published order."""
     spec = UCI_SETS[name]
     path = locate([f"uci/{spec.stem}.npz", f"uci/{spec.stem}/data/data.txt"], root)
     if path is None:
         folder = destination(root) / "uci"
         raise DownloadFailed(
-            f"{name} was not found, and has no address that it could be downloaded from and checked. Put the published "
+            f"{name} was not found, and there is no checked download for it. Put the published "
             f"table with its index_features.txt and index_target.txt at {folder / spec.stem / 'data' / 'data.txt'}, or "
             f"an npz file with arrays x ({spec.rows}, {spec.features}) and y ({spec.rows},) at "
             f"{folder / spec.stem}.npz."
@@ -78,7 +78,7 @@ def read_regression(name: str, root: str | Path | None) -> tuple[Array, Array]:
 
 
 def _read_table(path: Path) -> tuple[Array, Array]:
-    """The published layout: a table of numbers, and two files that say which columns are features and target."""
+    """Read the published layout: a table of numbers, and two files with the columns of features and target."""
     with reading(path):
         table = np.loadtxt(path, ndmin=2)
         features, target = (

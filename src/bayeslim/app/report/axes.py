@@ -1,4 +1,4 @@
-"""Axes: from values to places in a drawing, with ticks where a person would put them."""
+"""Axes: from values to places in a drawing, with ticks at round numbers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Tick = tuple[float, str]
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high` as places from `start` to `end`; what is outside goes to the nearer end.
+    """A map from values in `low` to `high` to places in `start` to `end`; others go to the nearer end.
 
     Attributes:
         low: the value at the start.
         high: the value at the end.
         start: a place.
         end: a place.
-        warp: what is even along the axis: the value itself, its logarithm, ...
+        warp: the function that is linear along the axis: the value itself, its logarithm, ...
     """
 
     low: float
@@ -31,7 +31,7 @@ class Scale:
     warp: Callable[[float], float] = float
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """Compute the place of a value."""
         inside = min(max(value, self.low), self.high)
         low, high = self.warp(self.low), self.warp(self.high)
         share = (self.warp(inside) - low) / (high - low) if high > low else 0.0
@@ -39,7 +39,7 @@ class Scale:
 
 
 def even_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers between two values.
+    """List round numbers between two values.
 
     >>> even_ticks(0, 0.93)
     [0.0, 0.2, 0.4, 0.6, 0.8]
@@ -54,7 +54,7 @@ def even_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two positive values far apart.
+    """List round numbers between two positive values far apart.
 
     >>> log_ticks(1.5, 60)
     [2.0, 5.0, 10.0, 20.0, 50.0]
@@ -67,12 +67,12 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def weights_gone(sparsity: float) -> float:
-    """A warp for sparsities: every halving of what is left is one step further."""
+    """Warp sparsities: every halving of the remaining weights is one step."""
     return -math.log(max(1 - sparsity, 1e-12))
 
 
 def sparsity_ticks(high: float) -> list[Tick]:
-    """Ticks of a sparsity axis that ends at `high`."""
+    """List the ticks of a sparsity axis that ends at `high`."""
     shares = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
     return [(s, percent(s, 0 if s < 0.995 else 1)) for s in shares if s <= high + 1e-9]
 
@@ -90,7 +90,7 @@ class Frame:
         self.drawing, self.x, self.y = drawing, x, y
 
     def x_axis(self, ticks: Iterable[Tick], label: str) -> None:
-        """The horizontal axis below the area."""
+        """Draw the horizontal axis below the area."""
         base = self.y.start
         self.drawing.line((self.x.start, base), (self.x.end, base), "axis")
         for value, words in ticks:
@@ -100,7 +100,7 @@ class Frame:
         self.drawing.text(((self.x.start + self.x.end) / 2, base + 10 + 2 * FONT), label, "label", "middle")
 
     def y_axis(self, ticks: Iterable[Tick], label: str, right: bool = False) -> None:
-        """The vertical axis beside the area, with lines across it if it is the left one."""
+        """Draw the vertical axis, with lines across the area if it is the left one."""
         side = self.x.end if right else self.x.start
         for value, words in ticks:
             place = self.y(value)
@@ -112,23 +112,23 @@ class Frame:
         self.drawing.text((place, middle), label, "label", "middle", turned=True)
 
     def at(self, x: float, y: float) -> Point:
-        """The place of a pair of values."""
+        """Compute the place of a pair of values."""
         return self.x(x), self.y(y)
 
     def curve(self, points: Sequence[Point], class_: str, dots: bool = False) -> None:
-        """A line through pairs of values, with a dot at each if asked."""
+        """Draw a line through pairs of values, with or without dots."""
         places = [self.at(*point) for point in points]
         self.drawing.polyline(places, f"curve {class_}")
         for place in places if dots else ():
             self.drawing.dot(place, 2.2, f"point {class_}")
 
     def bar(self, left: float, right: float, bottom: float, top: float, class_: str, gap: float = 0.6) -> None:
-        """A bar between two values of x and two of y."""
+        """Draw a bar between two values of x and two of y."""
         x0, x1, y0, y1 = self.x(left), self.x(right), self.y(bottom), self.y(top)
         self.drawing.rect((x0 + gap / 2, y1), (max(x1 - x0 - gap, 0.2), y0 - y1), class_)
 
     def vertical(self, value: float, words: str, at_top: bool = True, to_right: bool | None = None) -> None:
-        """A line across the area at a value of x, with words beside one end, by default where there is room."""
+        """Draw a vertical line at a value of x, with words beside one end."""
         place, level = self.x(value), self.y.end + FONT if at_top else self.y.start - 7
         self.drawing.line((place, self.y.start), (place, self.y.end), "cutoff")
         if to_right is None:

@@ -12,12 +12,12 @@ from bayeslim.app.report.scores import Batches
 from bayeslim.app.report.svg import Drawing
 from bayeslim.results import Prediction
 
-SHOWN = 8
+IMAGES_PER_ROW = 8
 _SIDE, _GAP = 50.0, 7.0
 
 
 def draw_certainty(prediction: Prediction, batches: Batches) -> Figure | None:
-    """The most and least certain images with what the network says of them; None if the inputs are no images.
+    """Draw the most and least certain images; None if the inputs are not images.
 
     Args:
         prediction: of all batches together.
@@ -32,13 +32,15 @@ def draw_certainty(prediction: Prediction, batches: Batches) -> Figure | None:
     ):
         return None
     x, y = torch.cat(images), torch.cat([targets for _, targets in batches])
-    if len(x) < 2 * SHOWN:
+    if len(x) < 2 * IMAGES_PER_ROW:
         return None
     order = prediction.entropy.argsort().tolist()
-    title = "What it is sure of"
+    title = "Most and least certain examples"
     rows = []
     drawing = Drawing(460, 2 * (_SIDE + 52), title, "The most and the least certain inputs, with truth and prediction.")
-    for line, (name, chosen) in enumerate((("most certain", order[:SHOWN]), ("least certain", order[::-1][:SHOWN]))):
+    for line, (name, chosen) in enumerate(
+        (("most certain", order[:IMAGES_PER_ROW]), ("least certain", order[::-1][:IMAGES_PER_ROW]))
+    ):
         top = line * (_SIDE + 52)
         drawing.text((4, top + 12), f"The {name}", "label")
         for column, place in enumerate(chosen):

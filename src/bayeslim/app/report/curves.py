@@ -1,4 +1,4 @@
-"""Error against sparsity: what each criterion would have cost at every cut, and where this network stands."""
+"""Error against sparsity: the error of every criterion at several cuts, and that of this network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, Params
 
 GRID = (0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
-"""The fractions of all weights (units) that are cut to try it out, beside the sparsity that was chosen."""
+"""The sparsities that are measured, beside the one that was chosen."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """What was measured.
+    """The measured curves.
 
     Attributes:
         curves: of all criteria; those with equal points are one.
@@ -60,7 +60,7 @@ class Curves:
 
 
 def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: Inputs) -> Curves:
-    """Cut `bnn` by every criterion at several sparsities and measure the error of what is left.
+    """Cut `bnn` by every criterion at several sparsities, and measure the errors.
 
     The survivors stay where they are, which compares rankings alone; if weights are correlated a further curve shows
     the chosen criterion with the survivors moved to where the posterior wants them.
@@ -116,13 +116,13 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
 
 
 def sparsity(masks: Mapping[str, Tensor], weights: tuple[str, ...], network: nn.Module) -> float:
-    """The fraction of some parameters' weights that masks set to zero."""
+    """Compute the fraction of weights that masks set to zero."""
     size = sum(network.get_parameter(name).numel() for name in weights)
     return sum(int((~masks[name]).sum()) for name in weights if name in masks) / size
 
 
 def masked(network: nn.Module, masks: Mapping[str, Tensor]) -> Params:
-    """A network's parameters with zeros where masks say so."""
+    """Return a network's parameters with masked weights set to zero."""
     parameters = {name: network.get_parameter(name).detach() for name in masks}
     return {name: p * masks[name].to(p) for name, p in parameters.items()}
 
@@ -140,7 +140,7 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
 
 
 def _counts(ranking: Ranking, reached: float, network: nn.Module) -> list[int]:
-    """How many items go at each point of a curve, one of them with the sparsity that was reached."""
+    """Choose the number of cut items at each point of a curve, the reached sparsity among them."""
     weights = ranking.candidates.weights
 
     def left(count: int) -> float:
@@ -161,7 +161,7 @@ def _merged(curves: list[Curve]) -> tuple[Curve, ...]:
 
 
 def draw_curves(found: Curves) -> Figure:
-    """The measured curves as a figure."""
+    """Draw the measured curves."""
     unit = 100.0 if found.scores.is_fraction else 1.0
     name = "error, %" if found.scores.is_fraction else "root mean squared error"
     errors = [unit * error for curve in found.curves for _, error in curve.points] + [unit * found.mark[1]]
@@ -211,7 +211,7 @@ def _described(found: Curves) -> str:
 
 
 def _table(found: Curves, unit: float) -> Table:
-    """A column for each curve where all have the same sparsities, else a row for each point."""
+    """Build the table: a column for each curve if all have the same sparsities, else a row for each point."""
     places = [[round(s, 4) for s, _ in curve.points] for curve in found.curves]
     if any(place != places[0] for place in places):
         points = [(curve.name, *point) for curve in found.curves for point in curve.points]

@@ -1,4 +1,4 @@
-"""What a report is made of: figures with the numbers behind them."""
+"""The parts of a report: figures with the numbers behind them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Table:
 
     @classmethod
     def of(cls, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-        """A table of anything that can be written."""
+        """Build a table from values, written with str."""
         return cls(tuple(headings), tuple(tuple(str(cell) for cell in row) for row in rows))
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture, what it says, and its numbers.
+    """A picture, its caption, and its numbers.
 
     Attributes:
-        title: what it is.
-        caption: what it shows and how it was made, in a sentence or two.
+        title: a short name.
+        caption: the content and its origin, in a sentence or two.
         svg: the picture.
         table: the numbers behind it.
     """

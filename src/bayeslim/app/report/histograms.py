@@ -1,4 +1,4 @@
-"""How weights and their signal-to-noise ratios are spread, what went, and where a single cut would have been."""
+"""Histograms of weights and of their signal-to-noise ratios, cut and kept, with the threshold of a single cut."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.sites import is_weight, owner
 
 BINS = 48
-_TAIL = 0.001
-"""The share of values on either side that goes into the outermost bins."""
-_SPAN = 1e-6
+_TAIL_FRACTION = 0.001
+"""The fraction of values on either side that goes into the outermost bins."""
+_MIN_RATIO_SHOWN = 1e-6
 """The smallest ratio shown, as a fraction of the largest; smaller ones go into the first bin."""
 
 
@@ -50,22 +50,24 @@ class Histogram:
 
 
 def measure_snr(bnn: Bayesian, pruned: Bayesian) -> Histogram:
-    """Signal-to-noise ratios |μ|/σ before the cut."""
+    """Count signal-to-noise ratios |μ|/σ before the cut."""
     mean, kept = _weights(bnn, pruned)
     std = torch.cat([bnn.posterior_.std[name].detach().double().flatten().cpu() for name in _names(bnn)])
     ratio = torch.where(mean == 0, 0.0, mean.abs() / std)
     finite = ratio[torch.isfinite(ratio) & (ratio > 0)]
-    low, high = (float(v) for v in _quantiles(finite, _TAIL, 1 - _TAIL)) if len(finite) else (0.1, 10.0)
-    low, high = max(low, high * _SPAN), max(high, low * 10)
+    low, high = (
+        (float(v) for v in _quantiles(finite, _TAIL_FRACTION, 1 - _TAIL_FRACTION)) if len(finite) else (0.1, 10.0)
+    )
+    low, high = max(low, high * _MIN_RATIO_SHOWN), max(high, low * 10)
     edges = torch.logspace(math.log10(low), math.log10(high), BINS + 1, dtype=torch.float64)
     return Histogram(edges, _counts(ratio, edges), _counts(ratio[kept], edges), None, _cutoff(ratio, kept), True)
 
 
 def measure_weights(bnn: Bayesian, pruned: Bayesian) -> Histogram:
-    """The weights before the cut, and the survivors where they are now."""
+    """Count the weights before the cut, and the survivors after it."""
     mean, kept = _weights(bnn, pruned)
     now, _ = _weights(pruned, pruned, _names(bnn))
-    reach = float(_quantiles(torch.cat([mean, now]).abs(), 1 - _TAIL)[0]) or 1.0
+    reach = float(_quantiles(torch.cat([mean, now]).abs(), 1 - _TAIL_FRACTION)[0]) or 1.0
     edges = torch.linspace(-reach, reach, BINS + 1, dtype=torch.float64)
     moved = None if torch.equal(now[kept], mean[kept]) else _counts(now[kept], edges)
     cutoff = _cutoff(mean.abs(), kept)
@@ -74,19 +76,19 @@ def measure_weights(bnn: Bayesian, pruned: Bayesian) -> Histogram:
 
 
 def draw_snr(found: Histogram) -> Figure:
-    """Signal-to-noise ratios as a figure."""
+    """Draw signal-to-noise ratios."""
     caption = (
         "|μ|/σ of every weight before the cut, counts on a logarithmic axis. A single cut of as many by this ratio "
-        "would be at the dashed line: what is kept to its left was kept for another reason."
+        "would be at the dashed line: weights kept to its left were kept for another reason."
     )
     return _draw(found, "Signal to noise", "|μ| / σ", caption)
 
 
 def draw_weights(found: Histogram) -> Figure:
-    """Weights as a figure."""
+    """Draw weights."""
     caption = (
         "Posterior means before the cut, counts on a logarithmic axis. The dashed lines are where pruning by magnitude "
-        "would cut as much: what is kept between them is small, and matters all the same."
+        "would cut as much: weights kept between them are small, and matter all the same."
     )
     return _draw(found, "Weights", "posterior mean μ", caption)
 
@@ -134,7 +136,7 @@ def _names(bnn: Bayesian) -> list[str]:
 
 
 def _weights(bnn: Bayesian, pruned: Bayesian, names: list[str] | None = None) -> tuple[Tensor, Tensor]:
-    """All weights flat, and which of them are left."""
+    """Concatenate all weights; also return which of them survive."""
     names = _names(bnn) if names is None else names
     mean = bnn.posterior_.mean
     whole = {name: torch.ones_like(mean[name], dtype=torch.bool) for name in names}
@@ -149,7 +151,7 @@ def _counts(values: Tensor, edges: Tensor) -> Tensor:
 
 
 def _cutoff(scores: Tensor, kept: Tensor) -> tuple[float, ...]:
-    """The score below which as many weights lie as were cut."""
+    """Find the score below which as many weights lie as were cut."""
     gone = int((~kept).sum())
     return (float(scores.kthvalue(gone).values),) if 0 < gone < len(scores) else ()
 

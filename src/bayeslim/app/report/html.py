@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Page:
-    """What a report says.
+    """The content of a report.
 
     Attributes:
         title: its heading.
-        lead: a sentence on what was done.
-        highlights: (value, what it is) of a few numbers that matter most.
+        lead: a sentence on the run.
+        highlights: the most important numbers, as (value, words).
         overview: the networks side by side; None if nothing was measured.
         figures: in reading order.
-        plan: what was cut, as text.
-        notes: what was left out, and why.
-        colophon: how it was made.
+        plan: the plan, as text.
+        notes: parts that were left out, and why.
+        colophon: the versions used.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Page:
 
 
 def environment() -> jinja2.Environment:
-    """Where the page's template is read and filled in.
+    """Build the environment of the page's template.
 
     Raises:
         MissingExtra: if jinja2 is not installed.
@@ -59,5 +59,5 @@ def environment() -> jinja2.Environment:
 
 
 def render(page: Page) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     return environment().get_template("page.html.jinja").render(page=page)

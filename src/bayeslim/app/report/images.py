@@ -1,4 +1,4 @@
-"""Small bitmaps inside the page: PNG as a data address."""
+"""Small bitmaps inside the page: PNG as a data URL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 INK = (74, 134, 200)
-"""A blue that can be seen on white and on black."""
+"""A blue that is visible on white and on black."""
 
 
 def png(pixels: Tensor) -> str:
-    """A bitmap as a data address.
+    """Encode a bitmap as a data URL.
 
     Args:
         pixels: (H, W, 4), red, green, blue and opacity, uint8.
@@ -31,7 +31,7 @@ def png(pixels: Tensor) -> str:
 
 
 def shade(values: Tensor) -> str:
-    """A matrix of values from 0 to 1 as ink of that opacity, as a data address."""
+    """Encode a matrix of opacities from 0 to 1 as a data URL."""
     pixels = torch.empty(*values.shape, 4, dtype=torch.uint8)
     pixels[..., :3] = torch.tensor(INK, dtype=torch.uint8)
     pixels[..., 3] = (255 * values.clamp(0, 1)).round().to(torch.uint8)
@@ -39,7 +39,7 @@ def shade(values: Tensor) -> str:
 
 
 def photograph(image: Tensor) -> str:
-    """An image (C, H, W) with one or three channels, stretched to its own range, as a data address."""
+    """Encode an image (C, H, W) with one or three channels, scaled to its own range, as a data URL."""
     image = image.detach().float().cpu()
     low, high = float(image.min()), float(image.max())
     levels = (255 * (image - low) / max(high - low, 1e-12)).round().to(torch.uint8)
@@ -49,7 +49,7 @@ def photograph(image: Tensor) -> str:
 
 
 def shrunk(matrix: Tensor, most: int) -> Tensor:
-    """A matrix with no more than `most` rows and columns, each the mean of neighbours."""
+    """Average neighbours of a matrix until it has at most `most` rows and columns."""
     rows, columns = (-(-length // most) for length in matrix.shape)
     if rows == columns == 1:
         return matrix

@@ -1,4 +1,4 @@
-"""What is left of each layer."""
+"""The remaining weights of each layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Layer:
 
     @property
     def size(self) -> int:
-        """How many weights it had."""
+        """The number of weights before the cut."""
         size = 1
         for length in self.shape:
             size *= length
@@ -34,7 +34,7 @@ class Layer:
 
 
 def measure_layers(pruned: Bayesian, slim: nn.Module | None) -> list[Layer]:
-    """What is left of every weight of a pruned network.
+    """Count the remaining weights of every layer of a pruned network.
 
     Args:
         pruned: the network after the cut.
@@ -51,13 +51,13 @@ def measure_layers(pruned: Bayesian, slim: nn.Module | None) -> list[Layer]:
 
 
 def draw_layers(layers: list[Layer], left: dict[str, str]) -> Figure:
-    """The layers as bars.
+    """Draw the layers as bars.
 
     Args:
-        layers: what is left of each.
+        layers: the counts, from `measure_layers`.
         left: why parameters were left alone, by name.
     """
-    title = "What is left of each layer"
+    title = "Weights left in each layer"
     total, kept = sum(layer.size for layer in layers), sum(layer.kept for layer in layers)
     words = "; ".join(f"{layer.name} {percent(layer.kept / layer.size)}" for layer in layers)
     drawing = Drawing(460, _ROW * len(layers) + 26, title, f"Weights left, of all {percent(kept / total)}: {words}.")

@@ -16,14 +16,13 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.sites import is_weight, owner
 from bayeslim.types import Inputs
 
-LAYERS = 3
-"""How many layers are shown."""
-_MOST = 460
-_GROUPS = 40
+MAX_LAYERS_SHOWN = 3
+_MAX_SIDE_PIXELS = 460
+_MAX_BARS = 40
 
 
 def draw_masks(pruned: Bayesian, example: Inputs) -> list[Figure]:
-    """One figure for each of the first layers that lost something.
+    """Draw the masks of the first layers that lost weights.
 
     Args:
         pruned: the network after the cut.
@@ -35,7 +34,7 @@ def draw_masks(pruned: Bayesian, example: Inputs) -> list[Figure]:
         if name in pruned.masks and is_weight(name, p, owner(pruned.model, name)[0])
     ]
     figures = []
-    for place, name in enumerate(names[:LAYERS]):
+    for place, name in enumerate(names[:MAX_LAYERS_SHOWN]):
         mask = pruned.masks[name].cpu()
         image = _input_image(mask, example) if place == 0 else None
         figures.append(_draw(name, mask, image))
@@ -45,7 +44,7 @@ def draw_masks(pruned: Bayesian, example: Inputs) -> list[Figure]:
 def _draw(name: str, mask: Tensor, inputs: Tensor | None) -> Figure:
     kept = int(mask.sum())
     picture, axes = laid_out(mask)
-    picture = shrunk(picture, _MOST)
+    picture = shrunk(picture, _MAX_SIDE_PIXELS)
     side = 0.0 if inputs is None else 130.0
     width = 452 - (side + 24 if inputs is not None else 0)
     height = min(max(width * picture.shape[0] / picture.shape[1], 28.0), 240.0)
@@ -63,12 +62,12 @@ def _draw(name: str, mask: Tensor, inputs: Tensor | None) -> Figure:
         drawing.text((left, tall + 16), "by input pixel", "tick")
     caption = f"{percent(kept / mask.numel())} of {shape(tuple(mask.shape))} weights are left (ink)."
     if inputs is not None:
-        caption += " On the right, how many readers each pixel of the input has left."
+        caption += " On the right, the number of weights left that read each input pixel."
     return Figure(title, caption, drawing.render(), _table(mask))
 
 
 def laid_out(mask: Tensor) -> tuple[Tensor, str]:
-    """A mask of any dimension as a matrix of 0 and 1, and what its axes are.
+    """Convert a mask of any dimension to a matrix of 0 and 1; also name its axes.
 
     >>> laid_out(torch.ones(6, 2))[0].shape
     torch.Size([2, 6])
@@ -96,14 +95,14 @@ def laid_out(mask: Tensor) -> tuple[Tensor, str]:
 
 
 def _tiled(tiles: Tensor) -> Tensor:
-    """Tiles (R, C, h, w) as one image with a gap between them where they are more than a pixel."""
+    """Join tiles (R, C, h, w) to one image, with a gap if they are larger than a pixel."""
     gap = 1 if tiles.shape[2] * tiles.shape[3] > 1 else 0
     framed = torch.nn.functional.pad(tiles, (0, gap, 0, gap))
     return framed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
 
 
 def _input_image(mask: Tensor, example: Inputs) -> Tensor | None:
-    """How many weights read each pixel, if the layer reads images and not all pixels alike."""
+    """Count the weights that read each pixel, if the layer reads images and the counts differ."""
     if not isinstance(example, Tensor) or example.ndim != 4 or mask.ndim != 2:
         return None
     sizes = tuple(example.shape[1:])
@@ -114,10 +113,10 @@ def _input_image(mask: Tensor, example: Inputs) -> Tensor | None:
 
 
 def _table(mask: Tensor) -> Table:
-    """Weights left of each output, neighbours together where there are many."""
+    """Count the remaining weights of each output, in groups of neighbours if there are many."""
     left = mask.flatten(1).sum(1) if mask.ndim > 1 else mask.long()
     each = mask[0].numel() if mask.ndim > 1 else 1
-    groups: Sequence[Tensor] = torch.arange(len(left)).tensor_split(min(_GROUPS, len(left)))
+    groups: Sequence[Tensor] = torch.arange(len(left)).tensor_split(min(_MAX_BARS, len(left)))
     rows = []
     for group in groups:
         first, last = int(group[0]), int(group[-1])

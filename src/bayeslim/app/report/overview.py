@@ -1,4 +1,4 @@
-"""Networks side by side: how good each one is, and what it costs."""
+"""Networks side by side: the quality and the cost of each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from bayeslim.app.benchmark import Benchmark
 from bayeslim.app.report.figure import Table
 from bayeslim.app.report.quantities import MISSING, duration, number, percent, size
 from bayeslim.app.report.scores import Batches, Scores, score_network
 from bayeslim.compact import Cost, cost
-from bayeslim.compact.example import run_example, with_batch_size
+from bayeslim.compact.example import run_example
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.likelihoods import Likelihood
 from bayeslim.train.progress import progress
-from bayeslim.types import Inputs, device_of, to_device
+from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
+DENSE, SLIM = "dense", "bayeslim"
+"""The overview's names for the network before the cut, and after it."""
 HEADINGS = ("network", "error", "NLL", "calibration", "parameters", "non-zero", "size", "latency")
-_CALLS = 5
-"""Calls in one timing."""
+_CALLS_PER_TIMING = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +33,8 @@ class Row:
 
     Attributes:
         scores: on held-out data; None if there were none.
-        cost: what it takes; None if there was no example to run it on.
-        seconds: a call on one input takes; None likewise.
+        cost: parameters, arithmetic and bytes; None if there was no example to run it on.
+        seconds: the latency of one input; None if it was not measured.
     """
 
     scores: Scores | None = None
@@ -40,7 +42,7 @@ class Row:
     seconds: float | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, in the order of `HEADINGS` without the name."""
+        """Write the row as text, in the order of `HEADINGS` without the name."""
         scores = (MISSING,) * 3
         if self.scores is not None:
             scores = self.scores.error_text, f"{self.scores.nll:.3f}", percent(self.scores.ece, 2)
@@ -51,7 +53,11 @@ class Row:
 
 
 def measure_rows(
-    networks: Mapping[str, nn.Module], likelihood: Likelihood, batches: Batches | None, example: Inputs | None
+    networks: Mapping[str, nn.Module],
+    likelihood: Likelihood,
+    batches: Batches | None,
+    example: Inputs | None,
+    seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Row]:
     """Measure plain networks side by side.
 
@@ -60,25 +66,35 @@ def measure_rows(
         likelihood: what their outputs mean.
         batches: held-out data, if there are any.
         example: inputs to count and time them on, if there are any.
+        seconds: the latency of one input by network, if it was measured before; otherwise it is measured.
     """
     rows = {}
-    seconds = {} if example is None else seconds_a_call(networks, example)
+    if seconds is None:
+        seconds = {} if example is None else seconds_a_call(networks, example)
     for name, network in progress(networks.items(), "measuring networks", total=len(networks)):
         scores = None if batches is None else score_network(network, likelihood, batches)
         if example is None:
             rows[name] = Row(scores)
         else:
-            rows[name] = Row(scores, cost(network, with_batch_size(example, 1)), seconds[name])
+            rows[name] = Row(scores, cost(network, with_batch_size(example, 1)), seconds.get(name))
     return rows
 
 
+def latencies(found: Benchmark) -> dict[str, float] | None:
+    """Look up the latency of one input in eager PyTorch by network; None if it was not timed."""
+    if 1 not in found.batch_sizes:
+        return None
+    names = dict.fromkeys(network for network, runtime, _ in found.seconds if runtime == "eager")
+    return {SLIM if name == "slim" else name: found.latency(name, "eager", 1) for name in names}
+
+
 def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: int = 21) -> dict[str, float]:
-    """The median time of a call on one input, networks taking turns so that what else goes on meets all alike.
+    """Time a call on one input; networks take turns, so that other load affects all alike.
 
     Args:
         networks: by name.
         example: inputs; the first is taken.
-        rounds: how often each has its turn.
+        rounds: the number of turns of each network; the median is returned.
     """
     one = with_batch_size(example, 1)
     taken: dict[str, list[float]] = {name: [] for name in networks}
@@ -88,18 +104,18 @@ def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: i
             wait = torch.cuda.synchronize if device_of(network).type == "cuda" else _nothing
             wait()
             started = time.perf_counter()
-            for _ in range(_CALLS):
+            for _ in range(_CALLS_PER_TIMING):
                 run_example(network, inputs)
             wait()
-            if turn:  # the first is for warming up
-                taken[name].append((time.perf_counter() - started) / _CALLS)
+            if turn:  # the first round warms up
+                taken[name].append((time.perf_counter() - started) / _CALLS_PER_TIMING)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def _nothing() -> None:
-    """A CPU has nothing to wait for."""
+    """Return at once: a CPU has finished when a call returns."""
 
 
 def overview(rows: Mapping[str, Row]) -> Table:
-    """The networks as a table."""
+    """Build the table of the networks."""
     return Table.of(HEADINGS, [(name, *row.cells()) for name, row in rows.items()])

@@ -8,7 +8,7 @@ MISSING = "–"
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """A fraction as a percentage.
+    """Write a fraction as a percentage.
 
     >>> percent(0.9532)
     '95.3 %'
@@ -17,7 +17,7 @@ def percent(fraction: float, digits: int = 1) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with a few significant digits, whole ones with separators.
+    """Write a number with a few significant digits, whole ones with separators.
 
     >>> number(0.123456), number(1234567), number(None)
     ('0.123', '1,234,567', '–')
@@ -30,7 +30,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes.
+    """Write a number of bytes.
 
     >>> size(900), size(204_000)
     ('900 B', '204 kB')
@@ -42,7 +42,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A number of seconds.
+    """Write a number of seconds.
 
     >>> duration(0.0000312), duration(0.25), duration(75)
     ('31.2 µs', '250 ms', '1 min 15 s')
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio.
+    """Write a ratio.
 
     >>> times(12.04)
     '12×'
@@ -65,7 +65,7 @@ def times(ratio: float) -> str:
 
 
 def shape(sizes: tuple[int, ...]) -> str:
-    """The shape of a tensor.
+    """Write the shape of a tensor.
 
     >>> shape((300, 784))
     '300×784'

@@ -1,4 +1,4 @@
-"""Whether predictions are right as often as they say."""
+"""Reliability diagrams: the confidence of predictions against their accuracy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bayeslim.app.report.quantities import MISSING, number, percent
 from bayeslim.app.report.scores import Scores
 from bayeslim.app.report.svg import Drawing
 
-_FEWEST = 5
+_MIN_PREDICTIONS_PER_BIN = 5
 """Bins with fewer predictions than this are noise, and are left out of the picture (not of the table)."""
 
 
 def draw_reliability(scores: Mapping[str, Scores]) -> Figure:
-    """Reliability curves side by side.
+    """Draw reliability curves side by side.
 
     Args:
         scores: of predictions by name; the first is drawn strongest.
@@ -23,7 +23,7 @@ def draw_reliability(scores: Mapping[str, Scores]) -> Figure:
     is_fraction = next(iter(scores.values())).is_fraction
     title = "Reliability"
     gaps = "; ".join(f"{name} {percent(found.ece, 2)}" for name, found in scores.items())
-    drawing = Drawing(460, 430, title, f"Mean gap between what is said and what is so: {gaps}.")
+    drawing = Drawing(460, 430, title, f"Mean gap between confidence and accuracy: {gaps}.")
     styles = {name: "s0 strong" if k == 0 else f"s{k}" for k, name in enumerate(scores)}
     entries = [(f"curve {style}", f"{name} ({percent(scores[name].ece)})") for name, style in styles.items()]
     top = drawing.legend([("curve ideal", "perfect"), *entries], (58, 0), 390) + 8
@@ -35,14 +35,14 @@ def draw_reliability(scores: Mapping[str, Scores]) -> Figure:
     for name, style in reversed(styles.items()):
         curve = scores[name].calibration
         rows = zip(curve.confidence.tolist(), curve.accuracy.tolist(), curve.count.tolist(), strict=True)
-        frame.curve([(said, so) for said, so, count in rows if count >= _FEWEST], style, dots=True)
+        frame.curve([(said, so) for said, so, count in rows if count >= _MIN_PREDICTIONS_PER_BIN], style, dots=True)
     what = "confidence" if is_fraction else "interval"
     caption = (
         f"How often predictions of each {what} are right; the number in the legend is the mean gap to the diagonal "
         "(expected calibration error)."
     )
     if is_fraction:
-        caption += f" Bins with fewer than {_FEWEST} predictions are in the table only."
+        caption += f" Bins with fewer than {_MIN_PREDICTIONS_PER_BIN} predictions are in the table only."
     return Figure(title, caption, drawing.render(), _table(scores, is_fraction))
 
 

@@ -1,4 +1,4 @@
-"""`report`: everything that was decided and measured, on one page."""
+"""`report`: the decisions and measurements of a compression, on one page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bayeslim.app.report.figure import Figure
 from bayeslim.app.report.histograms import draw_snr, draw_weights, measure_snr, measure_weights
 from bayeslim.app.report.layers import draw_layers, measure_layers
 from bayeslim.app.report.masks import draw_masks
-from bayeslim.app.report.overview import Row, measure_rows, overview
+from bayeslim.app.report.overview import DENSE, SLIM, Row, latencies, measure_rows, overview
 from bayeslim.app.report.quantities import number, percent, times
 from bayeslim.app.report.reliability import draw_reliability
 from bayeslim.app.report.scores import Batches, collected, predict_all, score_prediction
@@ -28,9 +28,7 @@ from bayeslim.errors import ShapeMismatch
 from bayeslim.io.files import write_file
 from bayeslim.prune.cuts import NothingToCut
 from bayeslim.types import Inputs
-
-DENSE, SLIM = "dense", "bayeslim"
-"""What the overview calls the network before the cut, and after it."""
+from bayeslim.version import __version__
 
 
 def report(
@@ -46,15 +44,15 @@ def report(
     benchmark: Benchmark | None = None,
     title: str | None = None,
 ) -> Path:
-    """Write what was cut, and what that did, as one HTML file that needs no network to be read.
+    """Write a report on a pruned network, as one HTML file that loads nothing.
 
     Args:
         bnn: the Bayesian network before the cut.
-        pruned: the one after it.
+        pruned: the Bayesian network after the cut.
         slim: its compacted form; if not given, the pruned network with its zeros in place stands for it.
         path: the file.
-        validate: held-out data as a loader of batches; without them nothing about errors and calibration is said.
-        example: inputs; by default those of the first batch of `validate`. Without either, nothing about costs is said.
+        validate: held-out data as a loader of batches; without them errors and calibration are left out.
+        example: inputs; by default those of the first batch of `validate`. Without either, costs are left out.
         others: further plain networks for the overview by name, such as one pruned by magnitude.
         rows: the overview, if it was measured before (with the networks "dense" and "bayeslim").
         benchmark: of the dense against the slim network, from `bl.benchmark`; without it only the latency is measured.
@@ -66,19 +64,20 @@ def report(
         MissingExtra: if jinja2 is not installed.
     """
     _check(bnn, pruned, slim)
-    html.environment()  # asked for first: measuring takes long
+    html.environment()  # a missing extra is reported before the measurements, which take long
     batches = None if validate is None else collected(validate)
     if example is None and batches is not None:
         example = batches[0][0]
     plain = pruned.mean_network() if slim is None else slim
     if rows is None:
         networks = {DENSE: bnn.mean_network(), **(others or {}), SLIM: plain}
-        rows = measure_rows(networks, bnn.likelihood, batches, example)
+        seconds = None if benchmark is None else latencies(benchmark)
+        rows = measure_rows(networks, bnn.likelihood, batches, example, seconds)
     figures, notes = _figures(bnn, pruned, slim, batches, example, rows, benchmark)
     page = html.Page(
         title=title or f"{_name(bnn)}, pruned by its posterior",
         lead=_lead(bnn, pruned, batches),
-        highlights=_highlights(pruned, rows, benchmark),
+        highlights=highlights(pruned, rows, benchmark),
         overview=overview(rows),
         figures=figures,
         plan="" if pruned.plan_ is None else str(pruned.plan_),
@@ -109,7 +108,9 @@ def _figures(
         figures.append(draw_curves(curves))
         notes += [f"{name}: {why}" for name, why in curves.left_out.items()]
     dense, small = rows[DENSE], rows[SLIM]
-    quantities = counted(dense, small) if benchmark is None else compared(benchmark)
+    quantities = counted(dense, small)
+    if benchmark is not None:
+        quantities = compared(benchmark, quantities)
     if quantities:
         figures.append(draw_costs(quantities))
     else:
@@ -142,7 +143,8 @@ def _name(bnn: Bayesian) -> str:
     return str(config["name"]) if isinstance(config, dict) else bnn.sites.model
 
 
-def _highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark | None) -> list[tuple[str, str]]:
+def highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark | None) -> list[tuple[str, str]]:
+    """List the headline numbers as (value, words); each compares like with like."""
     layers = measure_layers(pruned, None)
     gone = 1 - sum(layer.kept for layer in layers) / max(1, sum(layer.size for layer in layers))
     shown = [(percent(gone), "of the weights cut")]
@@ -152,21 +154,23 @@ def _highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark 
         shown.append((f"{dense.scores.error_text} → {slim.scores.error_text}", name))
     if dense.cost is not None and slim.cost is not None:
         shown.append((number(slim.cost.parameters), f"parameters, of {number(dense.cost.parameters)}"))
-        shown.append((times(dense.cost.bytes / max(1, slim.cost.bytes)), "smaller on disk"))
+        shown.append((times(dense.cost.bytes / max(1, slim.cost.bytes)), "smaller when saved, zeros stored sparsely"))
     if benchmark is not None:
+        sizes = benchmark.sizes
+        if "onnxruntime" in sizes["dense"].file_bytes:
+            whole, small = (sizes[name].file_bytes["onnxruntime"] for name in ("dense", "slim"))
+            shown.append((times(whole / max(1, small)), "smaller ONNX file"))
         batch = min(benchmark.batch_sizes)
-        best = max(benchmark.runtimes, key=lambda runtime: benchmark.speedup(runtime, batch, against="eager").median)
-        ratio = benchmark.speedup(best, batch, against="eager").median
-        shown.append((times(ratio), f"faster in {best} than dense in eager PyTorch, batch {batch}"))
+        best = min(benchmark.runtimes, key=lambda runtime: benchmark.latency("slim", runtime, batch))
+        before, after = (benchmark.latency(name, best, batch) for name in ("dense", "slim"))
+        shown.append((times(before / after), f"as fast as the dense network, both in {best}, batch {batch}"))
     elif dense.seconds and slim.seconds:
-        shown.append((times(dense.seconds / slim.seconds), "faster, one input at a time"))
+        shown.append((times(dense.seconds / slim.seconds), "as fast as the dense network, one input at a time"))
     return shown
 
 
 def _colophon() -> str:
-    import bayeslim
-
-    return f"Made with bayeslim {bayeslim.__version__} and PyTorch {torch.__version__}. Every number is from this run."
+    return f"Made with bayeslim {__version__} and PyTorch {torch.__version__}. Every number is from this run."
 
 
 def _check(bnn: Any, pruned: Any, slim: Any) -> None:
@@ -183,4 +187,4 @@ def _check(bnn: Any, pruned: Any, slim: Any) -> None:
             f"one and {shapes[1].get(odd[0])} in the other."
         )
     if not any(not bool(mask.all()) for mask in pruned.masks.values()):
-        raise NothingToCut("pruned has lost nothing, so there is nothing to report. Pass what bl.prune returned.")
+        raise NothingToCut("A report needs a pruned network, and this one has no zeros. Pass the result of bl.prune.")

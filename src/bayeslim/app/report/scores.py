@@ -1,4 +1,4 @@
-"""How good a network is on held-out data, whatever its targets are.
+"""The quality of a network on held-out data, for every kind of targets.
 
 For classes and yes/no targets the error is the fraction that is wrong, and there is a reliability curve; for values and
 counts it is the root mean squared error, and the curve compares central intervals of the prediction with how often
@@ -32,11 +32,11 @@ LEVELS = torch.arange(1, 20, dtype=torch.float64) / 20
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """How good predictions are.
+    """The quality of predictions.
 
     Attributes:
-        kind: what the targets are: "classes", "binary", "values" or "counts".
-        count: how many targets.
+        kind: of the targets: "classes", "binary", "values" or "counts".
+        count: the number of targets.
         error: the fraction that is wrong; for values and counts the root mean squared error.
         nll: the mean of −log p(y).
         calibration: the reliability curve; for values and counts the coverage of central intervals.
@@ -50,7 +50,7 @@ class Scores:
 
     @property
     def is_fraction(self) -> bool:
-        """Whether the error is a fraction of the targets."""
+        """Whether the error is a fraction of the targets, rather than a root mean squared error."""
         return self.kind in ("classes", "binary")
 
     @property
@@ -65,7 +65,7 @@ class Scores:
 
 
 def collected(loader: Iterable[Any]) -> Batches:
-    """The batches of a loader, to be gone over many times in one order.
+    """Collect the batches of a loader, to read them many times in one order.
 
     Raises:
         BayeslimError: if there are none.
@@ -79,7 +79,7 @@ def collected(loader: Iterable[Any]) -> Batches:
 def score_network(
     network: nn.Module, likelihood: Likelihood, batches: Batches, params: Mapping[str, Tensor] | None = None
 ) -> Scores:
-    """The scores of a plain network.
+    """Score a plain network.
 
     Args:
         network: the network, taken in evaluation mode.
@@ -99,20 +99,20 @@ def score_network(
 
 
 def predict_all(bnn: Bayesian, batches: Batches, samples: int = 32, seed: int = 0) -> Prediction:
-    """The posterior's prediction of all batches together.
+    """Predict all batches together with the posterior.
 
     Args:
         bnn: the network.
         batches: inputs and targets.
-        samples: how many networks are averaged.
-        seed: of their draws.
+        samples: the number of networks to average.
+        seed: of the draws.
     """
     generator = torch.Generator(device_of(bnn.model)).manual_seed(seed)
     return predict(bnn, iter(batches), samples, generator=generator)
 
 
 def score_prediction(prediction: Prediction, likelihood: Likelihood, batches: Batches) -> Scores:
-    """The scores of a prediction of all batches together."""
+    """Score a prediction of all batches together."""
     return _score([(prediction, torch.cat([targets for _, targets in batches]))], likelihood)
 
 
@@ -124,7 +124,7 @@ def _score(predictions: Iterable[tuple[Prediction, Tensor]], likelihood: Likelih
 
 
 class _Sums:
-    """Scores batch by batch."""
+    """Sums for scores, added up batch by batch."""
 
     def __init__(self, likelihood: Likelihood):
         self.likelihood = likelihood

@@ -24,8 +24,8 @@ class Drawing:
     Args:
         width: of the coordinate system.
         height: of the coordinate system.
-        title: what the picture is.
-        description: what it shows, in words.
+        title: a short name.
+        description: the content, for readers who cannot see it.
     """
 
     def __init__(self, width: float, height: float, title: str, description: str):
@@ -43,36 +43,36 @@ class Drawing:
         self._parts.append(f"<{tag}{written}/>" if content is None else f"<{tag}{written}>{escape(content)}</{tag}>")
 
     def line(self, start: Point, end: Point, class_: str) -> None:
-        """A straight line."""
+        """Draw a straight line."""
         self.add("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], class_=class_)
 
     def polyline(self, points: Iterable[Point], class_: str) -> None:
-        """A line through points."""
+        """Draw a line through points."""
         self.add("polyline", points=" ".join(f"{_text(x)},{_text(y)}" for x, y in points), class_=class_)
 
     def rect(self, corner: Point, extent: Point, class_: str) -> None:
-        """A rectangle from its upper left corner; nothing if it has no area."""
+        """Draw a rectangle from its upper left corner; nothing if it has no area."""
         if extent[0] > 0 and extent[1] > 0:
             self.add("rect", x=corner[0], y=corner[1], width=extent[0], height=extent[1], class_=class_)
 
     def dot(self, centre: Point, radius: float, class_: str) -> None:
-        """A disc."""
+        """Draw a disc."""
         self.add("circle", cx=centre[0], cy=centre[1], r=radius, class_=class_)
 
     def text(self, place: Point, words: str, class_: str = "", anchor: str = "start", turned: bool = False) -> None:
-        """A line of text at its baseline."""
+        """Write a line of text at its baseline."""
         turn = f"rotate(-90 {_text(place[0])} {_text(place[1])})" if turned else None
         self.add("text", words, x=place[0], y=place[1], class_=class_ or None, text_anchor=anchor, transform=turn)
 
     def image(self, corner: Point, extent: Point, source: str) -> None:
-        """A bitmap, its pixels kept sharp."""
+        """Place a bitmap, with sharp pixels."""
         self.add(
             "image", x=corner[0], y=corner[1], width=extent[0], height=extent[1], href=source,
             preserveAspectRatio="none", class_="pixels",
         )  # fmt: skip
 
     def legend(self, entries: Sequence[tuple[str, str]], corner: Point, width: float) -> float:
-        """Names beside their marks, in rows no wider than `width`; returns the height they take.
+        """Draw names beside their marks in rows of at most `width`; return the height.
 
         Args:
             entries: (class, name); a class with "area" gets a square, others a line.
@@ -96,7 +96,7 @@ class Drawing:
         return y + 6
 
     def render(self) -> str:
-        """The drawing as SVG."""
+        """Render the drawing as SVG."""
         name = f"drawing-{next(_numbers)}"
         head = (
             f'<svg viewBox="0 0 {_text(self.width)} {_text(self.height)}" role="img" '
@@ -108,7 +108,7 @@ class Drawing:
 
 
 def text_width(words: str) -> float:
-    """About how wide a line of text is."""
+    """Estimate the width of a line of text."""
     return _LETTER * FONT * len(words)
 
 

@@ -17,11 +17,11 @@ from bayeslim.io.networks import register_network
 
 @register_network
 def lenet_300_100(inputs: int = 784, classes: int = 10) -> nn.Sequential:
-    """Two hidden layers of 300 and 100 units.
+    """Build LeNet-300-100: two hidden layers of 300 and 100 units.
 
     Args:
-        inputs: how many numbers an example has; any shape is flattened.
-        classes: how many outputs.
+        inputs: the size of an example; any shape is flattened.
+        classes: the number of outputs.
     """
     return nn.Sequential(
         OrderedDict(
@@ -37,11 +37,11 @@ def lenet_300_100(inputs: int = 784, classes: int = 10) -> nn.Sequential:
 
 @register_network
 def lenet5(in_channels: int = 1, classes: int = 10, image_size: int = 28) -> nn.Sequential:
-    """Two 5x5 convolutions of 20 and 50 channels with pooling, and a hidden layer of 500 units.
+    """Build LeNet-5: convolutions of 20 and 50 channels, and a hidden layer of 500 units.
 
     Args:
         in_channels: channels of the images.
-        classes: how many outputs.
+        classes: the number of outputs.
         image_size: height and width of the images, at least 16.
     """
     side = ((image_size - 4) // 2 - 4) // 2

@@ -32,13 +32,13 @@ class LSTMClassifier(nn.Module):
 def lstm(
     classes: int = 10, features: int = 28, hidden: int = 128, layers: int = 1, vocabulary: int | None = None
 ) -> LSTMClassifier:
-    """LSTM classifier; the defaults read MNIST as 28 rows of 28 pixels.
+    """Build an LSTM classifier; the defaults read MNIST as 28 rows of 28 pixels.
 
     Args:
-        classes: how many outputs.
+        classes: the number of outputs.
         features: numbers at each position, or the width of the embedding where there is a vocabulary.
         hidden: units of the state.
         layers: stacked LSTM layers.
-        vocabulary: how many tokens there are, where the inputs are token indices; None for numbers.
+        vocabulary: the number of tokens, where the inputs are token indices; None for numbers.
     """
     return LSTMClassifier(classes, features, hidden, layers, vocabulary)

@@ -15,7 +15,7 @@ from bayeslim.io.networks import register_network
 
 @register_network
 def mlp(hidden: int = 400, inputs: int = 784, classes: int = 10, depth: int = 2, dropout: float = 0.0) -> nn.Sequential:
-    """Equal hidden layers with rectifiers.
+    """Build a multilayer perceptron with equal hidden layers and rectifiers.
 
     >>> mlp(50, inputs=13, classes=1, depth=1)
     Sequential(
@@ -27,9 +27,9 @@ def mlp(hidden: int = 400, inputs: int = 784, classes: int = 10, depth: int = 2,
 
     Args:
         hidden: units of each hidden layer.
-        inputs: how many numbers an example has; any shape is flattened.
-        classes: how many outputs; 1 for the regression of one target.
-        depth: how many hidden layers.
+        inputs: the size of an example; any shape is flattened.
+        classes: the number of outputs; 1 for the regression of one target.
+        depth: the number of hidden layers.
         dropout: the probability of dropping a hidden unit; at 0 there are no dropout layers.
     """
     if depth < 0:

@@ -59,11 +59,11 @@ def _stage(in_channels: int, channels: int, stride: int) -> nn.Sequential:
 
 @register_network
 def resnet18(in_channels: int = 3, classes: int = 10, width: int = 64) -> ResNet:
-    """ResNet-18 for images of any size.
+    """Build a ResNet-18 for images of any size.
 
     Args:
         in_channels: channels of the images.
-        classes: how many outputs.
+        classes: the number of outputs.
         width: channels of the first stage; each further one has twice as many.
     """
     return ResNet(in_channels, classes, width)

@@ -57,7 +57,7 @@ class EncoderBlock(nn.Module):
 
 @torch.fx.wrap
 def check_length(x: Tensor, positions: int) -> None:
-    """Refuse sequences that are too long; as a call, which `torch.fx` can follow, unlike a condition."""
+    """Refuse sequences that are too long; `torch.fx` can trace a call, but not a condition."""
     if x.shape[1] > positions:
         raise ShapeMismatch(f"This transformer has {positions} positions. Got a sequence of {x.shape[1]}.")
 
@@ -105,17 +105,17 @@ def transformer(
     hidden: int = 128,
     vocabulary: int | None = None,
 ) -> Transformer:
-    """Encoder for short sequences; the defaults read MNIST as 28 rows of 28 pixels.
+    """Build an encoder for short sequences; the defaults read MNIST row by row.
 
     Args:
-        classes: how many outputs.
+        classes: the number of outputs.
         features: numbers at each position; unused with a vocabulary.
         length: the longest sequence.
         width: the model's width, a multiple of `heads`.
         heads: attention heads.
         depth: encoder blocks.
         hidden: hidden units of each block.
-        vocabulary: how many tokens there are, where the inputs are token indices; None for numbers.
+        vocabulary: the number of tokens, where the inputs are token indices; None for numbers.
     """
     if width % heads:
         raise ValueError(f"transformer needs a width that is a multiple of heads. Got width={width}, heads={heads}.")

@@ -19,11 +19,11 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 @register_network
 def vgg(in_channels: int = 3, classes: int = 10, width: float = 1.0, image_size: int = 32) -> nn.Sequential:
-    """VGG-like network.
+    """Build a VGG-like network.
 
     Args:
         in_channels: channels of the images.
-        classes: how many outputs.
+        classes: the number of outputs.
         width: multiplies the number of channels and hidden units, at least one of each being kept.
         image_size: height and width of the images, at least 32.
     """

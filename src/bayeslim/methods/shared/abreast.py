@@ -1,6 +1,6 @@
 """Networks trained abreast: S networks of one architecture as one, under one `vmap`.
 
-Where networks are so small that a training step is mostly the calling of it, S steps cost little more than one. Every
+A training step of a small network is mostly overhead, so S steps at once cost little more than one. Every
 parameter and buffer is stacked, (S, *shape), inputs and outputs are (S, B, ...), and nothing that one network computes
 depends on another: a step on the sum of their losses is a step of each on its own.
 """
@@ -21,7 +21,7 @@ from bayeslim.stochastic import plain_type
 from bayeslim.types import Inputs, Params, call
 
 SKELETON = "skeleton."
-"""What comes before a parameter's own name in the stack."""
+"""The prefix of a parameter's own name in the stack."""
 
 VMAPPED_TYPES = frozenset({
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
@@ -72,7 +72,7 @@ class Abreast(nn.Module):
                 slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The outputs of every network on inputs of its own, (S, B, ...) to (S, B, ...)."""
+        """Call every network on inputs of its own, (S, B, ...) to (S, B, ...)."""
         inputs: Inputs = kwargs or args
         try:
             outputs: Tensor = vmap(self._one, randomness="different")(tensors_of(self.skeleton), inputs)
@@ -89,7 +89,7 @@ class Abreast(nn.Module):
         return call(self.skeleton, inputs, tensors)
 
     def tensors(self) -> Params:
-        """The parameters and buffers of all networks under their own names, (S, *shape)."""
+        """Return the parameters and buffers of all networks under their own names, (S, *shape)."""
         return {name: tensor.detach() for name, tensor in tensors_of(self.skeleton).items()}
 
 

@@ -1,8 +1,8 @@
-"""Adversarial training: every batch counts half as it is, half moved to where its loss rises.
+"""Adversarial training: the loss is averaged over a batch and its adversarial copy.
 
     ½ ℓ(x, y) + ½ ℓ(x', y)        x' = x + ε sign(∇_x ℓ(x, y))
 
-Halves, so that the data weigh as much against the prior as without it.
+The factors ½ keep the weight of the data against the prior.
 
 Goodfellow, Shlens & Szegedy 2015, arXiv:1412.6572 · Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474
 """
@@ -20,19 +20,17 @@ from bayeslim.types import Inputs
 
 
 def adversarial_loss(nll: Callable[[Inputs], Tensor], inputs: Inputs, epsilon: float) -> Tensor:
-    """The mean of the losses at the inputs and at those moved by ε to where the loss rises.
+    """Average the losses at the inputs and at inputs moved by ε in the direction of larger loss.
 
     Args:
-        nll: the loss at inputs, a scalar.
-        inputs: a tensor, or a tuple or dict with some in it; real numbers are moved.
-        epsilon: how far.
+        nll: the loss as a function of inputs, a scalar.
+        inputs: a tensor, or a tuple or dict of tensors; floating-point tensors are moved.
+        epsilon: the distance, in units of the inputs.
     """
     leaves, build = _leaves(inputs)
     moved = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not moved:
-        raise UnsupportedModel(
-            "Adversarial training moves the inputs, and these are not real numbers. Use adversarial=None."
-        )
+        raise UnsupportedModel("Adversarial training needs floating-point inputs. Got none. Use adversarial=None.")
     with torch.enable_grad():
         at = [leaf.detach().requires_grad_() if index in moved else leaf for index, leaf in enumerate(leaves)]
         plain = nll(build(at))
@@ -45,7 +43,7 @@ def adversarial_loss(nll: Callable[[Inputs], Tensor], inputs: Inputs, epsilon: f
 
 
 def _leaves(inputs: Inputs) -> tuple[list[Any], Callable[[list[Any]], Inputs]]:
-    """The parts of inputs, and how to put such parts together again."""
+    """Split inputs into parts, and return a function that joins such parts."""
     if isinstance(inputs, Mapping):
         return list(inputs.values()), lambda parts: dict(zip(inputs, parts, strict=True))
     if type(inputs) in (tuple, list):

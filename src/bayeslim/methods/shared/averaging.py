@@ -1,8 +1,8 @@
-"""What methods share that average the networks of a stretch of training: when it begins, and how fast it goes.
+"""The base of methods that average networks along training: their settings, schedule and training run.
 
-Training first comes down from the learning rate to a share of it, over the middle of the way to `start`, as Maddox et
-al. do. From there on the rate stays high, so that training wanders about the optimum instead of settling in it, or
-falls from high to low again and again; networks are taken at every so many steps, at the low end of the cycles.
+The learning rate first falls to a fraction of its value, in the middle of the time before `start`, as in Maddox et al.
+Then it stays constant, so that training moves around the optimum instead of converging, or it cycles from high to low.
+Networks are taken every so many steps, at the low end of the cycles.
 
 Izmailov et al. 2018, arXiv:1803.05407 · Maddox et al. 2019, arXiv:1902.02476
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -22,24 +22,27 @@ from bayeslim.errors import BayeslimError
 from bayeslim.io.storage import INDEX
 from bayeslim.methods.shared.trajectory import Trajectory
 from bayeslim.results import Fit
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.fit import Epoch, fit
+from bayeslim.train.loaders import number_of_batches
+from bayeslim.train.options import check_names, check_values
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-    from bayeslim.train.fit import Epoch
 
-FALLS_TO = 0.01
-"""Where the learning rate of a cycle ends, in parts of where it starts."""
+CYCLE_END_FRACTION = 0.01
+"""The learning rate at the end of a cycle, as a fraction of that at its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """Settings of the stretch of training whose networks are averaged.
+    """Settings of the part of training whose networks are averaged.
 
     Attributes:
-        start: the part of training before the first network is taken.
-        every: how often one is taken, "epoch" or a number of steps.
-        rate: the learning rate from `start` on, as a share of the first.
-        schedule: whether it is "constant" from there, or "cyclical", falling between any two networks taken.
+        start: the fraction of training before the first network is taken.
+        every: how often a network is taken: "epoch" or a number of steps.
+        rate: the learning rate from `start` on, as a fraction of the first.
+        schedule: "constant" from `start` on, or "cyclical", falling between two networks taken.
     """
 
     start: float = 0.75
@@ -47,22 +50,25 @@ class Averaging:
     rate: float = 0.5
     schedule: Literal["constant", "cyclical"] = "constant"
 
+    min_networks: ClassVar[int] = 1
+    """The least number of networks for a result."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.start < 1:
-            raise ValueError(f"start is a part of training, in [0, 1). Got {self.start}.")
+            raise ValueError(f"start is a fraction of training, in [0, 1). Got {self.start}.")
         if self.every != "epoch" and (type(self.every) is not int or self.every < 1):
             raise ValueError(f'every must be "epoch" or a number of steps, at least 1. Got {self.every!r}.')
         if not self.rate > 0:
-            raise ValueError(f"rate is a share of the learning rate and must be positive. Got {self.rate}.")
+            raise ValueError(f"rate is a fraction of the learning rate and must be positive. Got {self.rate}.")
         if self.schedule not in ("constant", "cyclical"):
             raise ValueError(f'schedule must be "constant" or "cyclical". Got {self.schedule!r}.')
 
     def factor(self, done: float, cycles: float) -> float:
-        """What the learning rate is multiplied with when a fraction of training is done.
+        """Return the factor on the learning rate at a fraction of training.
 
         Args:
-            done: the fraction.
-            cycles: how often a network would be taken in the whole of training.
+            done: the fraction of training done.
+            cycles: number of networks that would be taken in the whole of training.
 
         >>> [round(Averaging(start=0.5, rate=0.2).factor(done, 10), 2) for done in (0, 0.25, 0.35, 0.45, 0.9)]
         [1.0, 1.0, 0.6, 0.2, 0.2]
@@ -72,11 +78,37 @@ class Averaging:
             return 1 - way * (1 - self.rate)
         if self.schedule == "constant":
             return self.rate
-        # rounded, since a hair before the end of a cycle is the start of the next
-        return self.rate * (1 - (1 - FALLS_TO) * (round(done * cycles, 9) % 1))
+        # rounded, so that the last step before the end of a cycle counts as the start of the next
+        return self.rate * (1 - (1 - CYCLE_END_FRACTION) * (round(done * cycles, 9) % 1))
+
+    def steps_of(self, loader: Any, epochs: int, accumulate: int) -> tuple[int, int]:
+        """Return the steps between two networks taken, and the steps of training."""
+        per_epoch = math.ceil(number_of_batches(loader) / accumulate)
+        return per_epoch if self.every == "epoch" else self.every, epochs * per_epoch
+
+    def first_step(self, total: int) -> int:
+        """Return the step after which networks are taken."""
+        return int(self.start * total + 1e-9)
+
+    def check_fit(self, bnn: Bayesian, loader: Any, epochs: int, training: Mapping[str, Any]) -> None:
+        """Raise before training for options that are refused, and if too few networks would be taken."""
+        reasons = {"lr_schedule": "it has the settings start, rate and schedule", "patience": "it averages to the end"}
+        check_names(type(self).__name__, training, fit, reasons)
+        if epochs < 1:
+            raise ValueError(f"epochs must be at least 1. Got {epochs}.")
+        check_values(training)
+        every, total = self.steps_of(loader, epochs, training.get("accumulate") or 1)
+        planned = total // every - self.first_step(total) // every
+        if planned < self.min_networks:
+            raise BayeslimError(
+                f"{type(self).__name__} averages networks along training and needs at least {self.min_networks}. In "
+                f"{epochs} epochs of {total // epochs} steps it would take {planned}: one every {every} steps after "
+                f"step {self.first_step(total)}. Train for more epochs, start earlier (start=0.5), or take one more "
+                "often (every=10, in steps)."
+            )
 
     def observe(self, bnn: Bayesian) -> None:
-        """Take the network in, if it is time."""
+        """Add the network to the averages if its step is due."""
         recording = bnn.state.get("recording")
         if recording is not None:
             recording.observe(bnn)
@@ -87,15 +119,17 @@ class GaussianAveraging(Averaging):
     """Settings of a Gaussian around the mean of the networks.
 
     Attributes:
-        rank: K, how many of the last deviations make the low-rank part; 0 for the diagonal alone.
-        scale: what the covariance Σ_diag + D Dᵀ / (K − 1) is multiplied with: ½ makes it the mean of two estimates.
-            The diagonal alone is one estimate: its scale is 1 in the paper.
-        samples: how many networks are drawn when training ends, where each has to be measured on data.
+        rank: K, the number of last deviations in the low-rank part; 0 for the diagonal alone.
+        scale: the factor on the covariance Σ_diag + D Dᵀ / (K − 1). ½ makes it the mean of two estimates. The diagonal
+            alone is one estimate, for which the paper uses 1.
+        samples: number of networks drawn at the end of training, where batch norms of each must be measured on data.
     """
 
     rank: int = 20
     scale: float = 0.5
     samples: int = 30
+
+    min_networks: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +143,7 @@ class GaussianAveraging(Averaging):
 
 @dataclass
 class _Recording:
-    """A run of training while it is watched."""
+    """The averages of a training run and the steps at which they are taken."""
 
     trajectory: Trajectory
     begin: int
@@ -125,7 +159,7 @@ class _Recording:
             self.trajectory.add(bnn)
 
     def catch_up(self, bnn: Bayesian, step: int) -> None:
-        """Take over what was before training was resumed, at a step: the averages, and the step it had begun at."""
+        """Load the averages of a resumed run at a step, and the step it began at."""
         if self.behind:
             assert self.folder is not None
             folders = self.folder / "averages-0", self.folder / "averages-1"
@@ -133,10 +167,8 @@ class _Recording:
             self.behind = False
 
     def finish_epoch(self, epoch: Epoch) -> None:
-        """Written before the checkpoint of the epoch, and beside that of the one before, which it may go back to."""
-        from bayeslim.train.fit import _rank_and_world
-
-        if self.folder is not None and _rank_and_world()[0] == 0:
+        """Write the averages before the checkpoint of the epoch, and keep those of the epoch before."""
+        if self.folder is not None and rank_and_world()[0] == 0:
             folder = self.folder / f"averages-{epoch.number % 2}"
             self.trajectory.write(folder, self.first, epoch.bnn.step)
 
@@ -153,35 +185,27 @@ def averaged(
     accumulate: int = 1,
     **training: Any,
 ) -> tuple[Fit, Trajectory]:
-    """Train, and leave the network at the mean of those taken on the way; its batch norms are as training left them.
+    """Train, and set the network to the mean of those taken; its batch norms stay as training left them.
 
     Args:
-        method: when to take networks, and the learning rate.
+        method: the settings of averaging.
         bnn: the network; training starts from where it is.
         loader: batches of inputs and targets.
-        rank: how many deviations to keep; None for the mean alone.
-        epochs: passes over the loader, in all.
-        checkpoint: a folder to save to after every epoch; training goes on exactly from what it holds.
+        rank: number of deviations to keep; None for the mean alone.
+        epochs: passes over the loader in all.
+        checkpoint: a folder to save to after every epoch; an interrupted run resumes from it exactly.
         callbacks: functions of an `Epoch`, called after each one in order.
         accumulate: batches whose gradients are averaged for one step.
         **training: further options of `bayeslim.train.fit`.
     """
-    from bayeslim.train import fit as train
-
-    for option, why in (("lr_schedule", "start, rate and schedule are its settings"), ("patience", "it goes on")):
-        if training.get(option) is not None:
-            raise ValueError(f"{type(method).__name__} takes no {option}: {why}.")
-    if epochs < 1 or accumulate < 1:
-        raise ValueError(f"epochs and accumulate must be at least 1. Got {epochs} and {accumulate}.")
-    in_epoch = math.ceil(train._length(loader) / accumulate)
-    every, total = in_epoch if method.every == "epoch" else method.every, epochs * in_epoch
+    every, total = method.steps_of(loader, epochs, accumulate)
     folder = None if checkpoint is None else Path(checkpoint)
-    begin = int(method.start * total + 1e-9)
+    begin = method.first_step(total)
     resumes = folder is not None and (folder / INDEX).is_file()
     recording = _Recording(Trajectory(rank, bnn.sites.names), begin, every, bnn.step, folder, behind=resumes)
     bnn.state["recording"] = recording
     try:
-        result = train.fit(
+        result = fit(
             bnn, loader, epochs=epochs, lr_schedule=lambda done: method.factor(done, total / every),
             checkpoint=checkpoint, callbacks=[*callbacks, recording.finish_epoch], accumulate=accumulate, **training,
         )  # fmt: skip
@@ -191,8 +215,9 @@ def averaged(
     trajectory = recording.trajectory
     if not trajectory.count:
         raise BayeslimError(
-            f"Training ended ({result.stopped}) before a network was taken: after {begin} steps, at every {every}th. "
-            "Train for more epochs, start earlier, or take one more often (every=10, in steps)."
+            f"No network was averaged: training ended ({result.stopped}) before the first was due, at a multiple of "
+            f"{every} after {begin} steps. Train for more epochs, start earlier, or average more often (every=10, in "
+            "steps)."
         )
     own = dict(bnn.named_parameters())
     with torch.no_grad():

@@ -1,58 +1,28 @@
-"""Statistics of batch norms, measured anew for weights that were not trained but averaged or drawn.
+"""Statistics of batch norms for weights that were averaged or drawn instead of trained.
 
-A batch norm in evaluation mode divides by what it saw in training. Other weights give it other inputs, so its mean and
-variance are taken again, as plain averages over the batches of one pass over the data, the rest of the network as it is
-in use.
+A batch norm in evaluation mode uses the statistics of training. Other weights give it other inputs, so its mean and
+variance are measured again, as plain averages over the batches of one pass over the data, with the rest of the network
+in evaluation mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from bayeslim.methods.shared.batch_norms import measuring, norms_of
 from bayeslim.methods.shared.particle_method import gathered, set_tensors, snapshot
 from bayeslim.posteriors import Particles, Posterior
-from bayeslim.stochastic import evaluating
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
-def norms_of(model: nn.Module) -> list[_NormBase]:
-    """The modules that keep statistics of the batches they see."""
-    return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
-
-
-@contextmanager
-def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
-    """Norms in training mode, all else in evaluation mode; both as they were afterwards.
-
-    Args:
-        model: the network.
-        momentum: how much a batch counts against those before; None for an average of all, 1 for itself alone.
-    """
-    norms = norms_of(model)
-    before = [norm.momentum for norm in norms]
-    with evaluating(model), torch.no_grad():
-        for norm in norms:
-            norm.momentum = momentum
-            norm.training = True
-        try:
-            yield
-        finally:
-            for norm, own in zip(norms, before, strict=True):
-                norm.momentum = own
-                norm.training = False
-
-
 def measure_again_(model: nn.Module, loader: Any) -> None:
-    """Take the statistics of all batch norms from one pass over the data, in place; nothing where there are none."""
+    """Measure the statistics of all batch norms in one pass over the data, in place."""
     norms = norms_of(model)
     if not norms:
         return
@@ -71,7 +41,7 @@ def measure_again_(model: nn.Module, loader: Any) -> None:
 
 
 def drawn(bnn: Bayesian, posterior: Posterior, loader: Any, samples: int) -> Particles:
-    """Networks drawn from a posterior, each with statistics of its own; `bnn` is as it was afterwards."""
+    """Draw networks from a posterior, each with its own batch statistics; `bnn` is unchanged afterwards."""
     values, rest = snapshot(bnn)
     found = []
     try:
@@ -89,7 +59,7 @@ def _several_ranks() -> bool:
 
 
 def of_the_first_rank(params: Params) -> Params:
-    """The first rank's tensors, on all of them."""
+    """Broadcast the tensors of the first rank to all ranks."""
     if _several_ranks():
         params = {name: value.contiguous() for name, value in params.items()}
         for value in params.values():

@@ -1,7 +1,7 @@
 """A network as a function of a few coordinates, w = ŵ + P z: a small model that any method can make Bayesian.
 
 Its prior is that of the weights on the subspace, p(ŵ + P z). Where all priors are Normal, N(m, s²), it is a Gaussian in
-z, and in the coordinates that diagonalise its precision A = Pᵀ diag(1/s²) P an independent one:
+z. In coordinates that diagonalise its precision A = Pᵀ diag(1/s²) P, its components are independent:
     a = eigenvalues of A          z ~ N(Pᵀ diag(1/s²) (m − ŵ) / a, 1/a)
 A rotation of z leaves the covariance of the path that P comes from at one.
 """
@@ -18,7 +18,7 @@ from bayeslim.methods.shared.full_batch import FullBatch
 from bayeslim.methods.shared.moving import Moving
 from bayeslim.posteriors.particles import Particles
 from bayeslim.priors import Normal, Prior
-from bayeslim.samplers.run import rank_and_world
+from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params, call_with
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class Coordinates(nn.Module):
-    """The network of `bnn`, whose only parameter is z; everything but the weights that move is as it is there.
+    """The network of `bnn` as a module whose only parameter is z.
 
     Args:
-        bnn: the network; it is no part of this module, and never changed by it.
-        moving: the weights.
-        centre: ŵ, of the weights that move in a row, (D,).
+        bnn: the network; it is not a submodule and is never changed.
+        moving: the weights that move.
+        centre: ŵ of the weights that move, flattened, (D,).
         directions: P, (D, K).
     """
 
@@ -39,14 +39,14 @@ class Coordinates(nn.Module):
         super().__init__()
         self.z = nn.Parameter(centre.new_zeros(directions.shape[1]))
         self.centre, self.directions, self.moving = centre, directions, moving
-        self.owner = (bnn,)  # in a tuple, so that its parameters are not taken for parameters of this module
+        self.owner = (bnn,)  # in a tuple, so that it is not registered as a submodule
 
     def reset_parameters(self) -> None:
-        """A random place as far from ŵ as the path was."""
+        """Draw z ~ N(0, I), which is as far from ŵ as the path was."""
         nn.init.normal_(self.z)
 
     def weights(self, z: Tensor) -> Params:
-        """The weights at z by name; at several, (S, K), in front of their shapes."""
+        """Compute the weights at z (K,) by name; for several z, (S, K), with a leading dimension S."""
         (bnn,) = self.owner
         parts = (self.centre + z @ self.directions.T).split(sizes(bnn, self.moving), dim=-1)
         found: Params = {}
@@ -60,20 +60,20 @@ class Coordinates(nn.Module):
         return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the network at z."""
+        """Compute the output of the network at z."""
         (bnn,) = self.owner
         points = {name: parameter.detach() for name, parameter in bnn.model.named_parameters()}
         return call_with(bnn.model, points | self.weights(self.z), args, kwargs)
 
     def particles(self, draws: Tensor, dtype: torch.dtype | None, chains: int) -> Particles:
-        """The networks at draws of z (S, K), kept in a dtype, with the buffers of the network as it is now."""
+        """Build the networks at draws of z (S, K) in a dtype, with the network's current buffers."""
         values = {name: value.to(dtype or value.dtype) for name, value in self.weights(draws).items()}
         buffers = {n: b.detach().clone().expand(len(draws), *b.shape) for n, b in self.owner[0].model.named_buffers()}
         return Particles(values, buffers=buffers, chains=chains)
 
 
 class OnSubspace(Prior):
-    """The density that the priors of a network give to coordinates; not normalised."""
+    """The unnormalised density that the priors of a network give to coordinates."""
 
     name: ClassVar[str] = "on-subspace"
 
@@ -81,7 +81,7 @@ class OnSubspace(Prior):
         self.coordinates = coordinates
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """Equal parts of log p(ŵ + P z), which is no sum over coordinates."""
+        """Compute log p(ŵ + P z), spread equally over the coordinates."""
         whole = self.coordinates.owner[0].log_prior(self.coordinates.weights(weight))
         return (whole / weight.numel()).expand(weight.shape)
 
@@ -90,16 +90,18 @@ class OnSubspace(Prior):
 
 
 def principal_directions(networks: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """The mean of networks (S, D), their directions (D, rank), and the part of their variance that these have."""
+    """Compute the mean of networks (S, D), their principal directions (D, rank), and their share of variance."""
     rank = min(rank, len(networks) - 1)
     if rank < 1:
-        raise BayeslimError("One network spans no direction. Follow gradient descent for more steps.")
+        raise BayeslimError(
+            "A subspace needs at least two networks. Got one. Train for more epochs, or use a smaller burn_in."
+        )
     centre = networks.mean(0)
     _, sizes, vectors = torch.linalg.svd((networks - centre) / (len(networks) - 1) ** 0.5, full_matrices=False)
     if not float(sizes[0]) > 0:
-        raise BayeslimError("Gradient descent did not move, so it spans no direction. Use a larger lr.")
+        raise BayeslimError("Gradient descent did not move, so there is no subspace. Use a larger lr.")
     count = (sizes[:rank] > 1e-6 * sizes[0]).sum()
-    if rank_and_world()[1] > 1:  # ranks exchange coordinates, and need equally many
+    if rank_and_world()[1] > 1:  # ranks exchange coordinates and need the same number
         torch.distributed.all_reduce(count, torch.distributed.ReduceOp.MIN)
     usable = int(count)
     directions = (vectors[:usable] * sizes[:usable, None]).T.contiguous()
@@ -108,23 +110,23 @@ def principal_directions(networks: Tensor, rank: int) -> tuple[Tensor, Tensor, f
 
 
 def flat(moving: Moving, values: Params) -> Tensor:
-    """The weights that move of several networks, values (S, *shape) by name, in a row: (S, D)."""
+    """Flatten the weights that move of several networks, (S, *shape) by name, to (S, D)."""
     rows = {name: values[name].flatten(1) for name in moving.names}
     masks = {name: mask.to(rows[name].device).flatten() for name, mask in moving.masks.items()}
     return torch.cat([row[:, masks[name]] if name in masks else row for name, row in rows.items()], dim=1)
 
 
 def sizes(bnn: Bayesian, moving: Moving) -> list[int]:
-    """How many weights of each parameter move."""
+    """Count the weights of each parameter that move."""
     pairs = zip(moving.names, moving.parameters(bnn), strict=True)
     return [int(moving.masks[name].sum()) if name in moving.masks else p.numel() for name, p in pairs]
 
 
 def with_normal_prior(coordinates: Coordinates) -> tuple[Coordinates, Normal]:
-    """The same subspace in coordinates that are independent a priori, and their prior; for Normal priors only."""
+    """Rotate coordinates so that they are independent a priori; return them and their prior (Normal only)."""
     (bnn,), moving = coordinates.owner, coordinates.moving
     if bnn.anchor is not None:
-        raise BayeslimError("Learning on from an earlier posterior has no independent prior. Use a sampler as inner.")
+        raise BayeslimError("Continual learning has no independent prior. Use a sampler as inner.")
     wide = {name: p.detach().double()[None] for name, p in zip(moving.names, moving.parameters(bnn), strict=True)}
     settings = {name: bnn.priors[name].config() for name in moving.names}
 
@@ -143,7 +145,7 @@ def with_normal_prior(coordinates: Coordinates) -> tuple[Coordinates, Normal]:
 
 
 def to_mode_(bnn: Bayesian, loader: Any) -> None:
-    """Put coordinates where their posterior is largest, by L-BFGS on all the data."""
+    """Move coordinates to the mode of their posterior, by L-BFGS on all the data."""
     potential, num_data = FullBatch(bnn, Moving.all_of(bnn), loader), bnn.data_size()
     z = potential.parameters[0]
     optimizer = torch.optim.LBFGS(

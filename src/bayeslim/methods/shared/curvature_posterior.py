@@ -1,13 +1,13 @@
 """From curvature to posterior: the Gaussian of each structure at a network's present weights.
 
 A diagonal is a Kronecker posterior without layers: it keeps curvature and prior apart, so that the prior can be changed
-afterwards, which a `Diagonal` of standard deviations could not.
+afterwards. A `Diagonal` holds standard deviations and could not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -17,7 +17,7 @@ from bayeslim import curvature
 from bayeslim.curvature.columns import Columns
 from bayeslim.curvature.diag import Kind
 from bayeslim.curvature.layers import matrix_layer
-from bayeslim.curvature.sweep import undisturbed
+from bayeslim.curvature.sweep import evaluation_replica
 from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.subnetwork import Subnetwork
@@ -25,6 +25,7 @@ from bayeslim.posteriors import Dense, Gaussian, Kronecker, LowRank
 from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.sites import matcher, owner
 from bayeslim.train.loaders import size_of_data
+from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from bayeslim.methods.laplace import Laplace
 
 Structure = Literal["auto", "kron", "diag", "full", "lowrank"]
-Curvature = Literal["signs", "exact", "sampled", "empirical", "kfra", "hutchinson"]
+Curvature = Literal["auto", "signs", "exact", "sampled", "empirical", "kfra", "hutchinson"]
+
+MAX_EXACT_PASSES = 2**14
+"""With curvature="auto", the most backward passes of one example: outputs times examples."""
 
 DIAGONAL_OF: dict[str, Kind] = {
     "signs": "signs",
@@ -44,21 +48,23 @@ DIAGONAL_OF: dict[str, Kind] = {
 }
 """The diagonal that goes with each curvature."""
 
-LARGEST_MATRIX = 40_000
-"""The most weights whose full covariance is tried: its matrix takes 6.4 GB in single precision."""
+MAX_DENSE_WEIGHTS = 40_000
+"""The most weights with a full covariance: its matrix takes 6.4 GB in single precision."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a pass over the data found.
+    """The result of a pass over the data.
 
     Attributes:
         posterior: the Gaussian at the network's weights.
         points: sites that the structure could not express and that stay points, with the reason.
+        curvature: the kind of curvature that was measured.
     """
 
     posterior: Gaussian
     points: Mapping[str, str]
+    curvature: str = "exact"
 
 
 def measured(
@@ -70,7 +76,9 @@ def measured(
     seed: int = 0,
     progress: bool = False,
 ) -> Measured:
-    """Measure the curvature and build the posterior; for a pruned network, conditioned on its zeros.
+    """Measure the curvature and build the posterior.
+
+    The posterior of a pruned network is conditioned on its zeros.
 
     Args:
         bnn: the network; it is not changed.
@@ -80,18 +88,32 @@ def measured(
         seed: of random signs or samples.
         progress: whether to show a progress bar.
     """
+    method = replace(method, curvature=chosen_curvature(bnn, method, loader))
     names = random_names(bnn, method, loader)
     mean = {name: bnn.model.get_parameter(name).detach().clone() for name in names}
     options: dict[str, Any] = {"dtype": dtype, "seed": seed, "progress": progress}
     at = _At(bnn, method, loader, mean, options)
     build = {"kron": at.kronecker, "diag": at.diagonal, "full": at.full, "lowrank": at.low_rank}[method.kind]
-    found = build()
+    found = replace(build(), curvature=method.curvature)
     own = {name: mask for name, mask in bnn.masks.items() if name in found.posterior.mean}
-    return Measured(found.posterior.condition(own), found.points) if own else found
+    return replace(found, posterior=found.posterior.condition(own)) if own else found
+
+
+def chosen_curvature(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> Curvature:
+    """Choose the curvature that "auto" stands for: "exact" for few outputs and data, else "signs"."""
+    if method.curvature != "auto":
+        return method.curvature
+    size = size_of_data(loader)
+    if not size or size > MAX_EXACT_PASSES:
+        return "signs"
+    with torch.no_grad(), ordered_by(loader, 0):
+        inputs, _ = split_batch(to_device(next(iter(loader)), device_of(bnn.model)))
+        outputs = call(evaluation_replica(bnn.model, inputs), inputs)
+    return "exact" if outputs[0].numel() * size <= MAX_EXACT_PASSES else "signs"
 
 
 def random_names(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> tuple[str, ...]:
-    """The sites that the method's subset makes random."""
+    """List the sites that the method's subset makes random."""
     subset = method.subset
     if subset == "all" or isinstance(subset, Subnetwork):
         return bnn.sites.names
@@ -109,19 +131,14 @@ def random_names(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> tuple
 
 
 def last_layer(model: nn.Module, inputs: Any) -> str:
-    """The name of the last layer with a weight matrix that runs."""
+    """Find the name of the last layer with a weight matrix that runs."""
     order: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda *_, path=path: order.append(path))
-        for path, module in model.named_modules()
-        if matrix_layer(module) is not None
-    ]
-    try:
-        with undisturbed(model), torch.no_grad():
-            call(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    twin = evaluation_replica(model, inputs)
+    for path, module in twin.named_modules():
+        if matrix_layer(module) is not None:
+            module.register_forward_hook(lambda *_, path=path: order.append(path))
+    with torch.no_grad():
+        call(twin, inputs)
     if not order:
         raise UnsupportedModel(
             f"No linear or convolutional layer of {type(model).__name__} ran, so there is no last one. "
@@ -131,7 +148,7 @@ def last_layer(model: nn.Module, inputs: Any) -> str:
 
 
 def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) -> dict[str, float | Tensor]:
-    """δ = 1/std² by name, times a factor."""
+    """Compute prior precisions δ = 1/std² by name, times a factor."""
     found: dict[str, float | Tensor] = {}
     for name in names:
         std = cast("float | Tensor", bnn.priors[name].config()["std"])
@@ -140,7 +157,7 @@ def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) ->
 
 
 def current(bnn: Bayesian) -> Gaussian:
-    """The posterior, once it is known to belong to the network's present weights."""
+    """Check that the posterior belongs to the network's present weights, and return it."""
     posterior = cast("Gaussian", bnn.posterior_)
     for name, value in posterior.mean.items():
         if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
@@ -152,7 +169,7 @@ def current(bnn: Bayesian) -> Gaussian:
 
 
 def examples_in(loader: Any) -> int:
-    """How many examples a loader holds."""
+    """Count the examples of a loader."""
     size = size_of_data(loader)
     return sum(len(split_batch(batch)[1]) for batch in loader) if size is None else size
 
@@ -219,7 +236,7 @@ class _At:
         if isinstance(subset, Subnetwork):
             return Measured(self._subnetwork(subset), {})
         size = sum(value.numel() for value in self.mean.values())
-        if size > LARGEST_MATRIX:
+        if size > MAX_DENSE_WEIGHTS:
             raise BayeslimError(
                 f"The full covariance of {size:,} weights takes {4 * size**2 / 1e9:,.0f} GB. "
                 'Use structure="kron" or "lowrank", subset="last-layer", or a Subnetwork.'
@@ -239,7 +256,7 @@ class _At:
         return Measured(LowRank(self._ordered(found.weights), found.vectors, found.eigenvalues, prior), {})
 
     def _subnetwork(self, subset: Subnetwork) -> Dense:
-        if subset.size > LARGEST_MATRIX:
+        if subset.size > MAX_DENSE_WEIGHTS:
             raise BayeslimError(
                 f"The full covariance of {subset.size:,} weights takes {4 * subset.size**2 / 1e9:,.0f} GB. "
                 "Use a smaller subnetwork."
@@ -260,5 +277,5 @@ class _At:
         return curvature.diag(self.model, self.loader, self.likelihood, kind, names=list(names), **self.options)
 
     def _ordered(self, names: Iterable[str]) -> Params:
-        """The means in the order of a matrix's rows."""
+        """Order the means as the rows of a matrix."""
         return {name: self.mean[name] for name in names}

@@ -1,4 +1,4 @@
-"""What methods have in common whose `fit` finds a Gaussian around the network and keeps it in `bnn.state`."""
+"""The base of methods whose `fit` finds a Gaussian around the network and keeps it in `bnn.state`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class FoundPosterior(Method):
     """A method whose posterior is there once `fit` has put it into `bnn.state["posterior"]`."""
 
     missing: ClassVar[str]
-    """What to say while it is not."""
+    """The error message while there is no posterior."""
 
     def posterior(self, bnn: Bayesian) -> Posterior:
-        """What `fit` found, on the network's device."""
+        """Return the posterior that `fit` found, on the network's device."""
         posterior = bnn.state.get("posterior")
         if posterior is None:
             raise NotFitted(self.missing)
@@ -37,11 +37,11 @@ class FoundPosterior(Method):
         return posterior
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The outputs of one network drawn from the posterior; of the network itself while there is none yet."""
+        """Compute the outputs of a drawn network, or of the network itself before `fit`."""
         return super().draw(bnn, inputs) if "posterior" in bnn.state else call(bnn.model, inputs)
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Condition the random parameters on zeros, and put zeros into the others."""
+        """Condition the random parameters on zeros, and set the others to zero."""
         random = set(bnn.posterior_.names)
         super().condition(bnn, {name: mask for name, mask in masks.items() if name in random}, **options)
         put_zeros(bnn, {name: mask for name, mask in masks.items() if name not in random})

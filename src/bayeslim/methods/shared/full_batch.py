@@ -1,4 +1,4 @@
-"""The exact potential of a network, U(w) = −log p(D|w) − log p(w), and its gradient, from all the data at once."""
+"""The exact potential of a network, U(w) = −log p(D|w) − log p(w), and its gradient, from all the data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class FullBatch:
-    """U of the weights that move, as a vector; the network is in evaluation mode, so that U is a function of them.
+    """U as a function of the weights that move, flattened; the network must be in evaluation mode.
 
     Args:
-        bnn: the network; evaluating U writes to its weights.
-        moving: the weights.
+        bnn: the network; evaluating U overwrites its weights.
+        moving: the weights that move.
         loader: the data.
-        temperature: T of p(w|D)^(1/T): U is divided by it.
+        temperature: T of p(w|D)^(1/T); U is divided by it.
     """
 
     def __init__(self, bnn: Bayesian, moving: Moving, loader: Any, temperature: float = 1.0):
@@ -36,11 +36,11 @@ class FullBatch:
         self.sizes = [p.numel() if kept is None else int(kept.sum()) for p, kept in pairs]
 
     def vector(self) -> Tensor:
-        """The weights as they are now, (D,)."""
+        """Return the current weights, (D,)."""
         return self.flat({n: p.detach() for n, p in self._named()})
 
     def flat(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The weights that move of parameters by name, (D,)."""
+        """Flatten the weights that move of parameters by name, (D,)."""
         return self._joined([params[name] for name in self.moving.names])
 
     def put(self, vector: Tensor) -> None:
@@ -53,7 +53,7 @@ class FullBatch:
         return list(zip(self.moving.names, self.parameters, strict=True))
 
     def __call__(self, vector: Tensor) -> tuple[float, Tensor]:
-        """U and its gradient at a vector of weights."""
+        """Compute U and its gradient at a vector of weights."""
         self.put(vector)
         energy, total = 0.0, torch.zeros_like(vector)
         for index, (inputs, targets) in enumerate(self.batches):

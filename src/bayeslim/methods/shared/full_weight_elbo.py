@@ -1,6 +1,6 @@
-"""The loss of a posterior that is drawn whole: correlated weights, mixtures, and Rényi bounds of every order.
+"""The ELBO from draws of all weights together: correlated weights, mixtures, and Rényi bounds of every order.
 
-A Rényi bound weighs draws of all weights by their densities (`renyi.py`):
+A Rényi bound weighs draws of all weights by their densities (`evidence/renyi.py`):
 
     L_α = 1/(1 − α) · log E_q[(p(D|w) p(w) / q(w))^(1 − α)]
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from bayeslim.methods.variational import Variational
 
 
-def terms(
+def full_weight_terms(
     method: Variational, bnn: Bayesian, inputs: Inputs, targets: Tensor, kl_weight: float | Tensor, num_data: int
 ) -> Terms:
-    """The bound from K draws of all weights together, from every component.
+    """Compute the bound from K draws of all weights from every component.
 
-    The terms are −L_α / N in two parts: log q(w) − log p(w), each draw by its influence on the bound (at α = 1, the
-    KL; in closed form for a Gaussian family), and what is left: the NLL, likewise, and what it takes to prefer some
-    draws to others, at most log K / (N |1 − α|).
+    The terms are −L_α / N in two parts. The first is log q(w) − log p(w), averaged by each draw's influence on the
+    bound (at α = 1 the KL, in closed form for a Gaussian family). The second is the rest: the NLL, averaged in the same
+    way, and a term for the preference between draws, at most log K / (N |1 − α|).
     """
     q = method.family.density(bnn.model, bnn.sites.names, bnn.masks)
     kl = q.kl(bnn.priors) if method.renyi == 1 else None
@@ -49,7 +49,7 @@ def terms(
     if kl is not None:
         return Terms(-data.mean(), kl, kl_weight, num_data)
     over, log_shares = torch.stack(excess), renyi.log_shares(q.log_weights, method.samples)
-    # Means are taken out of the log-weights: they are large, and the differences between draws decide.
+    # Means are subtracted from the log-weights: they are large, and only differences between draws matter.
     shares = log_shares.detach().exp()
     mean_data, mean_over = (shares * data).sum().detach(), (shares * over).sum().detach()
     log_weights = num_data * (data - mean_data) - kl_weight * (over - mean_over)
@@ -60,5 +60,5 @@ def terms(
 
 
 def as_parameters(bnn: Bayesian, weights: Params) -> Params:
-    """In the precision of the network's own parameters."""
+    """Cast weights to the dtypes of the network's own parameters."""
     return {name: value.to(bnn.model.get_parameter(name).dtype) for name, value in weights.items()}

@@ -1,12 +1,12 @@
 """Gates in a network that is being trained: w = z ∘ w̃.
 
-What gates learn is kept beside the layer they scale (`fc1.inputs_gate_log_std`). Where a layer was seen to run once and
-is linear in its weights, or is a norm, z is drawn for every example and multiplied at the layer's inputs or outputs,
-the same z at all positions of a sequence or an image. Elsewhere (recurrent layers, attention, tied weights, shared
-noise) one z is drawn for a pass and multiplied into the weights.
+The parameters of gates are registered at the layer they scale (`fc1.inputs_gate_log_std`). Where a layer runs once in a
+forward pass and is linear in its weights, or is a norm, z is drawn for every example and multiplied at the layer's
+inputs or outputs, the same z at all positions of a sequence or an image. Elsewhere (recurrent layers, attention, tied
+weights, shared noise) one z is drawn for a pass and multiplied into the weights.
 
-The example is what is in the first dimension. A layer that is given sequences with the time first has one z for each
-step instead, which the examples share.
+Examples are taken to be in the first dimension. For a layer whose sequences have time first, every step has one z,
+shared by the examples.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ if TYPE_CHECKING:
 
 
 def check(gate: Any, gate_at: Any, family: Family, mean_field: bool) -> None:
-    """Refuse settings that do not go together."""
+    """Raise if settings do not fit together."""
     if gate is None:
         if gate_at is not None:
-            raise ValueError(f"gate_at says where gates stand, and there are none: pass gates=. Got {gate_at!r}.")
+            raise ValueError(
+                f"gate_at places gates, and there are none. Pass gates=... as well. Got gate_at={gate_at!r}."
+            )
         return
     if not isinstance(gate, Gate):
         raise TypeError(f"gates must be one of bayeslim.gates, such as NormalJeffreys(). Got {gate!r}.")
     if not mean_field:
         raise ValueError(
-            "gates scale independent weights or points, and are trained by the KL: they need renyi=1 and "
+            "gates scale independent weights or points and are trained by the KL. They need renyi=1 and "
             f"family=DiagonalGaussian(), SparseGaussian() or Point(). Got family={family!r}."
         )
     if gate_at is not None and not (
         isinstance(gate_at, Mapping) and gate_at and all(map(_names_sides, gate_at.values()))
     ):
-        raise TypeError(f'gate_at maps names of layers to sides, such as {{"fc1": "inputs"}}. Got {gate_at!r}.')
+        raise TypeError(f'gate_at must map names of layers to sides, such as {{"fc1": "inputs"}}. Got {gate_at!r}.')
 
 
 def _names_sides(sides: Any) -> bool:
@@ -59,7 +61,7 @@ def _names_sides(sides: Any) -> bool:
 
 
 def install(bnn: Bayesian, gate: Gate, gate_at: GateAt | None) -> None:
-    """Give the layers of a network what their gates learn."""
+    """Register the parameters of the gates at the layers of a network."""
     places = place_gates(bnn.model, bnn.sites.names, gate_at)
     if not gate.multiplies:
         places = _of_priors(places, bnn.sites.names)
@@ -77,7 +79,7 @@ def install(bnn: Bayesian, gate: Gate, gate_at: GateAt | None) -> None:
 
 
 def strip(model: nn.Module, places: Collection[Place], gate: Gate) -> None:
-    """Take out again what `install` and `Gating.stand_at` put in."""
+    """Remove what `install` and `Gating.stand_at` added."""
     for place in places:
         module = model.get_submodule(place.layer)
         for own in gate.start(1):
@@ -89,29 +91,32 @@ def strip(model: nn.Module, places: Collection[Place], gate: Gate) -> None:
 
 
 def _of_priors(places: tuple[Place, ...], sites: Collection[str]) -> tuple[Place, ...]:
-    """Scales of priors belong to weights that have one, and a weight has one scale."""
+    """Keep the places of random weights, and raise if a weight has two scales: its prior has one."""
     kept = tuple(place for place in places if any(part.parameter in sites for part in place.parts))
     scaled = [part.parameter for place in kept for part in place.parts]
     twice = next((name for name in scaled if scaled.count(name) > 1), None)
     if twice is not None:
         raise UnsupportedModel(
-            f'"{twice}" would be under two centred scales, and the prior of a weight has one. Choose one side of its '
+            f'"{twice}" would have two centred scales, and the prior of a weight has one. Choose one side of its '
             "layer with gate_at, or use non-centred gates."
         )
     if not kept:
-        raise UnsupportedModel("Centred scales are those of priors, and no gated parameter is random.")
+        raise UnsupportedModel(
+            "Centred gates scale priors, and no gated parameter is random. Add gated layers to sites=..., or use "
+            "non-centred gates."
+        )
     return kept
 
 
 def forget_masks(bnn: Bayesian) -> None:
-    """The zeros have changed: what was known of gates without weights is no longer true."""
+    """Forget which gates have weights left, after the masks have changed."""
     bnn.state.pop("gates_left", None)
 
 
 class AtLayer:
-    """A hook: multiplies a layer's inputs or outputs by draws of its gates.
+    """A hook that multiplies a layer's inputs or outputs by draws of its gates.
 
-    It draws in training mode, and is not there in evaluation mode, unless `on` says otherwise.
+    It acts in training mode only, unless `on` is set.
     """
 
     def __init__(self, gate: Gate, place: Place):
@@ -119,10 +124,10 @@ class AtLayer:
         self.names = tuple(gate.start(1))
         self.on: bool | None = None
         self.drawn: list[Tensor] = []
-        """The draws of a pass, where the gate asks what became of them."""
+        """The draws of a pass, where the gate has a surrogate loss."""
 
     def scaled(self, module: nn.Module, values: Tensor) -> Tensor:
-        """The values times z."""
+        """Multiply values by z."""
         if not (module.training if self.on is None else self.on):
             return values
         channel = _channel_dim(module, values)
@@ -137,25 +142,25 @@ class AtLayer:
 
 
 class AtInputs(AtLayer):
-    """Before a layer runs."""
+    """The hook before a layer runs."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments, the input among them scaled."""
+        """Scale the input among the arguments."""
         if args:
             return (self.scaled(module, args[0]), *args[1:]), kwargs
         return args, kwargs | {"input": self.scaled(module, kwargs["input"])}
 
 
 class AtOutputs(AtLayer):
-    """After a layer ran."""
+    """The hook after a layer has run."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The output, scaled."""
+        """Scale the output."""
         return self.scaled(module, output)
 
 
 def _channel_dim(module: nn.Module, values: Tensor) -> int:
-    """Where the channels of a layer's inputs and outputs are; 0 if there is no dimension of examples."""
+    """Return the channel dimension of inputs and outputs; 0 if there is no dimension of examples."""
     if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):
         return values.ndim - 1
     if isinstance(module, _ConvNd):
@@ -167,7 +172,7 @@ def _channel_dim(module: nn.Module, values: Tensor) -> int:
 
 @contextmanager
 def drawing(model: nn.Module, on: bool) -> Iterator[list[AtLayer]]:
-    """Gates at layers draw (or do not) whatever the mode of their layers; those that record their draws start anew."""
+    """Switch gates at layers on or off inside, in any mode; return those that record, with empty records."""
     changed: list[AtLayer] = []
     recording: list[AtLayer] = []
     for module in model.modules():
@@ -196,7 +201,7 @@ class Gating:
     """The gates of a network as they are now, differentiable.
 
     Attributes:
-        gate: what they are.
+        gate: the kind of gate.
         bnn: the network.
     """
 
@@ -205,17 +210,17 @@ class Gating:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where they stand."""
+        """The places of the gates."""
         places: tuple[Place, ...] = self.bnn.state["places"]
         return places
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """All parameters that they scale."""
+        """The parameters that they scale."""
         return tuple(dict.fromkeys(part.parameter for place in self.places for part in place.parts))
 
     def layers(self, linear: Collection[type[nn.Module]]) -> set[str]:
-        """The gated layers that can be scaled at their inputs or outputs, should they run once."""
+        """List the gated layers that can be scaled at inputs or outputs if they run once."""
         tied = {site.name for site in self.bnn.sites if site.aliases}
         found = set()
         for place in self.places if self.gate.multiplies else ():
@@ -226,24 +231,24 @@ class Gating:
         return found
 
     def stand_at(self, layers: Collection[str]) -> None:
-        """From now on scale at the inputs or outputs of these layers, rather than their whole weights."""
+        """Scale these layers at their inputs or outputs from now on, instead of their weights."""
         for place in self.places:
             module = self.bnn.model.get_submodule(place.layer)
             if place.layer not in layers:
                 continue
             if place.side == "inputs":
                 module.register_forward_pre_hook(AtInputs(self.gate, place), with_kwargs=True)
-            else:  # before the user's own hooks, which see what the layer gives
+            else:  # before the user's own hooks, so that they see the scaled output
                 module.register_forward_hook(AtOutputs(self.gate, place), prepend=True)
         self.bnn.state["at_layers"] = set(layers)
 
     def own(self, place: Place) -> Params:
-        """What the gates at a place have learned."""
+        """Return the parameters of the gates at a place."""
         names = self.bnn.state["gate_names"]
         return {name: self.bnn.model.get_parameter(place.parameter(name)) for name in names}
 
     def kl(self) -> Tensor:
-        """KL(q(z) ‖ p(z)) of the gates that have weights left."""
+        """Compute KL(q(z) ‖ p(z)) of the gates that have weights left."""
         gates = []
         for place in self.places:
             own, left = self.own(place), self._left(place)
@@ -252,18 +257,18 @@ class Gating:
             kls = [self.gate.kl(own) * place.weights for own, place in zip(gates, self.places, strict=True)]
         elif self.gate.shared:
             kls = [self.gate.kl(own) for own in gates]
-        else:  # side by side, in the calls of one layer
+        else:  # concatenated, in one call for all places
             return self.gate.kl({name: torch.cat([own[name] for own in gates]) for name in gates[0]})
         return torch.stack(kls).sum()
 
     def weight_kl(self, name: str, mean: Tensor, log_std: Tensor | None, prior: Prior) -> Tensor | None:
-        """The KL of the weights of a parameter that are left, where its gates have a say in it.
+        """Compute the KL of a parameter's remaining weights where it depends on the gates, else None.
 
         Args:
-            name: of the parameter.
-            mean: of its weights.
-            log_std: likewise; None for points.
-            prior: the network's.
+            name: the name of the parameter.
+            mean: the means of its weights.
+            log_std: their log standard deviations; None for points.
+            prior: the prior of the network.
         """
         found = [(place, part) for place in self.places for part in place.parts if part.parameter == name]
         if not found or type(self.gate).weight_kl is Gate.weight_kl:
@@ -280,7 +285,7 @@ class Gating:
         return self.gate.weight_kl(self.own(place), mean, std, groups, prior, others)
 
     def _mean_squares(self, gates: Sequence[tuple[Place, Part]], ndim: int) -> Tensor | None:
-        """E[z²] of the product of several gates, as it broadcasts to the parameter that they scale."""
+        """Compute E[z²] of the product of several gates, broadcastable to the parameter they scale."""
         product = None
         for place, part in gates:
             own = self.own(place)
@@ -289,11 +294,11 @@ class Gating:
         return product
 
     def run(self, inputs: Inputs, params: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The outputs of one draw of the gates, and those draws by place, where what became of them is asked.
+        """Compute the outputs for one draw of the gates; return also the draws a surrogate loss needs, by place.
 
         Args:
-            inputs: of the network.
-            params: draws of w̃ where they are drawn whole; what is not among them is the model's own.
+            inputs: the inputs of the network.
+            params: draws of w̃ by name; parameters that are not named are the model's own.
         """
         weights, draws = dict(params), {}
         at_layers = self.bnn.state.get("at_layers", ())
@@ -307,7 +312,7 @@ class Gating:
         return outputs, draws
 
     def log_likelihood(self, inputs: Inputs, targets: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """The mean over the examples, with the gradients that draws of some gates cannot pass on (see `surrogate`)."""
+        """Compute the mean over examples, with gradients of the surrogate where draws have none."""
         outputs, draws = self.run(inputs, params)
         each = self.bnn.likelihood.log_prob(outputs, targets)
         if not self.gate.has_surrogate:
@@ -323,7 +328,7 @@ class Gating:
             if z.ndim == 2 and len(z) != len(losses):
                 raise ShapeMismatch(
                     f'The gates at "{place.name}" were drawn {len(z)} times in a pass over {len(losses)} examples, so '
-                    'it is not known which loss belongs to which draw. Use estimator="shared".'
+                    'losses and draws cannot be matched. Use estimator="shared".'
                 )
             each, met = (z, losses) if z.ndim == 2 else (z[None], losses.mean(0, keepdim=True))
             term = self.gate.surrogate(self.own(place), each, met)
@@ -331,7 +336,11 @@ class Gating:
         return total
 
     def mean_params(self, means: Mapping[str, Tensor]) -> Params:
-        """The mean network, zero behind closed gates; `means` are those of w̃ where they are not the model's own."""
+        """Compute the weights of the mean network, zero behind closed gates.
+
+        Args:
+            means: means of w̃ that differ from the model's own parameters.
+        """
         weights = dict(means)
         for place in self.places:
             fixed, left = self.gate.fixed(self.own(place)), self._left(place)
@@ -345,7 +354,7 @@ class Gating:
             weights[part.parameter] = (weight * place.along(scales, part, own.ndim)).to(own.dtype)
 
     def scales(self) -> list[Scales]:
-        """As data: training on does not change it."""
+        """Copy the gates as data, which further training does not change."""
         found = []
         for place in self.places:
             own = {name: value.detach().clone() for name, value in self.own(place).items()}
@@ -355,12 +364,12 @@ class Gating:
         return found
 
     def _left(self, place: Place) -> Tensor | None:
-        """The numbers of the gates at a place that have something left to scale; None for all."""
+        """Return the indices of the gates at a place that have weights left; None for all."""
         masks = self.bnn.masks
         if not any(part.parameter in masks for part in place.parts):
             return None
         known: dict[str, Tensor] = self.bnn.state.setdefault("gates_left", {})
-        if place.name not in known:  # once: finding numbers makes a device wait
+        if place.name not in known:  # cached: `nonzero` synchronises with the device
             alive = []
             for part in place.parts:
                 like = self.bnn.model.get_parameter(part.parameter)

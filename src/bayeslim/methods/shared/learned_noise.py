@@ -1,8 +1,7 @@
-"""A noise that is learned with several networks: one for all of them, the average of what each had learned.
+"""Learned noise of several networks: one likelihood for all, with averaged parameters.
 
-Networks of an ensemble, or of several chains, each come with parameters of the likelihood that were trained along, such
-as log σ of a Gaussian. Predictions and their variances have one likelihood, so these are averaged: of log σ, the
-geometric mean of the noises.
+Every network of an ensemble, or of several chains, is trained with its own parameters of the likelihood, such as log σ
+of a Gaussian. Predictions have one likelihood, so these parameters are averaged; for log σ that is the geometric mean.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from bayeslim.types import Params
 
 
 def noise_of(likelihood: nn.Module) -> Params:
-    """A copy of what a likelihood has learned so far; nothing where it is fixed."""
+    """Copy the parameters that a likelihood has learned; empty if it has none."""
     return {name: value.detach().clone() for name, value in likelihood.state_dict().items()}
 
 
 def average_noise_(likelihood: nn.Module, noises: Sequence[Params], *, between_ranks: bool = False) -> None:
-    """Put a likelihood to the average of what it had learned with each network.
+    """Set a likelihood to the average of its parameters with each network.
 
     Args:
         likelihood: the likelihood.
-        noises: what it had learned, by `noise_of`.
-        between_ranks: whether every rank has as many of its own, to be averaged too.
+        noises: its parameters with each network, from `noise_of`.
+        between_ranks: whether to average over ranks too, which must have equally many.
     """
     mean = {name: torch.stack([each[name] for each in noises]).mean(0) for name in noises[0]}
     if between_ranks and torch.distributed.is_available() and torch.distributed.is_initialized():

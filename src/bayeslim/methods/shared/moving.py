@@ -1,7 +1,7 @@
-"""Which weights a sampler moves: all sites, some of the parameters, or single weights of them; the rest stays.
+"""The weights that a sampler moves: all sites, some parameters, or single weights of them.
 
-A subset is settled as for `Laplace`. What a `Subnetwork` leaves out is held by a mask, as is what was pruned. Unlike
-there, the prior of a subnetwork is not changed: the target is the posterior given the weights that stay.
+A subset is chosen as for `Laplace`. Weights outside a `Subnetwork` are held by a mask, as pruned weights are. Unlike in
+`Laplace`, the prior of a subnetwork is unchanged: the target is the posterior given the fixed weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Normal
-from bayeslim.samplers.run import ordered_by
+from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Params, device_of
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Moving:
 
     Attributes:
         names: their parameters.
-        everything: whether these are all sites, so that what is trainable beside them is optimised along.
-        masks: by name, which weights of a parameter move (True), where not all do.
+        everything: whether these are all sites; then other trainable parameters are optimised.
+        masks: by name, which weights of a parameter move (True); all weights of a parameter without a mask move.
     """
 
     names: tuple[str, ...]
@@ -44,26 +44,26 @@ class Moving:
 
     @classmethod
     def all_of(cls, bnn: Bayesian) -> Moving:
-        """All sites; of a pruned network, what is left."""
+        """Choose all sites; in a pruned network, the weights that are left."""
         return cls(bnn.sites.names, True, {n: m for n, m in bnn.masks.items() if n in bnn.sites.names})
 
     def parameters(self, bnn: Bayesian) -> list[nn.Parameter]:
-        """The parameters that are sampled."""
+        """List the parameters that are sampled."""
         return [bnn.model.get_parameter(name) for name in self.names]
 
     def points(self, bnn: Bayesian) -> list[nn.Parameter]:
-        """The parameters that are optimised beside them: of the network, and of the likelihood."""
+        """List the parameters of network and likelihood that are optimised instead of sampled."""
         random = {id(p) for p in self.parameters(bnn)}
         rest = [p for p in bnn.parameters() if p.requires_grad and id(p) not in random]
         return rest if self.everything else []
 
     def masks_of(self, bnn: Bayesian) -> dict[Tensor, Tensor]:
-        """The masks by parameter."""
+        """Return the masks by parameter."""
         found = {bnn.model.get_parameter(name): mask for name, mask in self.masks.items()}
         return {parameter: mask.to(parameter.device) for parameter, mask in found.items()}
 
     def others(self, bnn: Bayesian) -> tuple[str, ...]:
-        """What changes in the network beside the sampled parameters, by name: buffers, and what is optimised."""
+        """List by name all else that changes in the network: buffers and optimised parameters."""
         if not self.everything:
             return ()
         return tuple(
@@ -74,7 +74,7 @@ class Moving:
 
     @contextmanager
     def alone(self, bnn: Bayesian) -> Iterator[None]:
-        """No gradients are computed for what stays."""
+        """Compute no gradients for fixed parameters inside."""
         moving = {id(p) for p in self.parameters(bnn)}
         with frozen([p for p in bnn.parameters() if p.requires_grad and id(p) not in moving and not self.everything]):
             yield
@@ -82,7 +82,7 @@ class Moving:
 
 @contextmanager
 def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Parameters that require gradients require none inside."""
+    """Set `requires_grad` of parameters to False inside."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
@@ -93,10 +93,10 @@ def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def moving_weights(bnn: Bayesian, method: Any, loader: Any, seed: int | None) -> Moving:
-    """The weights that a method's `subset` names.
+    """Choose the weights that a method's `subset` names.
 
-    What is random in choosing them, the order of the data too, follows from the seed, or from none: a run that goes on
-    has to choose the same ones again.
+    All randomness of the choice, the order of the data too, follows from the seed (0 if None), because a resumed run
+    must choose the same weights.
     """
     if method.subset == "all":
         return Moving.all_of(bnn)
@@ -115,7 +115,7 @@ def moving_weights(bnn: Bayesian, method: Any, loader: Any, seed: int | None) ->
 
 
 def _chosen(bnn: Bayesian, subset: Subnetwork, mean: Params, loader: Any) -> Params:
-    """Flat indices of a subnetwork's weights by name."""
+    """Choose the flat indices of a subnetwork's weights, by name."""
     if subset.by == "random":
         return subset.choose(mean, {}, {}, bnn.masks)
     for name in mean:

@@ -1,7 +1,7 @@
-"""What methods share whose draws are one network's, disturbed: by what it drops, or by what is done to its inputs.
+"""The base of methods with one network and noise at test time, such as dropout or augmented inputs.
 
-The weights are a point, trained as ever. What is random lies beside them, so there is no density over weights and no
-spread of theirs to prune by; `bl.predict` draws the noise.
+The weights are a point estimate. There is no density over them and no variance to prune by; `bl.predict` draws the
+noise.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NoisyNetwork(PointNetwork):
-    """The base of methods with one network and noise in its use; it is trained by plain gradient descent."""
+    """The base of methods with one network, trained as usual, and noise at test time."""
 
     @abstractmethod
     def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
-        """The outputs for all inputs with one draw of the noise, or with `local` one for every example."""
+        """Compute the outputs with one draw of the noise for all inputs, or with `local` one per example."""
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """From draws of the noise; by "mean" and "map" without any."""
+        """Predict from draws of the noise, or with "mean" and "map" without noise."""
         if how not in ("auto", "sample", "local", "mean", "map"):
             return None
         parts = list(batches())

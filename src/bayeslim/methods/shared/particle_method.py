@@ -1,4 +1,4 @@
-"""What methods have in common whose posterior is a set of networks: `Particles`, gathered while training."""
+"""The base of methods whose posterior is a set of networks, `Particles`, gathered in training."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayeslim.errors import NotFitted
 from bayeslim.methods.base import Method
+from bayeslim.methods.shared.batch_norms import norms_of
 from bayeslim.noise import current_generator
 from bayeslim.posteriors.particles import Particles, stacked, tensors_of
 from bayeslim.results import Prediction
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParticleMethod(Method):
-    """A method whose posterior is `Particles`, kept in `bnn.state["posterior"]` once `keep` has put it there."""
+    """A method whose posterior is `Particles`, stored by `keep` in `bnn.state["posterior"]`."""
 
     stands_at: ClassVar[Literal["mean", "last"]] = "mean"
-    """Where the network itself is left: at the particles' mean, or, where that is no network worth having, at the last
-    of them."""
+    """The weights of the network itself after `fit`: the mean of the particles, or, where their mean is not a useful
+    network, the last particle."""
 
     def posterior(self, bnn: Bayesian) -> Particles:
-        """The particles that `fit` gathered."""
+        """Return the particles that `fit` gathered."""
         posterior = bnn.state.get("posterior")
         if posterior is None:
             raise NotFitted(f"The posterior of {self.name} is gathered in training: call bnn.fit(loader, ...) first.")
@@ -37,21 +38,20 @@ class ParticleMethod(Method):
         return posterior
 
     def keep(self, bnn: Bayesian, posterior: Particles) -> None:
-        """Make these particles the posterior, and put the network where it stands for them."""
+        """Store particles as the posterior, and set the network's own weights from them."""
         bnn.state["posterior"] = posterior
         self.place(bnn, posterior)
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
-        """Put the network to the particles' mean, or to the last of them with its buffers."""
+        """Set the network to the mean of the particles, or to the last with its buffers."""
         self.stand(bnn, posterior, at_mean=self.stands_at == "mean")
 
     def stand(self, bnn: Bayesian, posterior: Particles, at_mean: bool) -> None:
-        """Put the network to the mean, of averaged particles with that of their buffers; or to the last.
+        """Set the network to the mean, or to the last particle.
 
-        Batch norms have statistics of the weights they were measured with, and the mean's were not: then the last.
+        Averaged particles come with averaged buffers. Otherwise a network with batch norms is set to the last particle:
+        there are no statistics for the mean weights.
         """
-        from bayeslim.methods.shared.batch_statistics import norms_of
-
         last = posterior.count - 1
         at_mean = at_mean and not norms_of(bnn.model)
         if posterior.averaged:
@@ -60,12 +60,12 @@ class ParticleMethod(Method):
             set_tensors(bnn, posterior.mean if at_mean else posterior.particle(last) | posterior.buffers_of(last))
 
     def one_network(self, bnn: Bayesian) -> Params:
-        """Nothing to put in: the network itself is where it stands for the particles."""
+        """Return no changes: the network itself already stands for the particles."""
         self.posterior(bnn)
         return {}
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The outputs of one particle, drawn; of the network itself while there is none yet."""
+        """Compute the outputs of a random particle, or of the network itself before `fit`."""
         posterior = bnn.state.get("posterior")
         if posterior is None:
             return call(bnn.model, inputs)
@@ -73,7 +73,7 @@ class ParticleMethod(Method):
         return call(bnn.model, inputs, posterior.network(k, bnn.model))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Put zeros into every particle, also into what is a point but differs between them."""
+        """Set masked weights of every particle to zero, also of parameters that are not random."""
         posterior = self.posterior(bnn)
         every = {**bnn.masks, **masks}
         own = {name: mask for name, mask in every.items() if name in posterior.values or name in posterior.buffers}
@@ -86,16 +86,16 @@ class ParticleMethod(Method):
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """None, but for the one network while training, when there are no particles yet."""
+        """Predict with the one network before `fit`; None afterwards."""
         if how == "local":
-            raise ValueError(f'The networks of {self.name} have no noise to draw for every example. Use how="sample".')
+            raise ValueError(f'how="local" needs noise per example, and {self.name} has none. Use how="sample".')
         if how not in ("mean", "map") or "posterior" in bnn.state:
             return None
         return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in batches()]).unsqueeze(0))
 
 
 def snapshot(bnn: Bayesian) -> tuple[Params, Params]:
-    """Copies of the random parameters, and of all else that changes in training, as they are now."""
+    """Copy the random parameters, and everything else that training changes."""
     random = set(bnn.sites.names)
     tensors = {
         name: tensor.detach().clone()
@@ -107,7 +107,7 @@ def snapshot(bnn: Bayesian) -> tuple[Params, Params]:
 
 
 def gathered(snapshots: list[tuple[Params, Params]]) -> Particles:
-    """The particles made of snapshots."""
+    """Stack snapshots into particles."""
     return Particles(stacked([values for values, _ in snapshots]), buffers=stacked([rest for _, rest in snapshots]))
 
 

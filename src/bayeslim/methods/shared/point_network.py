@@ -1,4 +1,4 @@
-"""What methods have in common whose weights are a point: one network, with what is random, if anything, beside it."""
+"""The base of methods whose weights are a point estimate: one network."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class PointNetwork(Method):
     """A method with one network."""
 
     def posterior(self, bnn: Bayesian) -> Particles:
-        """The one network."""
+        """Return the one network as a particle."""
         return Particles({name: bnn.model.get_parameter(name).detach().clone()[None] for name in bnn.sites.names})
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
-        """The network's outputs, with the noise that it has in training."""
+        """Compute the network's outputs, with its noise in training mode."""
         return call(bnn.model, inputs)
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Put zeros into the network."""
+        """Set masked weights of the network to zero."""
         put_zeros(bnn, masks)
 
 
 def put_zeros(bnn: Bayesian, masks: Mapping[str, Tensor]) -> None:
-    """Zeros in the network's own parameters, wherever a mask is False."""
+    """Set the network's own weights to zero wherever a mask is False."""
     with torch.no_grad():
         for name, mask in masks.items():
             weight = bnn.model.get_parameter(name)

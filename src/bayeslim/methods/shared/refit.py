@@ -1,4 +1,4 @@
-"""Fitting again: while it lasts the network stands for itself, and if it fails, all is as it was before."""
+"""Fitting again: if it fails, the network and its posterior are restored."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def restored_on_failure(bnn: Bayesian) -> Iterator[None]:
-    """Take the posterior away; if what follows fails, put it back, with the weights, buffers and noise it belongs to.
+    """Remove the posterior inside; on an exception restore it, with its weights, buffers and noise.
 
-    A network that had no posterior yet is left where the failure found it.
+    A network that had no posterior is not restored.
     """
     previous: dict[str, Any] = {key: bnn.state.pop(key) for key in ("posterior", "networks") if key in bnn.state}
     if not previous:

@@ -1,4 +1,4 @@
-"""Fresh starts: a network as its class would have made it, with new random weights."""
+"""New random weights for a network, as its class would have drawn them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 
-RESETS = ("reset_parameters", "_reset_parameters")
-"""What modules call the method that draws their weights; attention has the second."""
+RESET_METHODS = ("reset_parameters", "_reset_parameters")
+"""The names of the method that draws the weights of a module; attention has the second."""
 
 
 def check_resettable(model: nn.Module) -> None:
-    """Raise unless every module with trainable parameters of its own can draw them anew."""
+    """Raise unless every module with its own trainable parameters can draw new ones."""
     for path, module in model.named_modules():
         own = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
         if own and _reset_of(module) is None:
             name = f"{path}.{own[0]}" if path else own[0]
             raise UnsupportedModel(
-                f'{type(module).__name__}, which holds "{name}", has no reset_parameters(), so it has no fresh start. '
+                f'{type(module).__name__}, which holds "{name}", has no reset_parameters() to draw new random weights. '
                 "Give it that method, or pass a function that makes a new network: "
                 f"bnn.fit(loader, start=lambda: {type(model).__name__}(...))."
             )
 
 
-def start_afresh_(model: nn.Module, factory: Callable[[], nn.Module] | None = None) -> None:
-    """Give a model new random weights, in place; what is frozen stays.
+def reinitialise_(model: nn.Module, factory: Callable[[], nn.Module] | None = None) -> None:
+    """Draw new random weights for a model, in place; frozen parameters stay.
 
     Args:
         model: the network.
-        factory: makes a new network of the same architecture, whose weights are taken; if not given, every module
-            draws its own anew.
+        factory: makes a new network of the same architecture, whose weights are copied; if not given, every module
+            draws its own.
     """
     frozen = [
         (tensor, tensor.detach().clone())
@@ -56,7 +56,7 @@ def start_afresh_(model: nn.Module, factory: Callable[[], nn.Module] | None = No
 
 def _reset_all(model: nn.Module) -> None:
     check_resettable(model)
-    for module in reversed(list(model.modules())):  # a module may set what its parts have drawn
+    for module in reversed(list(model.modules())):  # a module may overwrite weights that its children have drawn
         reset = _reset_of(module)
         if reset is not None:
             with _written_through(module):
@@ -65,7 +65,7 @@ def _reset_all(model: nn.Module) -> None:
 
 @contextmanager
 def _written_through(module: nn.Module) -> Iterator[None]:
-    """A reset reaches weights that an old-style norm computes, in the parameters that they are computed from."""
+    """Copy weights drawn inside to the parameters that an old-style norm computes them from."""
     norms = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, (SpectralNorm, WeightNorm))]
     for norm in norms:
         whole = getattr(module, f"{norm.name}_{'orig' if isinstance(norm, SpectralNorm) else 'v'}")
@@ -79,7 +79,7 @@ def _written_through(module: nn.Module) -> Iterator[None]:
                 getattr(module, f"{norm.name}_g").copy_(torch.norm_except_dim(drawn, 2, norm.dim))
                 continue
             getattr(module, f"{norm.name}_orig").copy_(drawn)
-            for side in ("u", "v"):  # as for a layer that is new
+            for side in ("u", "v"):  # as in a new layer
                 vector = getattr(module, f"{norm.name}_{side}")
                 vector.copy_(F.normalize(torch.randn_like(vector), dim=0, eps=norm.eps))
 
@@ -95,4 +95,4 @@ def _load_made(model: nn.Module, factory: Callable[[], nn.Module]) -> None:
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    return next((found for name in RESETS if callable(found := getattr(module, name, None))), None)
+    return next((found for name in RESET_METHODS if callable(found := getattr(module, name, None))), None)

@@ -1,9 +1,9 @@
-"""The moments of a stretch of training: the mean of its networks, their spread, and their last deviations.
+"""Moments of networks along training: their mean, variance and last deviations.
 
     θ̄ = (1/T) Σ_i θ_i        Σ_diag = (1/T) Σ_i θ_i² − θ̄²        D = [θ_i − θ̄_i],  the last K of them,
 
-with θ̄_i the mean of the first i networks. They are updated with every network (Welford), so that the small difference
-of large squares is never taken, and nothing but the K deviations is kept.
+with θ̄_i the mean of the first i networks. They are updated with every network by Welford's method, which
+never subtracts two large squares, and only the K deviations are kept.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 MODEL = "model."
-"""What comes before a parameter's own name among all that is trained."""
+"""The prefix of the model's parameters among all trained parameters."""
 
 
 class Trajectory:
     """Running moments of networks.
 
     Args:
-        rank: K, how many deviations to keep; None for the mean alone.
-        names: the parameters with a spread; of the others only the mean is kept.
+        rank: K, the number of deviations to keep; None for the mean alone.
+        names: the parameters with a variance; of the others only the mean is kept.
     """
 
     def __init__(self, rank: int | None, names: Iterable[str]):
@@ -45,7 +45,7 @@ class Trajectory:
         self.deviations: deque[Params] = deque(maxlen=rank or 0)
 
     def add(self, bnn: Bayesian) -> None:
-        """Take in the network as it is now."""
+        """Add the current weights of a network."""
         self.count += 1
         last: Params = {}
         for name, value in trained(bnn).items():
@@ -60,15 +60,15 @@ class Trajectory:
         self.deviations.append(last)
 
     def variance(self, name: str) -> Tensor:
-        """Σ_diag of a parameter."""
+        """Compute Σ_diag of a parameter."""
         return self.squares[MODEL + name].clamp_min(0) / self.count
 
     def gaussian(self, scale: float) -> Diagonal | LowRankCovariance:
-        """N(θ̄, scale · (Σ_diag + D Dᵀ / (K − 1))), with as many deviations as there are; no D for K = 0."""
+        """Build N(θ̄, scale · (Σ_diag + D Dᵀ / (K − 1))) with the deviations there are; no D for K = 0."""
         if self.count < 2:
             raise BayeslimError(
-                f"A spread needs at least two networks, and {self.count} was averaged. Train for more epochs, start "
-                "earlier (start=0.5), or take a network more often (every=10, in steps)."
+                f"A variance needs at least two networks. Got {self.count}. Train for more epochs, start earlier "
+                "(start=0.5), or average more often (every=10, in steps)."
             )
         names = [name.removeprefix(MODEL) for name in self.names]
         mean = {name: self.mean[MODEL + name].clone() for name in names}
@@ -76,7 +76,7 @@ class Trajectory:
         if len(self.deviations) < 2:
             return Diagonal(mean, std)
         share = (scale / (len(self.deviations) - 1)) ** 0.5
-        # A weight that did not move has no deviations; one whose variance underflows is taken for one of these.
+        # A weight whose variance is zero or underflows has no deviations.
         factor = {
             name: torch.stack([share * each[MODEL + name] for each in self.deviations]) * (std[name] > 0)
             for name in names
@@ -84,7 +84,7 @@ class Trajectory:
         return LowRankCovariance(mean, std, factor)
 
     def write(self, folder: Path, first: int, step: int) -> None:
-        """Keep it beside a checkpoint, with the steps at which training began and at which it is."""
+        """Write the moments beside a checkpoint, with the first and the current step of training."""
         tensors = {f"mean:{n}": t for n, t in self.mean.items()} | {f"squares:{n}": t for n, t in self.squares.items()}
         for index, each in enumerate(self.deviations):
             tensors |= {f"deviation-{index}:{name}": value for name, value in each.items()}
@@ -92,7 +92,7 @@ class Trajectory:
         write_folder(folder, "trajectory", config, tensors)
 
     def read(self, folders: Iterable[Path], step: int, bnn: Bayesian) -> int:
-        """Go on from where it was at a step; returns the one at which training began."""
+        """Load the moments at a step; return the step at which training began."""
         now = trained(bnn)
         for folder in folders:
             if not (folder / INDEX).is_file():
@@ -110,18 +110,18 @@ class Trajectory:
             kept = [parts.get(f"deviation-{index}", {}) for index in range(int(config["deviations"]))]
             self.deviations.extend(kept)
             if self.count:
-                check_fits(now, self.mean, "what is trained")
+                check_fits(now, self.mean, "the trained parameters")
                 for each in (self.squares, *(kept if self.rank else ())):
-                    check_fits(spread, each, "what is random")
+                    check_fits(spread, each, "the random parameters")
             return int(config["first"])
         raise BayeslimError(
-            f"Training was resumed at step {step}, and the averages until there are not beside the checkpoint. "
-            "Use another folder to start anew."
+            f"Training was resumed at step {step}, but the averages up to that step are not beside the checkpoint. "
+            "Use another folder to start again."
         )
 
 
 def trained(bnn: Bayesian) -> Mapping[str, Tensor]:
-    """All that is trained, at least in single precision: of the network, the likelihood and the priors."""
+    """Collect the trained parameters of network, likelihood and priors, at least in single precision."""
     return {
         name: p.detach().to(torch.promote_types(p.dtype, torch.float32))
         for name, p in bnn.named_parameters()

@@ -1,10 +1,10 @@
-"""Closed-form prediction: one pass that carries the mean and variance of every activation, then draws of the outputs.
+"""Moment propagation: one pass that carries mean and variance of every activation, then draws of the outputs.
 
     z ~ N(m, diag(v) + shared noise)  through every layer,      p(y | x) = E[p(y | f)],  f ~ N(m, V) the last of them
 
 for posteriors of independent Gaussian weights. The user's own modules run, on a tensor that carries both moments
-(`Moments`); what each operation does with them is in one table (`RULES`; see `rules`, `activations` and `shapes`). An
-operation without a rule is refused by name.
+(`Moments`). One table has a rule for each operation (`RULES`; see `rules`, `activations` and `shapes`). An operation
+without a rule is refused by name.
 
 Hernández-Lobato & Adams 2015, arXiv:1502.05336 · Wang & Manning 2013, "Fast dropout training" · Wu et al. 2019,
 arXiv:1810.03958

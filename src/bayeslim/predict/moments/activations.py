@@ -1,4 +1,4 @@
-"""Rules for activations: they wait until they are needed (`Activation`)."""
+"""Rules for activations, which are applied when they are needed (`Activation`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def activation(name: str, moments: Callable[..., Moments3] | None = None, *, ris
     Args:
         name: of the torch function.
         moments: takes the mean, the variance and the function's own arguments; Gauss-Hermite quadrature if not given.
-        rising: whether the function never falls.
+        rising: whether the function is nondecreasing.
     """
     function = getattr(F, name, None) or getattr(torch, name)
 
@@ -52,7 +52,7 @@ for _other in ("gelu", "silu", "mish", "sin", "cos", "square"):
 
 @rule("softmax", "log_softmax")
 def _at_the_end(func: Any, x: Moments, dim: int | None = None, **kwargs: Any) -> Moments:
-    """Of the outputs, so of their draws; negative dimensions are the same for both."""
+    """Apply to the draws of the outputs; negative dimensions are the same for both."""
     if dim is None:
         raise NoRule(f"{func.__name__} needs dim")
     place = dim if dim < 0 else dim - x.mu.ndim

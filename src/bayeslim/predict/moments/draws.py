@@ -2,7 +2,7 @@
 
 One set of standard normals serves all inputs, as one drawn network would, so that drawing costs one matrix product. It
 is a scrambled Sobol sequence (Owen 1998): every draw is a draw of the Gaussian, but together they cover it evenly.
-Draws of different inputs have no joint meaning: each input's outputs are right on their own.
+The draws of one input are joint draws of its outputs; those of different inputs are not joint.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from functools import singledispatch
 
 import torch
 from torch import Tensor
-from torch.quasirandom import SobolEngine
 
 from bayeslim.likelihoods import Categorical, Likelihood
-from bayeslim.noise import standard_normal
-from bayeslim.predict.links import concatenate
-from bayeslim.predict.moments.shared_noise import EXACT, cholesky
+from bayeslim.predict.links import concatenate, normal_points
+from bayeslim.predict.moments.shared_noise import MAX_EXACT_UNITS, cholesky
 from bayeslim.predict.moments.tensor import Moments
 from bayeslim.results import Prediction
 
-CHUNK = 1 << 19
-"""Numbers handled at a time: what fits into a processor's cache."""
+NUMBERS_PER_CHUNK = 1 << 19
+"""Numbers of draws handled at a time, which fit into a processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class Outputs:
 
     Attributes:
         mean: m, (B, ...).
-        root: F, (B, O, R) over flattened outputs: what they share, or None for nothing.
-        std: s, (B, O): each output's own spread, or None where the root has all of it.
+        root: F, (B, O, R) over flattened outputs: a root of their shared covariance, or None.
+        std: s, (B, O): each output's own standard deviation, or None where the root has all of it.
         last: a function still to be applied to draws, (S, B, ...), or None.
     """
 
@@ -45,19 +43,19 @@ class Outputs:
 
     @classmethod
     def of(cls, moments: Moments) -> Outputs:
-        """The outputs of a network."""
+        """Make the outputs of a network from their moments."""
         common, variance = moments.common, moments.sigma2.flatten(1)
         last = None if moments.activation is None else moments.activation.apply
         if common is None or moments.mu.ndim != 2:
             return cls(moments.mu, None, variance.sqrt(), last)
         own = (variance - common.variance()).clamp_(min=0)
-        if variance.shape[1] <= EXACT:
+        if variance.shape[1] <= MAX_EXACT_UNITS:
             return cls(moments.mu, cholesky(common.covariance() + torch.diag_embed(own)), None, last)
         return cls(moments.mu, common.root(), own.sqrt(), last)
 
     @classmethod
     def joined(cls, parts: Sequence[Outputs]) -> Outputs:
-        """One from those of several batches."""
+        """Join the outputs of several batches."""
         roots = [part.root for part in parts if part.root is not None]
         stds = [part.std for part in parts if part.std is not None]
         return cls(
@@ -87,13 +85,13 @@ class Outputs:
 def summarise(
     likelihood: Likelihood, outputs: Outputs, samples: int, generator: torch.Generator | None = None
 ) -> Prediction:
-    """The prediction from Gaussian outputs, with draws of them, (S, B, ...)."""
+    """Turn Gaussian outputs into a prediction, with draws of them, (S, B, ...)."""
     count, *shape = outputs.mean.shape
     size = outputs.mean[0].numel()
     noise = normal_points(outputs.noises, samples, generator).to(outputs.mean)
-    # The draws of an output lie side by side: long vectors, however few outputs there are.
+    # The draws of an output lie side by side in memory: long vectors even where outputs are few.
     draws = outputs.mean.new_empty(count, size, samples)
-    step = max(1, CHUNK // (size * samples))
+    step = max(1, NUMBERS_PER_CHUNK // (size * samples))
     parts = []
     for start in range(0, count, step):
         rows = slice(start, start + step)
@@ -106,26 +104,15 @@ def summarise(
     return replace(concatenate(parts), samples=draws.unflatten(1, shape).movedim(-1, 0))
 
 
-def normal_points(dimensions: int, count: int, generator: torch.Generator | None = None) -> Tensor:
-    """Standard normals that cover space evenly, (dimensions, count); they follow from the generator."""
-    if dimensions > SobolEngine.MAXDIM:
-        return standard_normal((dimensions, count), dtype=torch.float64, generator=generator)
-    device = None if generator is None else generator.device
-    seed = int(torch.randint(2**31, (), device=device, generator=generator))
-    uniform = SobolEngine(dimensions, scramble=True, seed=seed).draw(count, dtype=torch.float64)
-    points: Tensor = torch.special.ndtri(uniform + 0.5 / 2**SobolEngine.MAXBIT)  # never exactly 0
-    return points.T.contiguous()
-
-
 @singledispatch
 def of_draws(likelihood: Likelihood, draws: Tensor) -> Prediction:
-    """The prediction from draws of the outputs, (B, ..., S)."""
+    """Turn draws of the outputs, (B, ..., S), into a prediction."""
     return likelihood.predict(draws.movedim(-1, 0))
 
 
 @of_draws.register
 def _(likelihood: Categorical, draws: Tensor) -> Prediction:
-    """As `Categorical.predict`, with every pass over long vectors, in powers of two, which are cheaper than of e.
+    """Predict classes as `Categorical.predict` does, for draws that are last in memory.
 
     The entropy of one draw needs no logarithm of every probability: −Σ p log p = log Σ eᵍ − Σ p g, with g = f − max f.
     """

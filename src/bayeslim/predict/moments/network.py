@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 SAMPLES = 256
-"""Draws of the outputs, where nobody says how many."""
+"""Draws of the outputs by default."""
 
 
 def predict(
@@ -47,7 +47,7 @@ def predict(
 
 
 def moments(model: nn.Module, posterior: Posterior, inputs: Inputs) -> Moments:
-    """What `model` gives on `inputs` under a posterior of independent Gaussians."""
+    """Compute the moments of the outputs under a posterior of independent Gaussians."""
     known = {n: t for n, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in _HALF}
     params = {name: _precise(tensor) for name, tensor in known.items()}
     for name, variance in posterior.variance.items():
@@ -67,7 +67,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _precise(tensor: Tensor) -> Tensor:
-    """Single precision for what is in half: the variance of a weight would underflow there."""
+    """Cast half precision to single: the variance of a weight would underflow."""
     return tensor.float() if tensor.dtype in _HALF else tensor
 
 
@@ -83,7 +83,7 @@ def _device(params: dict[str, Tensor]) -> str:
 
 
 def _place(error: NoRule, model: nn.Module) -> str:
-    """The innermost module at work when the error was raised."""
+    """Describe the innermost module whose forward raised the error."""
     paths = {id(module): (path, module) for path, module in model.named_modules()}
     path, found = "", model
     step = error.__traceback__

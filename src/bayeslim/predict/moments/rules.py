@@ -1,13 +1,13 @@
-"""The rules: what each torch function makes of means and variances.
+"""The rules of torch functions on means and variances.
 
 For a product of independent factors, summed over independent terms (linear layers and convolutions f of any kind):
 
     mean = f(m; μ)        variance = f(v; μ²) + f(m² + v; σ²)
 
-What is approximate, apart from activations being taken for Gaussian:
+Activations are approximated by Gaussians. Other approximations:
 
-- Units are independent but for what `SharedNoise` carries through linear layers and activations; everything else
-  drops it and keeps each unit's own variance.
+- Units are independent but for the noise that `SharedNoise` carries through linear layers and activations; all other
+  operations drop it and keep each unit's own variance.
 - Positions that share a kernel share its draw. A pooling window sees them move together: its maximum is the position
   with the largest mean, and an average has the averaged standard deviation. A convolution takes them for independent.
 - A sum of branches that depend on the same random parameters (a residual) adds their variances. A product of such
@@ -33,11 +33,11 @@ def _layer(func: Any, x: Any, weight: Any, bias: Any = None, *rest: Any, **kwarg
     sources = _independent(func, x, weight) | _sources(bias)
     x = _settled(x)
     (m, v), (mu, var), (b, b_var) = _parts(x), _parts(weight), _parts(bias)
-    if func is torch.conv2d:  # pooling is several times faster with the channels last
+    if func is torch.conv2d:  # pooling is several times faster with channels last
         mu, var = (None if t is None else t.contiguous(memory_format=torch.channels_last) for t in (mu, var))
 
     def run(inputs: Tensor, weights: Tensor, offset: Tensor | None = None) -> Tensor:
-        simple = offset is None and not rest and not kwargs  # a matrix product takes no more
+        simple = offset is None and not rest and not kwargs  # a matrix product has no other arguments
         result: Tensor = func(inputs, weights) if simple else func(inputs, weights, offset, *rest, **kwargs)
         return result
 
@@ -124,7 +124,7 @@ def _negate(func: Any, a: Moments) -> Moments:
 
 
 def _sum(a: Any, b: Any, factor: float) -> Moments:
-    """A + factor · b."""
+    """Add factor · b to a."""
     if a is b:
         return _product(a, 1 + factor)
     a, b = _settled(a), _settled(b)
@@ -155,7 +155,7 @@ def _product(a: Moments, b: Any) -> Moments:
     return Moments.of(mean, a.sigma2 * factor.square(), a.sources, common)
 
 
-# What the rules are made of
+# Parts of the rules
 
 
 def _settled(x: Any) -> Any:
@@ -163,7 +163,7 @@ def _settled(x: Any) -> Any:
 
 
 def _parts(x: Any) -> tuple[Any, Any]:
-    """Mean and variance; a tensor that is not random has none."""
+    """Split into mean and variance; a tensor that is not random has None for it."""
     if isinstance(x, Moments):
         x = x.settled()
         return x.mu, x.sigma2
@@ -175,7 +175,7 @@ def _sources(*values: Any) -> frozenset[str]:
 
 
 def _independent(func: Any, a: Any, b: Any) -> frozenset[str]:
-    """The sources of both factors of a product, which must have none in common."""
+    """Join the sources of both factors of a product, which must have none in common."""
     shared = _sources(a) & _sources(b)
     if shared:
         raise NoRule(f'{func.__name__} multiplies two tensors that both depend on the random "{min(shared)}"')
@@ -183,7 +183,7 @@ def _independent(func: Any, a: Any, b: Any) -> frozenset[str]:
 
 
 def _stored(func: Any, target: Any, result: Moments) -> Moments:
-    """The result, also in the target's place for operations that work in place."""
+    """Return the result, and put it into the target for operations in place."""
     name = func.__name__
     if name.startswith("__"):
         return target.become(result) if name.startswith("__i") and isinstance(target, Moments) else result

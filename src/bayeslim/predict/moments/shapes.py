@@ -1,4 +1,4 @@
-"""Rules for operations that move elements, and for pooling: see `rules` for what they take for granted."""
+"""Rules for operations that move elements, and for pooling; see `rules` for their approximations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _pad(func: Any, x: Moments, pad: Any, mode: str = "constant", value: float |
 @rule("max_pool1d", "max_pool2d", "max_pool3d", *(f"adaptive_max_pool{d}d" for d in (1, 2, 3)))
 def _max_pool(func: Any, x: Moments, *args: Any, return_indices: bool = False, **kwargs: Any) -> Moments:
     if return_indices:
-        raise NoRule(f"{func.__name__} gives the places of maxima, which are random")
+        raise NoRule(f"{func.__name__} returns the indices of maxima, which are random")
     before = x if x.activation is None or x.activation.rising else x.settled()
     mean, places = getattr(F, func.__name__)(before.mu, *args, return_indices=True, **kwargs)
     after = Moments.of(mean, _taken(before.sigma2, places, int(func.__name__[-2])), before.sources)
@@ -57,7 +57,7 @@ def _max_pool(func: Any, x: Moments, *args: Any, return_indices: bool = False, *
 
 
 def _taken(values: Tensor, places: Tensor, dims: int) -> Tensor:
-    """The values at flat places within the last `dims` dimensions."""
+    """Gather the values at flat indices into the last `dims` dimensions."""
     if dims == 2 and all(t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in (values, places)):
         flat = values.permute(0, 2, 3, 1).flatten(1, 2)  # no copy, as flattening the channels would be
         taken: Tensor = flat.gather(1, places.permute(0, 2, 3, 1).flatten(1, 2))

@@ -2,11 +2,11 @@
 
     Cov[z] ≈ diag(p) + D U A Uᵀ D
 
-Units that read the same noisy inputs move together, and the next layer adds that up: with independent units the spread
-of the outputs of a perceptron with two hidden layers comes out a quarter too small. What counts of it lives in few
-directions U, those in which the mean weights stretch their inputs most (the leading left singular vectors of μ), the
-same for all inputs; their covariance A and the slopes D of the activations passed since are each input's own. Carrying
-them costs R² instead of one number for every unit, and a layer of at most `EXACT` units has its whole covariance.
+Units that read the same noisy inputs are correlated, and the next layer sums them: with independent units the spread
+of the outputs of a perceptron with two hidden layers is a quarter too small. Most of the covariance lies in the few
+directions U in which the mean weights stretch their inputs most (the leading left singular vectors of μ), the same for
+all inputs. Their covariance A and the slopes D of the activations since then are each input's own. This takes R²
+numbers an input, and a layer of at most `MAX_EXACT_UNITS` units has its whole covariance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 RANK = 8
 """Directions kept of a wide layer."""
 
-EXACT = 16
-"""A layer of up to so many units keeps all of them."""
+MAX_EXACT_UNITS = 16
+"""A layer of up to this many units keeps its whole covariance."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +38,30 @@ class SharedNoise:
     slope: Tensor | None = None
 
     def scaled(self, by: Tensor) -> SharedNoise:
-        """Every unit multiplied by a number, (..., units)."""
+        """Multiply every unit by a number, (..., units)."""
         by = by.reshape(-1, len(self.basis))
         return SharedNoise(self.basis, self.core, by if self.slope is None else self.slope * by)
 
     def variance(self) -> Tensor:
-        """Its part of the variance of every unit, (N, units)."""
+        """Compute its part of the variance of every unit, (N, units)."""
         i, j = _pairs(self.basis.shape[1])
         along = self.core[i, j].T @ (self.basis[:, i] * self.basis[:, j] * torch.where(i == j, 1, 2)).T
         return along if self.slope is None else along.mul_(self.slope.square())
 
     def covariance(self) -> Tensor:
-        """D U A Uᵀ D, (N, units, units): for a layer that is not wide."""
+        """Compute D U A Uᵀ D, (N, units, units), for a layer that is not wide."""
         half = torch.tensordot(self.basis, self.core, 1)
         whole: Tensor = torch.tensordot(self.basis, half, ([1], [1])).movedim(-1, 0)
         return whole if self.slope is None else self.slope.unsqueeze(-1) * whole * self.slope.unsqueeze(-2)
 
     def root(self) -> Tensor:
-        """F with F Fᵀ the covariance, (N, units, R)."""
+        """Compute F with F Fᵀ the covariance, (N, units, R)."""
         factor: Tensor = (cholesky(self.core.movedim(-1, 0)).mT @ self.basis.T).mT
         return factor if self.slope is None else factor * self.slope.unsqueeze(-1)
 
 
 def through_linear(variance: Tensor, common: SharedNoise | None, weight: Tensor) -> tuple[Tensor, SharedNoise]:
-    """What a linear layer with known weights, (O, J), makes of noise in its inputs, (..., J)."""
+    """Propagate noise in the inputs, (..., J), through a layer of known weights, (O, J)."""
     private = variance.reshape(-1, weight.shape[1])
     if common is not None:
         private = (private - common.variance()).clamp_(min=0)
@@ -83,9 +83,9 @@ def through_linear(variance: Tensor, common: SharedNoise | None, weight: Tensor)
 
 
 def leading(weight: Tensor) -> Tensor:
-    """Orthonormal directions of the outputs in which a weight matrix stretches most, (O, R), by subspace iteration."""
+    """Find the leading left singular vectors of a weight, (O, R), by subspace iteration."""
     outputs = len(weight)
-    if outputs <= EXACT:
+    if outputs <= MAX_EXACT_UNITS:
         return torch.eye(outputs, dtype=weight.dtype, device=weight.device)
     start = torch.randn(outputs, RANK, generator=torch.Generator().manual_seed(0)).to(weight)
     for _ in range(2):
@@ -94,7 +94,7 @@ def leading(weight: Tensor) -> Tensor:
 
 
 def cholesky(covariance: Tensor) -> Tensor:
-    """A root of each matrix, (..., R, R); of what rounding has left of it where that is not positive."""
+    """Compute a root of each matrix, (..., R, R), with negative eigenvalues set to zero."""
     tiny = 1e-6 if covariance.dtype == torch.float32 else 1e-12
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=torch.finfo(covariance.dtype).tiny)
@@ -107,7 +107,7 @@ def cholesky(covariance: Tensor) -> Tensor:
 
 
 def _weighted_products(rows: Tensor, weights: Tensor) -> Tensor:
-    """Σ_j w_nj r_aj r_bj, (R, R, N), of rows (R, J) and weights (N, J)."""
+    """Compute Σ_j w_nj r_aj r_bj, (R, R, N), of rows (R, J) and weights (N, J)."""
     i, j = _pairs(len(rows))
     half = (rows[i] * rows[j]) @ weights.T
     products = half.new_empty(len(rows), len(rows), len(weights))
@@ -117,6 +117,6 @@ def _weighted_products(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def _pairs(count: int) -> tuple[Tensor, Tensor]:
-    """Indices of the lower triangle of a symmetric matrix."""
+    """List the indices of the lower triangle of a symmetric matrix."""
     i, j = torch.tril_indices(count, count)
     return i, j

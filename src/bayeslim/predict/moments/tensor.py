@@ -1,8 +1,8 @@
-"""`Moments`: a tensor that is known by its mean and its variance, and the table of what can be done with it.
+"""`Moments`, a tensor of means and variances, and the table of operations on it.
 
-It is a `torch.Tensor`, so the user's own modules run on it unchanged; every torch function that meets one is looked up
-in `RULES` by name. A new operation is one entry: a function that takes the torch function and its arguments, with
-`Moments` among them, and gives `Moments`.
+It is a `torch.Tensor`, so that the user's own modules run on it unchanged: every torch function called on one is looked
+up in `RULES` by name. A new operation is one entry: a function that takes the torch function and its arguments, with
+`Moments` among them, and returns `Moments`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ READABLE = {
     *("dtype", "device", "get_device", "layout", "requires_grad", "is_floating_point", "is_complex"),
     *("is_cuda", "is_mps", "is_meta", "is_sparse", "is_nested", "is_quantized"),
 }
-"""What is the same for every draw, and may be asked for."""
+"""Attributes and methods whose result is the same for every draw."""
 
 
 class NoRule(Exception):
-    """The network does something whose moments are not known."""
+    """The network runs an operation whose moments are not known."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of every element (or of the last outputs) that waits for its argument to be needed.
+    """A function of every element (or of the last outputs) that is applied later, when its result is needed.
 
-    Waiting pays: pooling can go first where the function never falls, and at the very end it is applied to the draws.
+    Pooling can then go first where the function is nondecreasing, and at the end it is applied to the draws themselves.
 
     Attributes:
-        name: what to call it.
+        name: of the torch function.
         apply: the function itself.
         moments: mean, variance and slope of it, given the mean and variance of a Gaussian; None for a function that
             can only stand at the end.
-        rising: whether it never falls, so that it commutes with the maximum.
+        rising: whether it is nondecreasing, so that it commutes with the maximum.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Activation:
 
 
 class Moments(Tensor):
-    """Independent Gaussians, but for what they have in common.
+    """Gaussians that are independent but for their shared noise.
 
     Attributes:
         mu: the mean.
@@ -73,11 +73,11 @@ class Moments(Tensor):
 
     @staticmethod
     def of(mu: Tensor, sigma2: Tensor, sources: frozenset[str], common: SharedNoise | None = None) -> Moments:
-        """A new one."""
+        """Make a tensor of these moments."""
         return _filled(mu.as_subclass(Moments), mu, sigma2, sources, common)
 
     def settled(self) -> Moments:
-        """With the activation applied."""
+        """Apply the activation that waits, if any."""
         if self.activation is None:
             return self
         if self.activation.moments is None:
@@ -86,14 +86,14 @@ class Moments(Tensor):
         return Moments.of(mu, sigma2, self.sources, self.common and self.common.scaled(slope))
 
     def waiting_for(self, activation: Activation) -> Moments:
-        """The same, with an activation still to be applied."""
+        """Set an activation that is still to be applied."""
         before = self.settled()
         after = Moments.of(before.mu, before.sigma2, before.sources, before.common)
         after.activation = activation
         return after
 
     def become(self, other: Moments) -> Moments:
-        """Take another's place: what an operation in place does."""
+        """Take over another's moments, as an operation in place does."""
         _filled(self, other.mu, other.sigma2, other.sources, other.common)
         self.activation = other.activation
         return self
@@ -130,6 +130,6 @@ def _filled(made: Moments, mu: Tensor, sigma2: Tensor, sources: frozenset[str], 
 
 
 def _name(func: Any) -> str:
-    """The name of a torch function; a property's own name rather than that of its getter."""
+    """Look up the name of a torch function; of a property, not of its getter."""
     name: str = getattr(func, "__name__", str(func))
     return str(func.__self__.__name__) if name == "__get__" else name

@@ -1,0 +1,125 @@
+"""The base of stochastic gradient samplers: optimizers that add noise.
+
+The library's loss is the mean over examples, L(w) = mean NLL − log p(w) / N. The potential whose Boltzmann distribution
+is the posterior is U(w) = −log p(D, w) = N L(w), and its gradient is N times that of the loss. Every sampler is written
+for L: `lr` means the same as in gradient descent on the loss, and N only sets the amount of noise. At a temperature T
+the target is p(w|D)^(1/T); at zero a sampler is a plain optimizer.
+
+A prior N(0, s²) may be left out of the loss and given as the sampler's `weight_decay` 1 / (s² N): the same step, in
+fewer passes over the weights (`normal_prior.weight_decay`).
+
+All tensors of a group are updated together (`torch._foreach_*`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslim.noise import standard_normals
+
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
+
+class Sampler(torch.optim.Optimizer):
+    """The base of stochastic gradient samplers.
+
+    Args:
+        params: parameters, or groups of them; a group of `temperature` 0 is optimised rather than sampled.
+        lr: the learning rate of the optimizer underneath.
+        num_data: N, the size of the training set.
+        temperature: T of the target p(w|D)^(1/T).
+        weight_decay: λ of the term λ w added to the gradients; 0 if the loss contains the whole prior.
+        masks: by parameter, which of its entries move (True); all entries of a parameter without a mask move.
+        **settings: the settings of the algorithm.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        num_data: int,
+        temperature: float = 1.0,
+        weight_decay: float = 0.0,
+        masks: Mapping[Tensor, Tensor] | None = None,
+        **settings: Any,
+    ):
+        if not lr > 0:
+            raise ValueError(f"lr must be positive. Got {lr}.")
+        if num_data < 1:
+            raise ValueError(f"num_data is the number of training examples and must be positive. Got {num_data}.")
+        if temperature < 0:
+            raise ValueError(f"temperature must not be negative. Got {temperature}.")
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative. Got {weight_decay}.")
+        common = {"lr": lr, "num_data": num_data, "temperature": temperature, "weight_decay": weight_decay}
+        super().__init__(params, {**common, **settings})
+        self.masks = dict(masks or {})
+        self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "masks": self.masks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
+
+    @abstractmethod
+    def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
+        """Update the parameters of a group."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step of the chain.
+
+        Args:
+            closure: recomputes the loss and returns it; not needed if the gradients are there.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            grads = [p.grad for p in params]
+            if any(grad.is_sparse for grad in grads):
+                raise RuntimeError(
+                    f"{type(self).__name__} moves every weight at every step: it needs dense gradients. "
+                    "Use nn.Embedding(..., sparse=False)."
+                )
+            if params:
+                self.update(group, params, self._masked(params, grads))
+        return loss
+
+    def noise(self, params: Tensors) -> Tensors:
+        """Draw ε ~ N(0, 1) like the parameters, with zeros in entries that do not move."""
+        return self._masked(params, standard_normals(params))
+
+    def with_decay(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
+        """Add the gradients of the weight decay, λ w, to gradients."""
+        if not group["weight_decay"]:
+            return grads
+        return torch._foreach_add(grads, self._masked(params, params), alpha=group["weight_decay"])
+
+    def buffers(self, params: Tensors, name: str) -> Tensors:
+        """Return the state tensor of this name of every parameter, zeros at first."""
+        for p in params:
+            if name not in self.state[p]:
+                self.state[p][name] = torch.zeros_like(p)
+        return [self.state[p][name] for p in params]
+
+    def count(self, params: Tensors) -> int:
+        """Count the entries that move."""
+        return sum(self._moving.get(p, p.numel()) for p in params)
+
+    def _masked(self, params: Tensors, values: Tensors) -> Tensors:
+        """Set values to zero in entries that do not move."""
+        if not self.masks:
+            return values
+        pairs = zip(params, values, strict=True)
+        return [each * self.masks[p] if p in self.masks else each for p, each in pairs]

@@ -1,0 +1,104 @@
+"""Bias correction: the mean output of every cut layer is brought back to its value before the cut.
+
+A cut shifts the mean of a layer's outputs. On each batch the layers are corrected in the order in which they run, so
+that a layer sees the corrected outputs of those before it,
+
+    b ← b + mean over data of (E[y before the cut] − E[y]),
+
+with means over examples and positions. Layers with a batch norm behind them need none of this once the statistics of
+the norm are measured anew (`batch_norms.py`).
+
+Nagel et al. 2019, arXiv:1906.04721
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.posteriors import Particles
+from bayeslim.types import Params, call, device_of, split_batch, to_device
+
+Hook = Callable[[str, Tensor], Tensor | None]
+
+
+def correct_biases(before: nn.Module, bnn: Bayesian, loader: Iterable[Any]) -> int:
+    """Correct the biases of all cut layers of a network, in place.
+
+    Args:
+        before: the plain network before the cut.
+        bnn: the pruned network; its posterior must be found again afterwards.
+        loader: batches of inputs and targets.
+
+    Returns:
+        the number of corrected layers.
+    """
+    if isinstance(bnn.posterior_, Particles):
+        raise TypeError("Bias correction moves one network, and particles are many. Leave bias_correction out.")
+    network = bnn.mean_network().eval()
+    before = before.eval()
+    layers = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Linear, _ConvNd)) and module.bias is not None and f"{name}.weight" in bnn.masks
+    }
+    device, batches = device_of(network), 0
+    shifts: Params = {name: torch.zeros_like(module.bias, dtype=torch.float64) for name, module in layers.items()}
+    wanted: Params = {}
+
+    def record(name: str, output: Tensor) -> None:
+        wanted[name] = _mean(layers[name], output)
+
+    def correct(name: str, output: Tensor) -> Tensor:
+        shift = wanted[name] - _mean(layers[name], output)
+        shifts[name] += shift
+        return output + _along(layers[name], shift.to(output.dtype), output.ndim)
+
+    with torch.no_grad():
+        for batch in loader:
+            inputs = to_device(split_batch(batch)[0], device)
+            with _hooked(before, layers, record):
+                call(before, inputs)
+            with _hooked(network, layers, correct):
+                call(network, inputs)
+            batches += 1
+        for name, shift in shifts.items():
+            bias = bnn.model.get_parameter(f"{name}.bias")
+            bias += (shift / max(batches, 1)).to(bias)
+    bnn.keep_zeros()
+    return len(layers)
+
+
+def _channel_dim(layer: nn.Module, ndim: int) -> int:
+    return ndim - 1 if isinstance(layer, nn.Linear) else ndim - 1 - len(layer.kernel_size)  # type: ignore[arg-type]
+
+
+def _mean(layer: nn.Module, output: Tensor) -> Tensor:
+    """Average the outputs of each channel, in float64."""
+    return output.movedim(_channel_dim(layer, output.ndim), -1).flatten(0, -2).double().mean(0)
+
+
+def _along(layer: nn.Module, shift: Tensor, ndim: int) -> Tensor:
+    """Shape values of channels so that they broadcast over outputs."""
+    dim = _channel_dim(layer, ndim)
+    return shift.view(-1, *[1] * (ndim - dim - 1))
+
+
+@contextmanager
+def _hooked(network: nn.Module, names: Iterable[str], hook: Hook) -> Iterator[None]:
+    """Call `hook` with the outputs of some layers while they run; what it returns replaces them."""
+    handles = [
+        network.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: hook(name, output))
+        for name in names
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,66 @@
+"""Seeds of a run: the global generators, and the order of a loader's data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from bayeslim.noise import kept_random_state
+
+CHAIN_SEED_STRIDE = 0x9E3779B97F4A7C15
+"""The difference between the seeds of two chains: large and odd, so that runs with neighbouring seeds share none."""
+
+
+@contextmanager
+def seeded(seed: int | None, rank: int, loader: Any = None) -> Iterator[None]:
+    """Seed the global generators and the order of a loader's data for a run, and restore them on exit.
+
+    Args:
+        seed: the seed of the run; None leaves everything alone.
+        rank: of this process; every rank has its own seed of the global generators of torch, Python and numpy.
+        loader: its `generator` is seeded, or the "seed" and "epoch" of its `state_dict()`, where it has them; the order
+            of the data is the same on every rank.
+    """
+    if seed is None:
+        yield
+        return
+    with kept_random_state(), _ordered(loader, seed):
+        torch.manual_seed(seed + rank)
+        random.seed(seed + rank)
+        np.random.seed((seed + rank) % 2**32)  # noqa: NPY002 - augmentations may use it
+        yield
+
+
+def seed_of_chain(seed: int, index: int) -> int:
+    """Return a seed for one chain of a run."""
+    return (seed + index * CHAIN_SEED_STRIDE) % 2**63
+
+
+def ordered_by(loader: Any, seed: int) -> AbstractContextManager[None]:
+    """Seed the global generators and the order of a loader's data alike on every rank, and restore them on exit."""
+    return seeded(seed, 0, loader)
+
+
+@contextmanager
+def _ordered(loader: Any, seed: int) -> Iterator[None]:
+    """Start the order of a loader's data from a seed inside."""
+    generator = getattr(loader, "generator", None)
+    generator = generator if isinstance(generator, torch.Generator) else None
+    own = loader.state_dict() if hasattr(loader, "load_state_dict") and hasattr(loader, "state_dict") else None
+    before = generator.get_state() if generator is not None else None
+    if generator is not None:
+        generator.manual_seed(seed)
+    if own is not None and {"seed", "epoch"} <= own.keys():
+        loader.load_state_dict({**own, "seed": seed, "epoch": 0})
+    try:
+        yield
+    finally:
+        if generator is not None and before is not None:
+            generator.set_state(before)
+        if own is not None:
+            loader.load_state_dict(own)

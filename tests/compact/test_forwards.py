@@ -1,0 +1,168 @@
+"""Forwards of every kind are traced, cut and compacted, and the units that must stay say why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from bayeslim.compact import compaction, units
+
+
+def halved(network: nn.Module, example, *, at_least: int = 1):
+    """Cut every other unit of a network; its compaction must be exact and remove what was cut."""
+    network = network.eval()
+    found = units(network, example)
+    cut = [place for places in found.by_layer().values() for place in places[::2][: max(len(places) - 1, 0)]]
+    result = compaction(network, found.masks(cut), example, units=found)
+    assert len(result.removed) >= max(len(cut), at_least)
+    assert result.difference < 1e-5
+    return result
+
+
+class Regions(nn.Module):
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.dtype = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.a(x).relu()
+        if self.dtype is None:
+            hidden = self.b(hidden).relu()
+        else:
+            with torch.autocast("cpu", dtype=self.dtype):
+                hidden = self.b(hidden).relu()
+        return self.c(hidden.float())
+
+
+def test_no_grad_inside_a_forward():
+    assert halved(Regions(None), torch.randn(2, 4)).kind == "modules"
+
+
+def test_autocast_inside_a_forward():
+    network = Regions(torch.bfloat16).eval()
+    example = torch.randn(2, 4)
+    found = units(network, example)
+    assert {unit.layer for unit in found.units} == {"a", "b"}
+    masks = found.masks([0, 3, 9])
+    slim = compaction(network, masks, example, units=found).network
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter *= masks[name]
+    torch.testing.assert_close(slim(example), network(example), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_lstm_with_projections(layers):
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Linear(3, 6)
+            self.lstm = nn.LSTM(6, 8, layers, proj_size=4, batch_first=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(self.embed(x).relu())[0])
+
+    slim = halved(Projected(), torch.randn(2, 5, 3), at_least=9).network
+    assert (slim.lstm.input_size, slim.lstm.hidden_size, slim.lstm.proj_size) == (3, 4, 2)
+
+
+def test_a_forward_of_any_number_of_arguments():
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, *args: Tensor) -> Tensor:
+            return self.b(self.a(sum(args)).relu())
+
+    halved(Summed(), (torch.randn(2, 4), torch.randn(2, 4)), at_least=4)
+
+
+def test_cross_attention_with_a_learned_query():
+    class Perceiver(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Parameter(torch.randn(5, 8))
+            self.embed = nn.Linear(3, 8)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.inner, self.head = nn.Linear(8, 16), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.embed(x)
+            query = self.query.unsqueeze(0).expand(x.shape[0], -1, -1)
+            return self.head(self.inner(self.attention(query, hidden, hidden)[0]).relu()).mean(1)
+
+    result = halved(Perceiver(), torch.randn(2, 7, 3), at_least=8)
+    assert any("in_proj_weight" in frozen.parameter for frozen in result.units.frozen)
+
+
+def test_packed_sequences():
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm, self.head = nn.Linear(3, 6), nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = pack_padded_sequence(self.embed(x).relu(), lengths, batch_first=True, enforce_sorted=False)
+            outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])
+            return self.head(outputs)
+
+    network, example = Packed(), (torch.randn(3, 5, 3), torch.tensor([5, 3, 2]))
+    found = units(network, example)
+    assert found.units or found.frozen
+    halved(network, example, at_least=0)
+
+
+def test_an_encoder_and_decoder():
+    network = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    result = halved(network, (torch.randn(2, 6, 8), torch.randn(2, 4, 8)), at_least=16)
+    layers = {unit.layer for unit in result.units.units}
+    assert {"encoder.layers.0.linear1", "decoder.layers.0.linear1"} <= layers
+
+
+def test_weights_that_a_parametrisation_computes():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Linear(4, 8), nn.ReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 2)
+    )
+    found = units(network.eval(), torch.randn(2, 4))
+    assert found.frozen
+    halved(network, torch.randn(2, 4), at_least=0)
+
+
+def test_a_graph_convolution():
+    class Convolution(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, 8), nn.Linear(8, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            hidden = self.a(x).relu()
+            hidden = torch.zeros_like(hidden).index_add(0, edges[1], hidden[edges[0]])
+            return self.c(self.b(hidden).relu())
+
+    example = (torch.randn(5, 3), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
+    halved(Convolution(), example, at_least=7)
+
+
+def test_whole_groups_of_a_group_norm_go():
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.conv1 = nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 3, padding=1)
+            self.norm2, self.conv2 = nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.conv2(self.norm2(self.conv1(self.norm1(x).relu())).relu())
+
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3), Block(), Block(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    )
+    result = halved(network, torch.randn(2, 3, 8, 8), at_least=6)
+    assert result.network[1].norm1.num_groups == 2
+    assert result.network[1].norm1.num_channels == 4

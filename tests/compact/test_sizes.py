@@ -1,0 +1,337 @@
+"""Compacted networks are exact at other sizes than the example's, or refuse them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bayeslim as bl
+from bayeslim.compact import compaction
+
+TOLERANCE = 1e-4
+
+
+def exact_or_refused(network: nn.Module, slim: nn.Module, *inputs) -> str:
+    """The smaller network gives the network's outputs, or says that it was traced on other inputs."""
+    with torch.no_grad():
+        expected = network(*inputs)
+        try:
+            found = slim(*inputs)
+        except AssertionError:
+            with pytest.raises(AssertionError, match="make it again with an example"):
+                slim(*inputs)
+            return "refused"
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    return "exact"
+
+
+def cut(layer: nn.Module, *units: int) -> None:
+    """Zero the rows of units but for their biases, so that each leaves a constant."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            if parameter.ndim > 1:
+                parameter[list(units)] = 0
+
+
+def kill(network: nn.Module, layer: str, *units: int) -> None:
+    """Zero the rows of units with their biases."""
+    with torch.no_grad():
+        for parameter in network.get_submodule(layer).parameters():
+            parameter[list(units)] = 0
+
+
+# networks that can only be compacted as graphs
+
+
+class CellLoop(nn.Module):
+    """An LSTMCell in a loop over time, with the width of its state written into the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.new_zeros(x.shape[0], 6)
+        outputs = []
+        for t in range(x.shape[1]):
+            h, c = self.cell(x[:, t], (h, c))
+            outputs.append(self.head(h))
+        return torch.stack(outputs, 1)
+
+
+class HardCodedWidth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu().view(-1, x.shape[1], 8)
+        return self.b(hidden.sum(1) / x.shape[1])
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.places = nn.Parameter(torch.randn(1, 16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu().view(-1, x.shape[1], 8)
+        return self.b(hidden + self.places[:, : x.shape[1]]).relu().cumsum(1)
+
+
+def lstm_cut() -> CellLoop:
+    network = CellLoop().eval()
+    with torch.no_grad():
+        for gate in range(4):
+            for parameter in network.cell.parameters():
+                parameter[gate * 6 + 1] = 0
+    return network
+
+
+def test_an_lstm_cell_in_a_loop_takes_the_number_of_steps_it_was_traced_on():
+    torch.manual_seed(0)
+    network = lstm_cut()
+    result = compaction(network, None, torch.randn(2, 4, 3))
+    assert (result.kind, len(result.removed)) == ("graph", 1)
+    assert exact_or_refused(network, result.network, torch.randn(5, 4, 3)) == "exact"
+    assert exact_or_refused(network, result.network, torch.randn(2, 9, 3)) == "refused"
+
+
+def test_a_mean_over_time_in_a_network_with_a_hard_coded_width():
+    torch.manual_seed(0)
+    network = HardCodedWidth().eval()
+    kill(network, "a", 1, 5)
+    result = compaction(network, None, torch.randn(2, 4, 3))
+    assert result.kind == "graph"
+    assert exact_or_refused(network, result.network, torch.randn(3, 9, 3)) == "exact"
+
+
+def test_one_token_is_not_broadcast_to_nine():
+    torch.manual_seed(0)
+    network = Positions().eval()
+    kill(network, "a", 1)
+    with torch.no_grad():
+        network.places[:, :, 1] = 0
+    result = compaction(network, None, torch.randn(2, 1, 3))
+    assert result.kind == "graph"
+    exact_or_refused(network, result.network, torch.randn(2, 9, 3))
+    longer = compaction(network, None, torch.randn(2, 5, 3)).network
+    assert exact_or_refused(network, longer, torch.randn(2, 9, 3)) == "exact"
+    exact_or_refused(network, longer, torch.randn(2, 1, 3))
+
+
+def test_dropped_inputs_leave_the_other_sizes_free():
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu().sum(1) / x.shape[1])
+
+    torch.manual_seed(0)
+    network = Mean().eval()
+    with torch.no_grad():
+        network.a.weight[:, [0, 3]] = 0
+    result = compaction(network, None, torch.randn(2, 4, 6), drop_inputs=True)
+    assert result.kind == "graph"
+    assert exact_or_refused(network, result.network, torch.randn(2, 11, 6)) == "exact"
+
+
+# networks that are read from a folder
+
+
+def saved(network: nn.Module, example, path, model: nn.Module | None = None) -> nn.Module:
+    bl.save(network, path, example=example)
+    return bl.load(path, model=model)
+
+
+def test_a_folder_without_its_class_refuses_other_lengths(tmp_path):
+    torch.manual_seed(0)
+    network = lstm_cut()
+    found = saved(network, torch.randn(2, 4, 3), tmp_path)
+    assert exact_or_refused(network, found, torch.randn(3, 4, 3)) == "exact"
+    assert exact_or_refused(network, found, torch.randn(2, 9, 3)) == "refused"
+
+
+def test_a_folder_without_its_class_refuses_the_other_branch(tmp_path):
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x).sum(1) if x.shape[1] > 8 else self.a(x).tanh().mean(1)
+
+    torch.manual_seed(0)
+    network = Branch().eval()
+    found = saved(network, torch.randn(2, 5, 3), tmp_path)
+    assert exact_or_refused(network, found, torch.randn(2, 8, 3)) == "exact"
+    assert exact_or_refused(network, found, torch.randn(2, 9, 3)) == "refused"
+
+
+def test_a_folder_without_its_class_takes_larger_bags(tmp_path):
+    torch.manual_seed(0)
+    network = nn.EmbeddingBag(20, 4, mode="sum").eval()
+    found = saved(network, (torch.randint(20, (6,)), torch.tensor([0, 2, 4])), tmp_path)
+    exact_or_refused(network, found, torch.randint(20, (15,)), torch.tensor([0, 7, 9]))
+
+
+@pytest.mark.parametrize("number", [2.5, 3])
+def test_a_folder_without_its_class_refuses_another_number(tmp_path, number):
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, factor: float) -> Tensor:
+            return self.a(x) * factor
+
+    torch.manual_seed(0)
+    network, x = Scaled().eval(), torch.randn(2, 3)
+    found = saved(network, (x, number), tmp_path)
+    assert exact_or_refused(network, found, x, number) == "exact"
+    exact_or_refused(network, found, x, number + 4)
+
+
+def test_a_folder_of_a_graph_is_not_read_into_its_class(tmp_path):
+    class Shuffled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(nn.functional.channel_shuffle(self.a(x).relu(), 2))
+
+    torch.manual_seed(0)
+    network, x = Shuffled().eval(), torch.randn(2, 3, 5, 5)
+    kill(network, "a", 4, 5, 6, 7)
+    slim = bl.compact(network, x)
+    bl.save(slim, tmp_path)
+    assert exact_or_refused(network, bl.load(tmp_path), torch.randn(2, 3, 7, 7)) == "exact"
+    if slim(x).shape == network(x).shape and isinstance(slim, torch.fx.GraphModule):
+        with pytest.raises(bl.errors.BayeslimError, match="load it without model"):
+            bl.load(tmp_path, model=Shuffled())
+    else:
+        assert exact_or_refused(network, bl.load(tmp_path, model=Shuffled()), x) == "exact"
+
+
+# constants that are folded into a bias
+
+
+class Pooled(nn.Module):
+    def __init__(self, features: int = 4) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(features, 8), nn.Linear(8, 2)
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        return hidden.sum(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.pool(self.a(x).relu()))
+
+
+def with_constant(network: nn.Module, layer: nn.Module) -> nn.Module:
+    """A network of which two units of a layer are constant at one."""
+    cut(layer, 1, 2)
+    with torch.no_grad():
+        layer.bias[[1, 2]] = 1.0
+    return network.eval()
+
+
+def test_a_sum_over_as_many_steps_as_features():
+    torch.manual_seed(0)
+    network = Pooled()
+    with_constant(network, network.a)
+    slim = compaction(network, None, torch.randn(2, 4, 4)).network
+    for steps in (1, 4, 7, 9):
+        assert exact_or_refused(network, slim, torch.randn(2, steps, 4)) == "exact"
+
+
+def test_a_mean_over_time_is_folded():
+    torch.manual_seed(0)
+
+    class Mean(Pooled):
+        def pool(self, hidden: Tensor) -> Tensor:
+            return hidden.mean(1)
+
+    network = Mean()
+    with_constant(network, network.a)
+    result = compaction(network, None, torch.randn(2, 4, 4))
+    assert len(result.removed) == 2
+    assert exact_or_refused(network, result.network, torch.randn(2, 9, 4)) == "exact"
+
+
+def test_an_image_with_as_many_channels_as_rows():
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 1), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu().sum((2, 3)))
+
+    torch.manual_seed(0)
+    network = Summed()
+    with_constant(network, network.a)
+    slim = compaction(network, None, torch.randn(2, 3, 3, 3)).network
+    for size in ((3, 3), (5, 3), (3, 7), (6, 9)):
+        assert exact_or_refused(network, slim, torch.randn(2, 3, *size)) == "exact"
+
+
+def test_windows_of_twenty_steps():
+    class Windows(Pooled):
+        def pool(self, hidden: Tensor) -> Tensor:
+            return hidden.unfold(1, 20, 20).sum((1, 3)) / 5
+
+    torch.manual_seed(0)
+    network = Windows()
+    with_constant(network, network.a)
+    slim = compaction(network, None, torch.randn(2, 100, 4)).network
+    for steps in (20, 100, 60, 105, 240):
+        assert exact_or_refused(network, slim, torch.randn(2, steps, 4)) == "exact"
+
+
+def test_the_first_hundred_steps():
+    class First(Pooled):
+        def pool(self, hidden: Tensor) -> Tensor:
+            return hidden[:, :100].sum(1)
+
+    torch.manual_seed(0)
+    network = First()
+    with_constant(network, network.a)
+    slim = compaction(network, None, torch.randn(2, 300, 4)).network
+    for steps in (300, 100, 40, 500):
+        assert exact_or_refused(network, slim, torch.randn(2, steps, 4)) == "exact"
+
+
+@pytest.mark.parametrize("factor", [2.0, 3])
+def test_a_factor_that_is_an_argument(factor):
+    class Factor(Pooled):
+        def forward(self, x: Tensor, factor: float) -> Tensor:
+            return self.b(self.a(x).relu() * factor)
+
+    torch.manual_seed(0)
+    network = Factor()
+    with_constant(network, network.a)
+    x = torch.randn(2, 4)
+    slim = compaction(network, None, (x, factor)).network
+    for other in (factor, factor + 3, 0.5):
+        exact_or_refused(network, slim, x, other)
+
+
+def test_a_division_by_a_number_from_the_data():
+    class Longest(Pooled):
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return self.b(self.a(x).relu() / lengths.max().item())
+
+    torch.manual_seed(0)
+    network = Longest()
+    with_constant(network, network.a)
+    x = torch.randn(2, 5, 4)
+    slim = compaction(network, None, (x, torch.tensor([3.0, 5.0]))).network
+    for lengths in ([3.0, 5.0], [2.0, 2.0], [1.0, 9.0]):
+        assert exact_or_refused(network, slim, x, torch.tensor(lengths)) == "exact"
