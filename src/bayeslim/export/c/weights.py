@@ -22,8 +22,8 @@ LANES = 32
 """Samples that are computed side by side."""
 PACK = 4
 """Floats of a vector register."""
-MAX_PACKS = 12
-"""Packs that are summed at once: more do not fit into 16 vector registers."""
+MAX_PACKS = 16
+"""Packs that are summed at once: with their inputs and weights they fit into 32 vector registers."""
 _BLOCK = 32
 _OUTPUTS_PER_BLOCK = 4
 
@@ -242,7 +242,7 @@ def _block(step: Weighted, max_packs: int) -> _Block:
     _, height, width = step.conv_shape
     pool_height, pool_width = (step.pool.height, step.pool.width) if step.pool else (1, 1)
     lines, places = height // pool_height, width // pool_width
-    own_places = min(places, max(1, max_packs * PACK // pool_width))
+    own_places = min(places, max(1, max(1, max_packs // pool_height) * PACK // pool_width))
     packs = -(-own_places * pool_width // PACK)
     own_lines = min(lines, max(1, max_packs // (packs * pool_height)))
     start = _start("i0", "r", own_lines, lines) + _start("j0", "c", own_places, places)
