@@ -205,9 +205,7 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
         if ranking.blocked:
             raise EmptyLayer(_emptied(budget, ranking, f"In the order of scores, weights can be cut to {reached}"))
         extreme = "most" if budget.goal == "sparsity" else "least"
-        raise ValueError(
-            f"{budget} cannot be met: the {extreme} possible is {reached}. Protect less, or ask for less."
-        )
+        raise ValueError(f"{budget} cannot be met: the {extreme} possible is {reached}. Protect less, or ask for less.")
     return fewest(left, target, ranking.gone, ranking.limit)
 
 
