@@ -116,7 +116,7 @@ def test_parameters_left(bnn):
     assert 57 - plan.cut == 40
     with pytest.raises(EmptyLayer):
         bl.plan(bnn, bl.Budget(parameters=9, empty_layers="refuse"))
-    with pytest.raises(ValueError, match="the least that can be reached is 11 "):
+    with pytest.raises(ValueError, match="the least possible is 11 "):
         bl.plan(bnn, bl.Budget(parameters=9, empty_layers="keep best"))
     with pytest.raises(ValueError, match=r"the most that can be reached is a sparsity of 0\.9583"):
         bl.plan(bnn, bl.Budget(sparsity=0.99, empty_layers="keep best"))
