@@ -34,7 +34,7 @@ class Solver:
         max_iterations: stop after this many products.
     """
 
-    tolerance: float = 1e-6
+    tolerance: float = 1e-5
     max_iterations: int = 2000
 
     def __post_init__(self) -> None:

@@ -213,7 +213,7 @@ class Conditioned(Gaussian):
         Exact, except for a Kronecker layer that keeps more than `kept.MAX_EXACT_WEIGHTS` weights: there it is each
         row's own variance times the factor by which correlations between rows raised it before the cut.
         """
-        return like_means(self.restriction.variance(), self._mean)
+        return like_means(self.restriction.variance(), self.base.mean)
 
     @property
     def support(self) -> Params:

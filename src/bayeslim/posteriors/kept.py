@@ -1,7 +1,7 @@
 """P_RR of one Kronecker layer: solving for the weights that are kept, in float64.
 
 The joint solve is conjugate gradients on the masked product V ↦ K ∘ (G (K ∘ V) A + δ V), preconditioned by the masked
-inverse K ∘ P⁻¹(K ∘ V), which is free to set up. On LeNet-300-100 it takes 20 to 220 products for a residual of 1e-6, a
+inverse K ∘ P⁻¹(K ∘ V), which is free to set up. On LeNet-300-100 it takes 20 to 220 products for an error of 1e-6, a
 third of what the diagonal takes; with a weak prior, some hundreds. Where it does not converge, a layer with few kept
 weights is solved by Cholesky. The error of the iterates falls in the norm of P, so that wherever they end the posterior
 prefers the last one to weights that did not move.
