@@ -32,6 +32,10 @@ from bayeslim.types import Inputs, Params, call
 
 M = TypeVar("M", bound=nn.Module)
 
+_OWN_DICTS = [name for name in vars(nn.Module()) if name in ("_parameters", "_buffers") or name.endswith("_hooks")]
+_OWN_DICTS += [name for name in vars(nn.Module()) if "_hooks_" in name]
+"""The attributes of a module that a replica has for itself: slots, and hooks by their handles."""
+
 
 def replicate(model: M, *, evaluating: bool = True) -> M:
     """Make a replica of a module tree.
@@ -55,8 +59,8 @@ def _shallow(module: nn.Module) -> nn.Module:
     twin: nn.Module = object.__new__(type(module))
     own = vars(twin)
     own.update(vars(module))
-    for name in [name for name in own if name in ("_parameters", "_buffers") or "_hooks" in name]:
-        own[name] = copy.copy(own[name])
+    for name in _OWN_DICTS:
+        own[name] = own[name].copy()
     if isinstance(module, nn.RNNBase):
         own["_flat_weights"] = list(own["_flat_weights"])
     return twin

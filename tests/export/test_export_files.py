@@ -225,3 +225,13 @@ def test_a_file_that_gives_other_answers_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(ExportFailed, match="gives other outputs"):
         bl.export(mlp(), tmp_path / "net.onnx", example=ROWS)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_weights_that_are_not_finite_are_named(tmp_path, suffix):
+    network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        network[1].bias[0] = torch.nan
+    with pytest.raises(ValueError, match=r'"1\.bias" of Sequential holds NaN'):
+        bl.export(network, tmp_path / f"net.{suffix}", example=torch.randn(2, 3))
+    assert not list(tmp_path.iterdir())

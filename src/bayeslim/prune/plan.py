@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.methods.shared.curvature_posterior import diagonal_factors
 from bayeslim.posteriors import Gated, Gaussian
 from bayeslim.prune.apply import apply_plan
 from bayeslim.prune.batch_norms import measure_batch_norms
@@ -121,7 +122,9 @@ def decide(
     if count <= ranking.gone and not silent:
         raise NothingToCut(_nothing(budget, ranking))
     count = max(count, ranking.gone)
-    return plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+    found = plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+    notes = [f'"{name}": {why}' for name, why in diagonal_factors(bnn.posterior_).items() if name in found.masks]
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
@@ -203,7 +206,7 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
             raise EmptyLayer(_emptied(budget, ranking, f"In the order of scores, weights can be cut to {reached}"))
         extreme = "most" if budget.goal == "sparsity" else "least"
         raise ValueError(
-            f"{budget} cannot be met: the {extreme} that can be reached is {reached}. Protect less, or ask for less."
+            f"{budget} cannot be met: the {extreme} possible is {reached}. Protect less, or ask for less."
         )
     return fewest(left, target, ranking.gone, ranking.limit)
 
