@@ -129,7 +129,7 @@ class KeptBlock:
         return int(self.kept.flatten(1).sum(1).max()) <= MAX_EXACT_WEIGHTS
 
     def _exact(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield for each group the flat places of its kept weights, and the Cholesky factor of their precision."""
+        """Yield for each group the flat places of its kept weights, and their factor."""
         for group, kept in enumerate(self.kept):
             places = kept.flatten().nonzero()[:, 0]
             yield places, cholesky(self.entries(group, places))[0]
@@ -155,7 +155,7 @@ class KeptBlock:
 
 
 def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tensor:
-    """Move kept weights as if rows (outputs) were independent, each with precision G_oo A + δ I.
+    """Move kept weights as if rows were independent, each with G_oo A + δ I.
 
     Args:
         block: the layer.

@@ -32,7 +32,7 @@ from bayeslim.types import Inputs, Params
 
 
 class Plan(Cuts):
-    """What to cut, as data: decided by `bayeslim.plan`, or written by hand; carried out by `bayeslim.prune`."""
+    """A plan of a cut, as data: made by `bayeslim.plan` or by hand, carried out by `bayeslim.prune`."""
 
     def tighten(self, bnn: Bayesian, budget: Budget, **options: Any) -> Plan:
         """Cut what this plan cuts, and more of `bnn`, to meet a tighter budget.
@@ -205,9 +205,7 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
         if ranking.blocked:
             raise EmptyLayer(_emptied(budget, ranking, f"In the order of scores, weights can be cut to {reached}"))
         extreme = "most" if budget.goal == "sparsity" else "least"
-        raise ValueError(
-            f"{budget} cannot be met: the {extreme} possible is {reached}. Protect less, or ask for less."
-        )
+        raise ValueError(f"{budget} cannot be met: the {extreme} possible is {reached}. Protect less, or ask for less.")
     return fewest(left, target, ranking.gone, ranking.limit)
 
 
