@@ -93,7 +93,7 @@ def gradient_covariance(
         spread = torch.einsum("bgi,goi->bgo", a[:, 0].square(), variance)
         return _gram((g[:, :, 0] * spread.sqrt()[:, None]).flatten(2)[:, None])
     std = variance.sqrt().unsqueeze(2)
-    step = max(1, MAX_NUMBERS_PER_MAX_NUMBERS_PER_CHUNK // (classes * std.numel()))
+    step = max(1, MAX_NUMBERS_PER_CHUNK // (classes * std.numel()))
     covariance = g.new_empty(examples, classes, classes)
     for start in range(0, examples, step):
         part = slice(start, start + step)
