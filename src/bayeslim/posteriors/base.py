@@ -95,7 +95,7 @@ def like_means(values: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> Para
 
 
 def check_masks(masks: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> Params:
-    """Validate masks against a posterior's parameters; parameters without a mask are kept whole.
+    """Check masks against a posterior's parameters; those without one are kept whole.
 
     Returns:
         a boolean mask for every parameter in `mean`, True = kept, on the parameter's device.

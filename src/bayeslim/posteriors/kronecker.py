@@ -163,7 +163,7 @@ class Kronecker(Gaussian):
         }
 
     def tensors(self) -> Params:
-        """Collect means, eigendecompositions, the rest's curvature and the prior precision."""
+        """Collect means, eigendecompositions, the rest's curvature and prior precision."""
         tensors = {f"mean:{name}": t for name, t in self._mean.items()}
         tensors |= {f"rest:{name}": t for name, t in self.rest_curvature.items()}
         for f in self.factors:
@@ -231,7 +231,7 @@ class KeptLayers(Restriction):
         return torch.stack([log.cpu() for log in logs]).sum()
 
     def variance(self) -> Params:
-        """Compute the diagonal of P_RR⁻¹: exact for small layers, estimated for large ones."""
+        """Compute the diagonal of P_RR⁻¹: exact for small layers, else estimated."""
         return self.base.ordered(
             [k.block.layer.params(k.variance()) for k in self.blocks],
             {name: self.kept[name] / p for name, p in self.base.rest.items()},
@@ -254,7 +254,7 @@ def _matrix(block: KroneckerBlock, params: Mapping[str, Tensor]) -> Tensor:
 def _layers(
     mean: Mapping[str, Tensor], factors: Sequence[KroneckerFactors], rest: Mapping[str, Tensor]
 ) -> list[LayerMatrix]:
-    """Lay out the layers, after a check that every parameter has exactly one precision."""
+    """Lay out the layers; every parameter must have exactly one precision."""
     claimed = [name for f in factors for name in ((f.weight,) if f.bias is None else (f.weight, f.bias))] + list(rest)
     twice = {name for name in claimed if claimed.count(name) > 1}
     if twice or set(claimed) != set(mean):
@@ -275,7 +275,7 @@ def _layers(
 
 
 def _layer_prior(layer: LayerMatrix, resolved: Params, mean: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """Find a layer's prior precision: a scalar if shared, else (groups, outputs, inputs)."""
+    """Find a layer's prior precision: a scalar if shared, else one for each weight."""
     first, *others = (resolved[name] for name in layer.names)
     plain = not any(d.requires_grad for d in (first, *others))
     if first.numel() == 1 and all(d is first or (plain and d.numel() == 1 and bool(d == first)) for d in others):

@@ -94,7 +94,7 @@ def _along(layer: nn.Module, shift: Tensor, ndim: int) -> Tensor:
 
 @contextmanager
 def _hooked(network: nn.Module, names: Iterable[str], hook: Hook) -> Iterator[None]:
-    """Call `hook` with the outputs of some layers while they run; what it returns replaces them."""
+    """Call `hook` with the outputs of layers while they run; its result replaces them."""
     handles = [
         network.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: hook(name, output))
         for name in names

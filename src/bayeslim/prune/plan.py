@@ -32,7 +32,7 @@ from bayeslim.types import Inputs, Params
 
 
 class Plan(Cuts):
-    """What to cut, as data: decided by `bayeslim.plan`, or written by hand; carried out by `bayeslim.prune`."""
+    """A plan of a cut, as data: made by `bayeslim.plan` or by hand, carried out by `bayeslim.prune`."""
 
     def tighten(self, bnn: Bayesian, budget: Budget, **options: Any) -> Plan:
         """Cut what this plan cuts, and more of `bnn`, to meet a tighter budget.
