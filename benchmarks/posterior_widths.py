@@ -4,8 +4,8 @@
 
 An MLP with 100 hidden units, prior N(0, 1), on three data sets. With `std_rate=1`, log σ has the learning rate of the
 means; 10 is the default. The loss is the negative ELBO per example, which both minimise. The NLL is that of the average
-prediction of 64 draws on test data. A converged mean field can predict worse than one that is still too narrow: the ELBO
-pays for every weight. A cold posterior, `temperature=0.1`, pays less; its loss is that of the tempered objective.
+prediction of 64 draws on test data. A converged mean field can predict worse than one that is still too narrow: the
+ELBO pays for every weight. A cold posterior, `temperature=0.1`, pays less; its loss is that of the tempered objective.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def main() -> None:
                 row = fitted(problem, epochs, settings)
                 rows.append(row)
                 print(
-                    f"{problem:7}  {epochs:6}  {row['std_rate']:8g}  {row['temperature']:11g}  {row['loss']:6.2f}  {row['median_std']:8.3f}  "
-                    f"{row['test_nll']:8.3f}  {'yes' if row['warned'] else 'no'}",
+                    f"{problem:7}  {epochs:6}  {row['std_rate']:8g}  {row['temperature']:11g}  {row['loss']:6.2f}  "
+                    f"{row['median_std']:8.3f}  {row['test_nll']:8.3f}  {'yes' if row['warned'] else 'no'}",
                     flush=True,
                 )
     print(save("posterior_widths", {"rows": rows}))
