@@ -1,7 +1,7 @@
-"""Diagnostics: whether chains of networks have found their distribution, and how much they know of it.
+"""Diagnostics of chains of networks: convergence and effective sample sizes.
 
     bnn.fit(loader, epochs=50)                       # bl.SGLD(chains=4), bl.HMC(chains=4), ...
-    print(bl.diagnostics.summary(bnn, x))            # weights, and what the networks say of x
+    print(bl.diagnostics.summary(bnn, x))            # of the weights, and of the predictions for x
     print(bl.diagnostics.temperature(bnn, loader))   # whether the networks lie too far apart, or too close
     bl.diagnostics.to_arviz(bnn)                     # every plot and number of ArviZ
 
