@@ -45,7 +45,10 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     bnn = bl.bayesianize(
         bl.zoo.create("mlp", hidden=job["units"]),
         bl.Variational(
-            estimator=job["estimator"], temperature=job["temperature"], kl_schedule=SCHEDULES[job["schedule"]]
+            estimator=job["estimator"],
+            temperature=job["temperature"],
+            kl_schedule=SCHEDULES[job["schedule"]],
+            std_rate=1.0,
         ),
         likelihood=bl.likelihoods.Categorical(),
         prior=bl.priors.Normal(job["prior_std"]),

@@ -60,7 +60,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     prior = bl.priors.Normal(*job["prior"]) if len(job["prior"]) == 1 else bl.priors.ScaleMixture(*job["prior"])
     bnn = bl.bayesianize(
         bl.zoo.create("mlp", hidden=400),
-        bl.Variational(kl_schedule=SCHEDULES[job["schedule"]]),
+        bl.Variational(kl_schedule=SCHEDULES[job["schedule"]], std_rate=1.0),
         likelihood=bl.likelihoods.Categorical(),
         prior=prior,
     )

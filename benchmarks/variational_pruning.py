@@ -44,7 +44,7 @@ def trained(job: Job) -> bl.Bayesian:
     data = split()
     bnn = bl.bayesianize(
         bl.zoo.create("mlp", hidden=400),
-        bl.Variational(temperature=job["temperature"], kl_schedule=bl.schedules.Warmup(WARMUP)),
+        bl.Variational(temperature=job["temperature"], kl_schedule=bl.schedules.Warmup(WARMUP), std_rate=1.0),
         likelihood=bl.likelihoods.Categorical(),
         prior=PRIORS[job["prior"]],
     )

@@ -113,7 +113,9 @@ every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.k
 
 
 @pytest.mark.parametrize(
-    "method", [bl.Variational(), bl.Variational(samples=8, antithetic=True)], ids=["local", "pairs"]
+    "method",  # the rate of 0.05 below is large enough for log σ
+    [bl.Variational(std_rate=1.0), bl.Variational(samples=8, antithetic=True, std_rate=1.0)],
+    ids=["local", "pairs"],
 )
 def test_training_reaches_the_optimum(method):
     X, y = problem()

@@ -109,13 +109,13 @@ def test_true_is_no_number_of_data():
         bl.bayesianize(nn.Linear(3, 2), bl.Variational(), likelihood=Categorical(), num_data=True)
 
 
-@pytest.mark.parametrize("method", [bl.Variational(), bl.DeepEnsemble(members=1), bl.SGLD(samples=1)])
+@pytest.mark.parametrize("method", [bl.Variational(), bl.DeepEnsemble(members=1), bl.SGLD(samples=1), bl.HMC(2, 2)])
 def test_targets_that_are_all_ignored(method):
     bnn, ignored = bayesian(method), bl.data.Loader(X, torch.full_like(Y, -100), batch_size=8)
     with pytest.raises(BayeslimError, match="All targets are -100"):
-        bnn.fit(ignored, epochs=2, progress=False)
+        bnn.fit(ignored, progress=False)
     some = torch.where(torch.arange(24) < 20, -100, Y)
-    bayesian(method).fit(bl.data.Loader(X, some, batch_size=4, shuffle=False), epochs=2, progress=False)
+    bayesian(method).fit(bl.data.Loader(X, some, batch_size=4, shuffle=False), progress=False)
 
 
 class Short:

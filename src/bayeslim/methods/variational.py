@@ -70,7 +70,8 @@ class Variational(Method):
         samples: draws per step, K (for mixtures, from every component); α ≠ 1 compares them and needs at least two.
         antithetic: draw noise in pairs ε, −ε (needs an even number of samples and shared noise).
         kl_schedule: the weight of the KL over training.
-        temperature: a factor on the KL; below 1 gives a cold posterior.
+        temperature: a factor on the KL; below 1 gives a cold posterior, which often predicts better once σ has
+            converged.
         gates: random scales of groups of weights, one of `bayeslim.gates`, that learn which units a network needs.
         gate_at: the sides of layers to gate, by the names of layers, instead of the default (inputs of Linear layers,
             filters of convolutions, and so on), such as {"conv1": "outputs", "fc1": "inputs"} (see
