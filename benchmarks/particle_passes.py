@@ -5,12 +5,12 @@
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
 
 The prediction is `bl.predict(bnn, x)`: averaged probabilities with their uncertainty. A pass is a call of a plain
-network in evaluation mode, without gradients, on the same inputs; S passes are those of S plain networks, each with its own
-weights, one after the other. Beside it stand the loop that people write (the mean of the softmax over S plain networks)
-and, on a GPU or with `--compiled`, `bl.compiled`. All take turns, and the median of the rounds is kept. Weights are
-random: the cost does not depend on them. The outputs of every particle are compared with those of its plain network;
-the largest difference, relative to the largest output, is kept beside the cost. `before` is the cost measured on the
-same machine before predictions became a plain loop, without and with uncertainty.
+network in evaluation mode, without gradients, on the same inputs; S passes are those of S plain networks, each with
+its own weights, one after the other. Beside it stand the loop that people write (the mean of the softmax over S plain
+networks) and, on a GPU or with `--compiled`, `bl.compiled`. All take turns, and the median of the rounds is kept.
+Weights are random: the cost does not depend on them. The outputs of every particle are compared with those of its plain
+network; the largest difference, relative to the largest output, is kept beside the cost. `before` is the cost measured
+on the same machine before predictions became a plain loop, without and with uncertainty.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def parts(network: nn.Module) -> tuple[list[tuple[str, Tensor]], list[tuple[str,
 def measure(name: str, inputs: int, members: int, device: str, compiled: bool) -> dict[str, Any]:
     """Time all contenders in turns, and compare outputs with those of each network alone."""
     torch.manual_seed(0)
+    torch.compiler.reset()
     build, shape = NETWORKS[name]
     plain = build().to(device).eval()
     bnn, x = ensemble(copy.deepcopy(plain), members), torch.rand(inputs, *shape, device=device)

@@ -28,6 +28,7 @@ from bayeslim.coding.encode import Encoded, decode, encode
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
+from bayeslim.export.c.library import load_c
 from bayeslim.io.registry import register
 from bayeslim.io.saving import load, save
 from bayeslim.methods.base import Method
@@ -116,6 +117,7 @@ __all__ = [
     "likelihoods",
     "linear_in_parameters",
     "load",
+    "load_c",
     "log_evidence",
     "metrics",
     "plan",

@@ -161,8 +161,8 @@ def test_what_cannot_be_asked_for(tmp_path):
     network = mlp()
     bnn = bl.bayesianize(network, bl.Variational(), likelihood=bl.likelihoods.Categorical())
     for error, options, match in [
-        (ValueError, {"path": "net.tflite"}, r'".onnx" or ".pt2"'),
-        (ValueError, {"path": "net"}, r'".onnx" or ".pt2"'),
+        (ValueError, {"path": "net.tflite"}, r'".onnx", ".pt2" or ".c"'),
+        (ValueError, {"path": "net"}, r'".onnx", ".pt2" or ".c"'),
         (ValueError, {"path": "net.pt2", "sparse": True}, r"\.onnx"),
         (ValueError, {"sparse": True, "int8": True}, "Choose one"),
         (ValueError, {"samples": 3}, "plain network has none"),

@@ -15,6 +15,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.errors import BayeslimError
+from bayeslim.export.c.write import to_c
 from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
 from bayeslim.export.integer_onnx import to_integer_onnx
@@ -35,9 +36,10 @@ class Exported:
 
     Attributes:
         path: the file.
-        format: "onnx" or "pt2".
+        format: "onnx", "pt2" or "c".
         bytes: its size.
-        difference: the largest difference between its outputs and the network's, relative to the largest output.
+        difference: the largest difference between its outputs and the network's, relative to the largest output; NaN
+            for a C file that was not checked, for want of a compiler.
         batch_is_free: whether the file takes batches of any size.
     """
 
@@ -66,7 +68,7 @@ def export(
     int8: bool = False,
     tolerance: float = 1e-5,
 ) -> Exported:
-    """Write a network as an ONNX file or a PyTorch program, by the path's suffix.
+    """Write a network as an ONNX file, a PyTorch program or C, by the path's suffix.
 
     The batch size is dynamic where the network allows it. Before the file is written, it is compared with the network
     on two batch sizes, in onnxruntime or as read back by PyTorch. An older file is replaced in one step.
@@ -75,8 +77,9 @@ def export(
         network: a plain network, exported in eval mode; or a Bayesian one, of which `samples` draws are exported as one
             graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`; or the
             result of `quantise`, whose codes are stored in an ONNX file as integers of 8 or 16 bits.
-        path: ends in ".onnx" (needs the extra `bayeslim[onnx]`) or ".pt2" (whose readers must trust it, as PyTorch
-            unpickles parts of it; folders of `bayeslim.save` are safe to read).
+        path: ends in ".onnx" (needs the extra `bayeslim[onnx]`), ".pt2" (whose readers must trust it, as PyTorch
+            unpickles parts of it; folders of `bayeslim.save` are safe to read) or ".c" (self-contained C99 with a
+            header beside it; zeros cost neither time nor bytes; `load_c` runs it).
         example: inputs: a tensor, a tuple of arguments or a dict.
         samples: the number of draws of a Bayesian network; for particles, all of them if not given.
         generator: the source of randomness; with the same one `predict(how="sample")` draws the same networks.
@@ -109,6 +112,10 @@ def export(
         content, gap = to_integer_onnx(network, plain, inputs, example, tolerance, int8=int8)
     elif target.suffix == ".onnx":
         content, gap = to_onnx(plain, inputs, tolerance, names, sparse=sparse, int8=int8)
+    elif target.suffix == ".c":
+        source, gap = to_c(plain, target.stem, inputs, tolerance, network if isinstance(network, Quantised) else None)
+        write_file(target.with_suffix(".h"), source.header.encode())
+        content = source.code.encode()
     else:
         content, gap = to_program(plain, inputs, tolerance)
     write_file(target, content)
@@ -129,8 +136,10 @@ def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: 
         raise TypeError(
             f"export takes a Bayesian, a torch.nn.Module or the result of quantise. Got {type(network).__name__}."
         )
-    if target.suffix not in (".onnx", ".pt2"):
-        raise ValueError(f'The path must end in ".onnx" or ".pt2", which chooses the format. Got "{target}".')
+    if target.suffix not in (".onnx", ".pt2", ".c"):
+        raise ValueError(f'The path must end in ".onnx", ".pt2" or ".c", which chooses the format. Got "{target}".')
+    if target.suffix == ".c" and isinstance(network, Bayesian):
+        raise ValueError("A C file holds one plain network: export bnn.mean_network(), or quantise(bnn).")
     if (sparse or int8) and target.suffix != ".onnx":
         raise ValueError(f'sparse and int8 are for ".onnx" files. Got "{target}".')
     if sparse and isinstance(network, Quantised):

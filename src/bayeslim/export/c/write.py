@@ -1,0 +1,63 @@
+"""A network as C: traced, fused, checked against the original."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bayeslim.compact.example import tensors_in
+from bayeslim.errors import BayeslimWarning
+from bayeslim.export.c.fuse import fuse
+from bayeslim.export.c.levels import find_levels
+from bayeslim.export.c.library import find_compiler, load_c
+from bayeslim.export.c.measure import faster_kernels
+from bayeslim.export.c.read import read_program
+from bayeslim.export.c.source import Source, write_source
+from bayeslim.export.c.weights import LANES
+from bayeslim.export.check import prove
+from bayeslim.quantise.result import Quantised
+from bayeslim.types import Inputs
+
+_CHECKED_ROWS = (1, LANES + 5)
+
+
+def to_c(
+    network: nn.Module, stem: str, inputs: Sequence[Inputs], tolerance: float, quantised: Quantised | None
+) -> tuple[Source, float]:
+    """Write a network as C; return the source and the largest difference, NaN without a compiler.
+
+    Args:
+        network: in eval mode, on the CPU.
+        stem: the name of the file, without its suffix.
+        inputs: examples of inputs.
+        tolerance: the relative difference allowed.
+        quantised: the result of `quantise` that the network is from, whose codes are stored.
+
+    Raises:
+        UnsupportedModel: if an operation is not supported.
+        ExportFailed: if the compiled network gives other outputs.
+    """
+    program = fuse(find_levels(read_program(network, inputs[0]), quantised))
+    if find_compiler() is None:
+        warnings.warn(
+            "No C compiler was found: the C file is not checked, and layers are dense or sparse by size instead of "
+            "time. Install gcc or clang, or name a compiler in the variable CC.",
+            BayeslimWarning,
+            stacklevel=3,
+        )
+        return write_source(program, stem, {}), float("nan")
+    source = write_source(program, stem, faster_kernels(program))
+    example = tensors_in(inputs[0])[0]
+    generator = torch.Generator().manual_seed(0)
+    randoms = [torch.randn(rows, *example.shape[1:], generator=generator) for rows in _CHECKED_ROWS]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / f"{stem}.h").write_text(source.header)
+        path = Path(folder) / f"{stem}.c"
+        path.write_text(source.code)
+        compiled = load_c(path)
+        return source, prove(network, compiled, [*randoms, example], ".c", tolerance)

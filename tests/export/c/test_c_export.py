@@ -1,0 +1,378 @@
+"""Networks in C: the same answers as in PyTorch, with every warning an error and under sanitizers."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import bayeslim as bl
+from bayeslim.errors import BayeslimError, BayeslimWarning, CorruptFile, ShapeMismatch, UnsupportedModel
+from bayeslim.export.c.fuse import fuse
+from bayeslim.export.c.levels import find_levels
+from bayeslim.export.c.library import CNetwork, compile_c, find_compiler
+from bayeslim.export.c.literals import literal
+from bayeslim.export.c.read import read_program
+from bayeslim.export.c.source import write_source
+from bayeslim.export.c.steps import Weighted
+from bayeslim.export.c.weights import LANES
+
+needs_a_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+
+
+class Residual(nn.Module):
+    """A residual block between convolutions, a difference, and scalars."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.second = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(6, 4, 1, stride=2)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.first(x)))
+        h = torch.relu(h + 0.5 * self.second(h)) - h
+        return self.last(self.third(h).mean((2, 3))) / 2 + 1
+
+
+class Viewed(nn.Module):
+    """Sizes that the forward reads from its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.layer(x.view(x.size(0), -1))
+
+
+def mlp(activation=None, sizes=(7, 40, 33, 5)):
+    layers = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), activation or nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+NETWORKS = {
+    "mlp": (mlp, (7,)),
+    "linear": (lambda: nn.Linear(3, 2, bias=False), (3,)),
+    "lenet": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 5, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(5, 6, 3),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(6 * 25, 10),
+            nn.Softmax(-1),
+        ),
+        (1, 28, 28),
+    ),
+    "normed": (
+        lambda: nn.Sequential(
+            nn.BatchNorm2d(3),
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.GELU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(8, 7, 3, stride=2, padding=(1, 2)),
+            nn.BatchNorm2d(7),
+            nn.LeakyReLU(0.2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(7, 4),
+            nn.BatchNorm1d(4),
+            nn.LogSoftmax(1),
+        ),
+        (3, 11, 13),
+    ),
+    "grouped": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 8, 3, groups=2, padding="same"),
+            nn.SiLU(),
+            nn.Conv2d(8, 8, (3, 1), groups=8, dilation=2),
+            nn.Hardtanh(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.Conv2d(8, 2, 1),
+            nn.Softmax(1),
+        ),
+        (4, 9, 10),
+    ),
+    "signal": (
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 6, 5, padding=2),
+            nn.BatchNorm1d(6),
+            nn.Tanh(),
+            nn.MaxPool1d(3),
+            nn.Conv1d(6, 5, 3, stride=2),
+            nn.Sigmoid(),
+            nn.AvgPool1d(2, padding=1, count_include_pad=False),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
+            nn.Linear(5, 3),
+        ),
+        (2, 53),
+    ),
+    "wide": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 3, 3),
+            nn.ELU(),
+            nn.MaxPool2d((2, 3)),
+            nn.Conv2d(3, 3, 3),
+            nn.Hardswish(),
+            nn.AvgPool2d(2),
+        ),
+        (1, 17, 131),
+    ),
+    "residual": (Residual, (2, 8, 8)),
+    "viewed": (Viewed, (3, 2, 2)),
+    "tiny": (lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.GELU("tanh"), nn.MaxPool2d(2), nn.Flatten()), (1, 4, 4)),
+    "dropped": (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3), nn.Softplus()), (3, 2, 2)),
+}
+
+
+def network(name, density=0.3, seed=0):
+    """A network of the table, with statistics of batch norms and zeros among its weights."""
+    torch.manual_seed(seed)
+    make, shape = NETWORKS[name]
+    net = make()
+    net(torch.randn(16, *shape))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(torch.rand_like(parameter) < density)
+    return net.eval(), torch.randn(2, *shape)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", NETWORKS)
+def test_answers_are_those_of_the_network(tmp_path, name):
+    net, x = network(name)
+    exported = bl.export(net, tmp_path / "net.c", example=x)
+    assert exported.format == "c"
+    assert exported.difference < 1e-5
+    compiled = bl.load_c(tmp_path / "net.c")
+    for rows in (1, 2, LANES + 3):
+        x = torch.randn(rows, *x.shape[1:])
+        torch.testing.assert_close(compiled(x), net(x), atol=2e-6, rtol=1e-5)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", ["mlp", "lenet", "normed", "wide", "residual", "tiny"])
+@pytest.mark.parametrize("is_sparse", [True, False])
+@pytest.mark.parametrize("density", [0.0, 1.0])
+def test_both_kernels_of_every_layer(tmp_path, name, is_sparse, density):
+    net, x = network(name, density)
+    program = fuse(read_program(net, x))
+    chosen = {n: is_sparse for n, step in enumerate(program.steps) if isinstance(step, Weighted)}
+    compiled = built(write_source(program, "one", chosen), tmp_path)
+    x = torch.randn(LANES + 1, *x.shape[1:])
+    torch.testing.assert_close(compiled(x), net(x), atol=2e-6, rtol=1e-5)
+
+
+def built(source, folder):
+    (folder / "one.h").write_text(source.header)
+    (folder / "one.c").write_text(source.code)
+    compile_c(folder / "one.c", folder / "one.so")
+    return CNetwork(folder / "one.so", "one")
+
+
+MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+#include "net.h"
+int main(void)
+{
+    const size_t rows = %d;
+    float *x = malloc(rows * NET_INPUTS * sizeof *x), *y = malloc(rows * NET_OUTPUTS * sizeof *y);
+    float *one = malloc(NET_WORK * sizeof *one), *all = malloc(NET_BATCH_WORK * sizeof *all);
+    if (fread(x, sizeof *x, rows * NET_INPUTS, stdin) != rows * NET_INPUTS)
+        return 1;
+    for (size_t n = 0; n < rows; ++n)
+        net_run(x + n * NET_INPUTS, y + n * NET_OUTPUTS, one);
+    fwrite(y, sizeof *y, rows * NET_OUTPUTS, stdout);
+    net_run_batch(x, y, rows, all);
+    fwrite(y, sizeof *y, rows * NET_OUTPUTS, stdout);
+    free(x);
+    free(y);
+    free(one);
+    free(all);
+    return 0;
+}
+"""
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", ["mlp", "lenet", "normed", "grouped", "signal", "wide", "residual", "tiny"])
+def test_no_warnings_and_nothing_for_sanitizers(tmp_path, name):
+    """All buffers are allocated to the byte, so that a step over their ends is found."""
+    net, x = network(name)
+    bl.export(net, tmp_path / "net.c", example=x)
+    rows = LANES + 2
+    x = torch.randn(rows, *x.shape[1:])
+    (tmp_path / "main.c").write_text(MAIN % rows)
+    flags = "-std=c99 -Wall -Wextra -Werror -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    command = [find_compiler(), *flags.split(), "main.c", "net.c", "-o", "main", "-lm"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "main"], input=x.numpy().tobytes(), capture_output=True, check=True)
+    one, batch = torch.from_numpy(np.frombuffer(done.stdout, np.float32).copy()).view(2, rows, *net(x).shape[1:])
+    torch.testing.assert_close(one, net(x), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(batch, net(x), atol=2e-6, rtol=1e-5)
+
+
+ACTIVATIONS = [
+    nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-0.5, 0.25), nn.LeakyReLU(0.1), nn.ELU(0.7), nn.SELU(), nn.CELU(1.3), nn.GELU(),
+    nn.GELU("tanh"), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.Softplus(2.0, 3.0), nn.Hardsigmoid(), nn.Hardswish(),
+]  # fmt: skip
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
+def test_activations(tmp_path, activation):
+    net = nn.Sequential(activation)
+    compiled = built(write_source(fuse(read_program(net, torch.randn(2, 50))), "one", {}), tmp_path)
+    x = torch.cat([torch.linspace(-12, 12, 45), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])])[None]
+    torch.testing.assert_close(compiled(x), net(x), atol=1e-6, rtol=1e-5, equal_nan=True)
+
+
+def test_batch_norms_activations_and_pooling_are_fused():
+    net, x = network("normed")
+    kinds = [type(step).__name__ for step in fuse(read_program(net, x)).steps]
+    assert kinds == ["Affine", "Pad", "Weighted", "Pad", "Weighted", "Weighted", "Softmax"]
+
+
+def fitted():
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 1, 8, 8), torch.randint(0, 3, (200,))
+    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3))
+    net(x)
+    bnn = bl.bayesianize(net.eval(), bl.Laplace(structure="diag"), likelihood=bl.likelihoods.Categorical())
+    bnn.fit([(x, y)])
+    return bnn, x
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("settings", [{"bits": 3}, {"bits": 4, "per": "unit"}, {"bits": 4, "codebook": "kmeans"}])
+def test_quantised_networks_keep_their_codes(tmp_path, settings):
+    bnn, x = fitted()
+    quantised = bl.quantise(bnn, strength=0.0, **settings)
+    bl.export(quantised, tmp_path / "net.c", example=x)
+    compiled = bl.load_c(tmp_path / "net.c")
+    torch.testing.assert_close(compiled(x), quantised.network(x), atol=1e-5, rtol=1e-5)
+    program = find_levels(read_program(quantised.network.eval(), x), quantised)
+    sparse = dict.fromkeys(range(len(program.steps)), True)
+    coded = write_source(fuse(program), "net", sparse)
+    plain = write_source(fuse(read_program(quantised.network, x)), "net", sparse)
+    assert "_code[" in coded.code
+    assert coded.weight_bytes < 0.65 * plain.weight_bytes
+    assert coded.weight_bytes < 4 * sum(p.numel() for p in quantised.network.parameters() if p.ndim > 1)
+
+
+@needs_a_compiler
+def test_few_zeros_are_dense_and_many_are_sparse_by_time(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 300))
+    with torch.no_grad():
+        net[0].weight.mul_(torch.rand(300, 400) < 0.9)
+        net[2].weight.mul_(torch.rand(300, 300) < 0.01)
+    bl.export(net, tmp_path / "net.c", example=torch.randn(2, 400))
+    code = (tmp_path / "net.c").read_text()
+    assert "net_0_weight[" in code
+    assert "net_1_tap[" in code
+
+
+@needs_a_compiler
+def test_nothing_is_allocated_and_no_state_is_kept(tmp_path):
+    net, x = network("residual")
+    bl.export(net, tmp_path / "net.c", example=x)
+    code = (tmp_path / "net.c").read_text()
+    assert "malloc" not in code
+    assert not [line for line in code.splitlines() if line.startswith("static") and "const" not in line.split("(")[0]
+                and "(" not in line]  # fmt: skip
+    compile_c(tmp_path / "net.c", tmp_path / "net.so")
+    compiled = bl.load_c(tmp_path / "net.so")
+    inputs = [torch.randn(rows, *x.shape[1:]) for rows in (1, 40, 3, 64) * 8]
+    expected = [compiled(one) for one in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(torch.equal(a, b) for a, b in zip(pool.map(compiled, inputs), expected, strict=True))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "words"),
+    [
+        (nn.LSTM(4, 3, batch_first=True), torch.randn(2, 5, 4), "lstm"),
+        (Attention(), torch.randn(2, 5, 8), "attention"),
+        (nn.Sequential(nn.Conv3d(1, 2, 3)), torch.randn(2, 1, 5, 5, 5), "conv3d"),
+        (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)), torch.randn(2, 1, 5, 5), '"0".*ceil_mode'),
+        (nn.Sequential(nn.Embedding(5, 3)), torch.zeros(2, 4, dtype=torch.int64), "int64"),
+        (nn.Linear(3, 2).double(), torch.randn(2, 3).double(), "float64"),
+        (nn.Linear(3, 2), torch.randn(2, 5, 3), "features"),
+        (nn.Sequential(nn.AdaptiveAvgPool2d(2)), torch.randn(2, 1, 5, 5), "equal windows"),
+        (nn.LayerNorm(4), torch.randn(2, 4), "layer_norm"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path, net, x, words):
+    with pytest.raises((UnsupportedModel, ShapeMismatch), match=words):
+        bl.export(net.eval(), tmp_path / "net.c", example=x)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_posteriors_are_refused(tmp_path):
+    bnn, x = fitted()
+    with pytest.raises(ValueError, match="mean_network"):
+        bl.export(bnn, tmp_path / "net.c", example=x, samples=3)
+
+
+def test_without_a_compiler_the_file_is_written_and_a_warning_says_it_is_unchecked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    net, x = network("mlp")
+    with pytest.warns(BayeslimWarning, match="compiler"):
+        exported = bl.export(net, tmp_path / "net.c", example=x)
+    assert np.isnan(exported.difference)
+    with pytest.raises(BayeslimError, match="gcc or clang"):
+        bl.load_c(tmp_path / "net.c")
+
+
+@needs_a_compiler
+def test_names_of_files_become_names_in_c(tmp_path):
+    net, x = network("mlp")
+    bl.export(net, tmp_path / "my-net 2.c", example=x)
+    assert "void my_net_2_run(" in (tmp_path / "my-net 2.h").read_text()
+    torch.testing.assert_close(bl.load_c(tmp_path / "my-net 2.c")(x), net(x), atol=2e-6, rtol=1e-5)
+    compile_c(tmp_path / "my-net 2.c", tmp_path / "libother.so")
+    assert bl.load_c(tmp_path / "libother.so", name="my_net_2")(x).shape == (2, 5)
+    with pytest.raises(CorruptFile, match="no network called other"):
+        bl.load_c(tmp_path / "libother.so")
+    with pytest.raises(FileNotFoundError):
+        bl.load_c(tmp_path / "nowhere.so")
+    with pytest.raises(ShapeMismatch, match="batch, 7"):
+        bl.load_c(tmp_path / "my-net 2.c")(torch.randn(2, 8))
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_literals_are_read_back_to_the_bit(value):
+    text = literal(value)
+    assert text.endswith("f")
+    assert ctypes.c_float(float(text[:-1])).value == value
+    assert "." in text or "e" in text
