@@ -68,7 +68,7 @@ def cost(model: nn.Module, example: Inputs) -> Cost:
 
 
 def _recurrent_flops(inputs: Sequence[int], below: Sequence[int], past: Sequence[int], *args: Any, **_: Any) -> int:
-    """Count the FLOPs of one recurrent layer in one direction, which torch's counter does not know."""
+    """Count the FLOPs of one recurrent layer in one direction."""
     return 2 * math.prod(inputs[:-1]) * (math.prod(below) + math.prod(past))
 
 

@@ -99,7 +99,7 @@ class Dependence(Walker):
         return mark
 
     def _computed_from_sizes(self, call: Call, mark: Tensor, value: Tensor) -> Tensor:
-        """Mark the elements of a result that numbers computed from sizes, or from data, may change."""
+        """Mark the elements that numbers computed from sizes or from data may change."""
         if call.name in _PICKING:
             source, dim = self.env[call.operands[0]], call.values.get("dim", 0)
             differs = (source != source.narrow(dim, 0, 1)).any(dim, keepdim=call.name != "select")
@@ -110,14 +110,14 @@ class Dependence(Walker):
         return mark if is_size else _filled(True, value)
 
     def _dynamic_dims(self, value: Any) -> list[int]:
-        """List the dimensions of a traced tensor whose sizes change with those of the inputs."""
+        """List the dimensions whose sizes change with those of the inputs."""
         if not isinstance(value, Tensor):
             return []
         sizes: list[Any] = list(value.shape)
         return [dim for dim, size in enumerate(sizes) if not isinstance(size, int) and not self._is_fixed(size)]
 
     def _is_fixed(self, size: torch.SymInt) -> bool:
-        """Return whether a guard fixes a size that is computed from others, as h · w by a linear layer."""
+        """Return whether a guard fixes a computed size, such as h · w."""
         expression, known = size.node.expr, self.trace.fixed_sizes
         return bool(known) and expression.expand() in known
 
@@ -198,7 +198,7 @@ class Dependence(Walker):
         return counts
 
     def _factors(self, call: Call) -> tuple[Any, Any, Any]:
-        """Return the nodes of a product of tensors, and the function that multiplies them without a bias."""
+        """Return the factors of a product, and the function that multiplies them."""
         start, target = _PRODUCTS[call.name], call.node.target
         left, right, *rest = call.node.args[start:]
         if start:
@@ -268,14 +268,14 @@ def is_projected(call: Call) -> bool:
 
 
 def _is_symbolic(node: Any) -> bool:
-    """Return whether a node is a number that is computed from sizes, from data, or an argument."""
+    """Return whether a node is a number from sizes, from data or from an argument."""
     if not isinstance(node, fx.Node):
         return False
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _has_borders(call: Call, dynamic: set[int]) -> bool:
-    """Return whether the border of a dynamic dimension reads fewer elements than its interior."""
+    """Return whether the border of a dynamic dimension reads fewer elements."""
     if not dynamic - {0}:
         return False
     if call.name.startswith("conv_transpose"):

@@ -111,7 +111,7 @@ def guards_of(program: torch.export.ExportedProgram, network: nn.Module, example
 
 
 def violations(guard: Guard, example: Inputs) -> Iterator[Inputs]:
-    """Make inputs that violate a guard by one other size, or one other number, close to the example's.
+    """Make inputs close to the example that violate a guard by one size or number.
 
     Args:
         guard: the guard.
@@ -193,7 +193,7 @@ def _candidates(leaf: Any, dim: int | None) -> list[Any]:
 
 
 def _resized(x: Any, at: int, size: Size, other: Any, leaves: Sequence[Any], together: bool) -> Any:
-    """Give an input another size along a dimension, or along all dimensions of that size."""
+    """Resize an input along a dimension, or along all dimensions of that size."""
     if size.dim is None or not isinstance(x, Tensor):
         return other if size.dim is None and at == size.leaf else x
     old = leaves[size.leaf].shape[size.dim]

@@ -68,7 +68,7 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
 def _dynamic_shapes(
     network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dims: Callable[[Any], Any]
 ) -> dict[str, Any] | None:
-    """Describe which sizes of the inputs are dynamic, by the names of the forward's arguments."""
+    """Describe the dynamic sizes by the names of the forward's arguments."""
     bound = inspect.signature(network.forward).bind(*args, **kwargs).arguments
     try:
         found: dict[str, Any] = pytree.tree_map(dims, dict(bound))

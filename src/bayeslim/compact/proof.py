@@ -86,7 +86,7 @@ class Reference:
         return Proof(float("inf"), False)
 
     def agrees_beyond(self, network: nn.Module, trace: Trace, strict: bool) -> bool:
-        """Return whether another network agrees on inputs that violate a guard of the trace.
+        """Return whether another network agrees on inputs that violate a guard.
 
         Args:
             network: the other network.
@@ -105,11 +105,11 @@ class Reference:
         return True
 
     def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:
-        """List the guards of a trace without those that exclude one size at which a network agrees."""
+        """List the guards that a network needs; see `needed_guards`."""
         return needed_guards(trace.guards, self._network, network, to_device(trace.example, device_of(self._network)))
 
     def _answer(self, double: bool) -> list[list[Tensor] | None]:
-        """Run the reference on all inputs; None stands for inputs on which it fails or is not finite."""
+        """Run the reference on all inputs; None stands for failures."""
         if double not in self._answers:
             network = _in_double(self._network) if double else self._network
             answers = [_finite_outputs(network, _cast(inputs, double)) for inputs in self._inputs]
@@ -120,7 +120,7 @@ class Reference:
 
 
 def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module, example: Inputs) -> list[Guard]:
-    """List the guards of a graph without those that exclude one size at which it agrees with the network.
+    """List the guards, without those that exclude a size at which the graph agrees.
 
     `torch.export` treats a size of one as a special case, and excludes it even where the operations do not differ.
 

@@ -58,7 +58,7 @@ class WholeRecurrentLayers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call the operation that stands for a recurrent layer; any other function as it is."""
+        """Call the operation that stands for a recurrent layer."""
         cell = _FUNCTIONS.get(func) if getattr(func, "__name__", "") in _CELLS else None
         if cell is None or kwargs:
             return func(*args, **(kwargs or {}))

@@ -190,7 +190,7 @@ def _with_plain_signature(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def functional(program: torch.export.ExportedProgram, decomposed: Sequence[Any] = DECOMPOSED) -> fx.GraphModule:
-    """Turn a program into a graph of functional operations, without regions of autograd or autocast.
+    """Turn a program into a graph of functional operations without regions.
 
     Args:
         program: the program.
@@ -211,7 +211,7 @@ def functional(program: torch.export.ExportedProgram, decomposed: Sequence[Any] 
 
 
 def restore_attention_(graph: fx.Graph) -> None:
-    """Put whole attention in place of the kernels that torch chooses for it with dynamic sizes."""
+    """Replace the kernels that torch chose for attention by whole attention."""
     for node in list(graph.nodes):
         if node.target not in _ATTENTION_KERNELS or any(user.args[1] != 0 and user.users for user in node.users):
             continue
@@ -231,7 +231,7 @@ def restore_attention_(graph: fx.Graph) -> None:
 
 
 def inline_regions_(module: fx.GraphModule) -> None:
-    """Replace regions of `torch.no_grad()` and of disabled autocast by their operations, in place."""
+    """Inline regions of `torch.no_grad()` and of disabled autocast, in place."""
     for node in list(module.graph.nodes):
         region, operands = _region(node)
         if region is None:

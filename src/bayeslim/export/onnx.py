@@ -91,7 +91,7 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return onnxscript's translations of recurrent layers, by the operations that stand for them in a trace."""
+    """Return onnxscript's translations of recurrent layers."""
     (core,) = require("onnxscript.function_libs.torch_lib.ops.core")
     ops = torch.ops.bayeslim
     found = {ops.lstm.default: getattr(core, "aten_lstm", None), ops.gru.default: getattr(core, "aten_gru", None)}

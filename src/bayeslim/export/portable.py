@@ -139,7 +139,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _is_assertion(node: fx.Node) -> bool:
-    """Return whether a node is an assertion of torch about its own tracing; guards are stored."""
+    """Return whether a node is an assertion of torch about its own tracing."""
     name = getattr(node.target, "__name__", "")
     internal = name.startswith(("_assert", "sym_constrain")) and node.target is not torch._assert
     return internal and not node.users and node.op == "call_function"
