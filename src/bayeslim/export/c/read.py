@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from bayeslim.compact.example import rows_of, tensors_in, with_batch_size
+from bayeslim.compact.example import rows_of, tensors_in
 from bayeslim.compact.ops import Call, read_call, words
 from bayeslim.compact.trace import trace
 from bayeslim.errors import UnsupportedModel
@@ -26,7 +26,7 @@ from bayeslim.export.c.steps import (
     Weighted,
     Window,
 )
-from bayeslim.types import Inputs
+from bayeslim.types import Inputs, with_batch_size
 
 _SAME = words(
     "dropout feature_dropout alpha_dropout contiguous alias detach clone lift_fresh_copy view _unsafe_view reshape "
