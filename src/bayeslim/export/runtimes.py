@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -70,7 +70,7 @@ class Preparation:
 
 
 def _in_c(network: CNetwork) -> Callable[[Inputs], Callable[[], Any]]:
-    return lambda example: partial(network, tensors_in(example)[0])
+    return lambda example: network.bind(tensors_in(example)[0].contiguous())
 
 
 def _in_torch(network: Callable[..., Any]) -> Callable[[Inputs], Callable[[], Any]]:
