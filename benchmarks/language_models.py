@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="2 blocks of 64, little text, few steps")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/byte_gpt.pt"), help="the trained network")
-    parser.add_argument("--minutes", type=float, default=9.0, help="no new cell begins after this time")
+    parser.add_argument("--minutes", type=float, default=7.5, help="no new cell begins after this time")
     parser.add_argument("--train-steps", type=int, default=5000)
     parser.add_argument("--train-batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -195,7 +195,7 @@ def compare(network: str, rounds: int, rows: dict[str, Any], keep: Action) -> No
     bnn = ours(model, bl.Laplace(curvature="exact"))
     bnn.fit(content, progress=False)
     x = torch.cat([x for x, _ in content])[: PREDICT[network]]
-    actions = {"bayeslim": (lambda: bl.predict(bnn, x), PREDICT[network])}
+    actions = {"bayeslim": (lambda: bl.predict(bnn, x, how="probit"), PREDICT[network])}
     if installed:
         backend = fastest_backend(model, "kron exact", few)
         if backend is not None:
@@ -266,7 +266,7 @@ def agreement() -> dict[str, float]:
         mine, other = bl.log_evidence(bnn, content).value, float(theirs.log_marginal_likelihood())
         new = torch.randn_like(inputs[:20])
         differences[f"{name} evidence"] = abs(mine - other) / abs(other)
-        gap = bl.predict(bnn, new).probs - theirs(new, link_approx="probit")
+        gap = bl.predict(bnn, new, how="probit").probs - theirs(new, link_approx="probit")
         differences[f"{name} predictive"] = float(gap.abs().max())
     return differences
 

@@ -54,16 +54,12 @@ def images(name: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return data.train_x[:train], data.train_y[:train], data.test_x[:200], data.test_y[:200]
 
 
-def wine(_: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Quality of red wines as six classes."""
-    data = bl.data.load("wine-quality-red")
-    classes = lambda y: (y.flatten().round() - 3).long()  # noqa: E731
-    x, rest = data.train_x, data.test_x
-    centre, scale = x.mean(0), x.std(0)
-    return (
-        ((x - centre) / scale)[:train].float(), classes(data.train_y)[:train],
-        ((rest - centre) / scale)[:200].float(), classes(data.test_y)[:200],
-    )  # fmt: skip
+def wine(name: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Quality of red wines, six grades, as classes."""
+    data = bl.data.load(name)
+    grades = data.train_y.unique()
+    classes = lambda y: (y - grades).abs().argmin(1)  # noqa: E731
+    return data.train_x[:train], classes(data.train_y)[:train], data.test_x, classes(data.test_y)
 
 
 CASES: dict[
@@ -73,7 +69,7 @@ CASES: dict[
     "digits, convolutions": (images, "digits", 1297, lambda: convolutional(8, 10)),
     "mnist 2000, perceptron": (images, "mnist", 2000, lambda: perceptron(784, 50, 10)),
     "mnist 2000, convolutions": (images, "mnist", 2000, lambda: convolutional(28, 10)),
-    "wine, perceptron": (wine, "wine-quality-red", 2000, lambda: perceptron(11, 50, 6)),
+    "wine, perceptron": (wine, "wine", 2000, lambda: perceptron(11, 50, 6)),
 }
 
 

@@ -5,9 +5,8 @@
 A LeNet-300-100 is trained on MNIST as usual, and every posterior is put around the same weights, its prior precision
 chosen on 2,000 held-out training images. Measured are error, negative log-likelihood and calibration error on the test
 digits, and how well the predictive entropy tells them from other images (AUROC). Probabilities are averages over 256
-draws of the linearised outputs; "probit" is the closed form that `predict` takes by default, for the Kronecker
-posterior; "sample" averages 32 networks drawn from it instead of linearising, to show why that is not the default;
-"map" is the plain network.
+draws of the linearised outputs; "probit" is a closed form instead, for the Kronecker posterior; "sample" averages 32
+networks drawn from it instead of linearising, to show why that is not the default; "map" is the plain network.
 """
 
 from __future__ import annotations

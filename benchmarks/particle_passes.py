@@ -1,22 +1,16 @@
-"""What a prediction from S particles costs, in passes of the plain network, for networks of several kinds.
+"""Measure the cost of a prediction from S networks, in passes of the plain network.
 
-    python benchmarks/particle_passes.py                                  on two CPU threads, about 13 minutes
-    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU, about nine
+    python benchmarks/particle_passes.py                                  on two CPU threads
+    python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
-    python benchmarks/particle_passes.py --networks linear classes normed wide    where averages count most
-    python benchmarks/particle_passes.py --networks large --inputs 1 4 16 100
 
-The prediction is `bl.predict(bnn, x)`, with its mean: the probabilities, averaged. Uncertainty is worked out when it is
-read, and counted beside that: the same with the variance and both parts of the entropy. A pass is a call of a plain
-network in evaluation mode, without gradients, on the same inputs: S passes are those of S plain networks, each with its
-weights, one after the other, and nothing is averaged. Calling one network again and again is counted too; its weights
-stay in a cache that those of several may not fit into. A large tensor is freed before all else, as in any process that
-has trained a network: until then the C library may return memory after every layer, and getting it again takes as long
-as many a layer does. What exponentials of all outputs take is counted, too: no mean of probabilities can do without,
-and no pass has them; and what the same mean takes as people write it, a loop over plain networks. All take turns, and
-the median of the rounds is kept. Weights are random, as the cost does not depend on what was learned. Every particle's
-outputs are compared with those of its plain network: the largest difference, relative to the largest output, is kept
-beside the cost.
+The prediction is `bl.predict(bnn, x)`: averaged probabilities with their uncertainty. A pass is a call of a plain
+network in evaluation mode, without gradients, on the same inputs; S passes are those of S plain networks, each with
+its own weights, one after the other. Beside it stand the loop that people write (the mean of the softmax over S plain
+networks) and, on a GPU or with `--compiled`, `bl.compiled`. All take turns, and the median of the rounds is kept.
+Weights are random: the cost does not depend on them. The outputs of every particle are compared with those of its plain
+network; the largest difference, relative to the largest output, is kept beside the cost. `before` is the cost measured
+on the same machine before predictions became a plain loop, without and with uncertainty.
 """
 
 from __future__ import annotations
@@ -37,14 +31,10 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 
-ROUNDS, FEWER = 21, 9
-"""How many rounds there are, and of networks of which a pass is a turn."""
-LEAST_SECONDS = 0.1
-"""How long a turn takes at least."""
+ROUNDS = 7
+MIN_SECONDS_PER_TURN = 0.05
 WORDS = 10_000
-"""How many there are."""
-LARGE = 2**23 - 2**12
-"""Of how many numbers a tensor is the largest, just below 32 MB, that glibc learns from to keep memory."""
+"""The size of the vocabulary."""
 
 
 def batch_normalised() -> nn.Module:
@@ -88,33 +78,6 @@ class WrittenCNN(nn.Module):
 def small() -> nn.Module:
     """As for a table of numbers."""
     return nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 10))
-
-
-def linear() -> nn.Module:
-    """No more than a layer."""
-    return nn.Linear(20, 3)
-
-
-def classes() -> nn.Module:
-    """No more than a layer, of which exponentials alone take longer."""
-    return nn.Linear(20, 1_000)
-
-
-def normed() -> nn.Module:
-    """With layer norms, one after the other."""
-    return nn.Sequential(
-        nn.Linear(20, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 5)
-    )
-
-
-def wide() -> nn.Module:
-    """For many classes, of which softmax takes long."""
-    return nn.Sequential(nn.Linear(20, 2048), nn.ReLU(), nn.Linear(2048, 1_000))
-
-
-def large() -> nn.Module:
-    """Mostly one layer, which no cache has room for."""
-    return nn.Sequential(nn.Linear(3_072, 1_024), nn.ReLU(), nn.Linear(1_024, 10))
 
 
 class Residual(nn.Module):
@@ -169,14 +132,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet18": (lambda: bl.zoo.resnet18(width=16), (3, 32, 32)),
     "transformer": (bl.zoo.transformer, (1, 28, 28)),
     "lstm": (bl.zoo.lstm, (1, 28, 28)),
-    "linear": (linear, (20,)),
-    "classes": (classes, (20,)),
-    "normed": (normed, (20,)),
-    "wide": (wide, (20,)),
-    "large": (large, (3_072,)),
 }
-ASKED_FOR = ("linear", "classes", "normed", "wide", "large")
-"""Which are measured only where they are named."""
 
 
 def ensemble(network: nn.Module, members: int) -> bl.Bayesian:
@@ -193,9 +149,10 @@ def parts(network: nn.Module) -> tuple[list[tuple[str, Tensor]], list[tuple[str,
     return [(n, p.detach()) for n, p in network.named_parameters()], list(network.named_buffers())
 
 
-def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]:
-    """Passes, and how far outputs are from those of each network alone."""
+def measure(name: str, inputs: int, members: int, device: str, compiled: bool) -> dict[str, Any]:
+    """Time all contenders in turns, and compare outputs with those of each network alone."""
     torch.manual_seed(0)
+    torch.compiler.reset()
     build, shape = NETWORKS[name]
     plain = build().to(device).eval()
     bnn, x = ensemble(copy.deepcopy(plain), members), torch.rand(inputs, *shape, device=device)
@@ -204,31 +161,20 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
     networks = [alone(plain, bnn, k) for k in range(members)]
 
     @torch.no_grad()
-    def one() -> None:
-        plain(x)
-
-    @torch.no_grad()
     def each() -> None:
         for network in networks:
             network(x)
-
-    def several() -> None:
-        _ = bl.predict(bnn, x).mean
-
-    def how_sure() -> None:
-        prediction = bl.predict(bnn, x)
-        _ = prediction.mean, prediction.variance, prediction.aleatoric, prediction.epistemic
-
-    outputs = bl.predict(bnn, x).samples
-
-    def exponentials() -> None:
-        outputs.exp()
 
     @torch.no_grad()
     def loop() -> None:
         torch.stack([network(x).softmax(-1) for network in networks]).mean(0)
 
-    def seconds(action: Callable[[], None], times: int) -> float:
+    actions: dict[str, Callable[[], Any]] = {"plain": each, "predict": lambda: bl.predict(bnn, x), "loop": loop}
+    if compiled:
+        fast = bl.compiled(bnn, x)
+        actions["compiled"] = lambda: fast(x)
+
+    def seconds(action: Callable[[], Any], times: int) -> float:
         started = time.perf_counter()
         for _ in range(times):
             action()
@@ -236,29 +182,20 @@ def measure(name: str, inputs: int, members: int, device: str) -> dict[str, Any]
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / times
 
-    for action in (one, each, several, how_sure, exponentials, loop):
-        seconds(action, 2)
-    turns = max(1, round(LEAST_SECONDS / seconds(one, 3)))
-    rounds = []
-    for _ in range(ROUNDS if turns > 1 else FEWER):
-        alike, of_all = seconds(one, turns), seconds(each, max(1, turns // members)) / members
-        others = (seconds(action, max(1, turns // members)) for action in (several, how_sure, exponentials, loop))
-        rounds.append((alike, of_all, *others))
-    alike, of_all, predicted, read, exp, looped = map(torch.tensor, zip(*rounds, strict=True))
+    for action in actions.values():
+        seconds(action, 3)
+    turns = max(1, round(MIN_SECONDS_PER_TURN / seconds(each, 2)))
+    rounds = [{key: seconds(action, turns) for key, action in actions.items()} for _ in range(ROUNDS)]
 
-    def passes(seconds: Tensor, of: Tensor = of_all) -> float:
-        return round(statistics.median((seconds / of).tolist()), 2)
+    def passes(key: str) -> float:
+        return round(statistics.median(one[key] / one["plain"] for one in rounds) * members, 2)
 
     return {
         "network": name,
         "inputs": inputs,
         "members": members,
-        "passes": passes(predicted),
-        "passes_with_uncertainty": passes(read),
-        "passes_of_exponentials": passes(exp),
-        "passes_of_a_loop": passes(looped),
-        "passes_of_one_network": passes(predicted, alike),
-        "milliseconds_of_a_pass": float(f"{1e3 * statistics.median(of_all.tolist()):.3g}"),
+        **{f"passes_of_{key}": passes(key) for key in actions if key != "plain"},
+        "milliseconds_of_a_pass": float(f"{1e3 * statistics.median(one['plain'] for one in rounds) / members:.3g}"),
         "difference": float(f"{difference(networks, bnn, x):.1e}"),
     }
 
@@ -285,28 +222,32 @@ def difference(networks: list[nn.Module], bnn: bl.Bayesian, x: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure the rows that are asked for, and save them beside the cost before."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="else all to lstm, vgg on a GPU only")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="else all; vgg on a GPU only")
     parser.add_argument("--inputs", nargs="+", type=int, default=[1, 16, 100, 1_000])
     parser.add_argument("--members", nargs="+", type=int, default=[5])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compiled", action="store_true", help="measure bl.compiled on a CPU, too")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.ones(LARGE)
     file = options.results / "particle_passes.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    before = {
+        (r["network"], r["inputs"], r["members"]): r["before"] for r in results.get(options.device, {}).get("rows", ())
+    }
     results.pop("environment", None)
     rows = []
     for members in options.members:
-        left_out = ("vgg", *ASKED_FOR) if options.device == "cpu" else ASKED_FOR
-        for name in options.networks or [n for n in NETWORKS if n not in left_out]:
+        for name in options.networks or [n for n in NETWORKS if n != "vgg" or options.device != "cpu"]:
             for inputs in options.inputs:
-                rows.append(measure(name, inputs, members, options.device))
+                row = measure(name, inputs, members, options.device, options.compiled or options.device != "cpu")
+                rows.append(row | {"before": before.get((name, inputs, members), {})})
                 print(rows[-1], flush=True)
-    results[options.device] = {"environment": environment(), "rows": rows}  # of the other device stay as they were
-    save("particle_passes", results, folder=options.results)
+                results[options.device] = {"environment": environment(), "rows": rows}  # of other devices stay
+                save("particle_passes", results, folder=options.results)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import pages  # noqa: E402
+import rst  # noqa: E402
 
 from bayeslim import __version__  # noqa: E402
 
@@ -68,4 +69,4 @@ sphinx_gallery_conf = {
 def setup(app: object) -> None:
     """Write the generated pages, and make docstrings readable for Sphinx."""
     pages.write(HERE)
-    app.connect("autodoc-process-docstring", pages.as_rst, priority=100)  # type: ignore[attr-defined]
+    app.connect("autodoc-process-docstring", rst.as_rst, priority=100)  # type: ignore[attr-defined]

@@ -1,17 +1,20 @@
-"""The pages that are made from docstrings: one for every method, and the API reference."""
+"""The pages that are made when the site is built: one for every method, benchmarks, and the API reference."""
 
 from __future__ import annotations
 
 import inspect
-import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import benchmark_page
+from rst import as_rst_lines
+
 import bayeslim as bl
 
-SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:", "Example:", "Examples:")
+NOTES = tomllib.loads((Path(__file__).parent / "method_notes.toml").read_text(encoding="utf-8"))
 NAMESPACES = (
     "priors",
     "likelihoods",
@@ -44,6 +47,7 @@ def write(folder: Path) -> None:
         folder / "methods" / "index.rst",
         f"Methods\n=======\n\n{intro}\n\n{table}\n\n.. toctree::\n   :hidden:\n\n{listed}\n",
     )
+    _put(folder / "benchmarks.rst", benchmark_page.write(folder / "plots"))
     _put(folder / "api" / "index.rst", _api_index(methods))
     for name in NAMESPACES:
         if hasattr(bl, name):
@@ -61,10 +65,15 @@ def _methods() -> dict[str, type]:
 
 
 def _method_page(name: str, method: type) -> str:
+    """Build the page of a method: its file's docstring, the notes, and its settings."""
     module = sys.modules[method.__module__]
-    lines = as_rst_lines((inspect.getdoc(module) or "").splitlines())
-    body = "\n".join(lines)
-    return f"{name}\n{'=' * len(name)}\n\n{body}\n\n.. autoclass:: bayeslim.{name}\n"
+    notes = NOTES[name]
+    parts = [name, "=" * len(name), "", *as_rst_lines((inspect.getdoc(module) or "").splitlines()), ""]
+    for title, key in (("When to use it", "when"), ("Cost", "cost"), ("When it goes wrong", "trouble")):
+        parts += [title, "-" * len(title), "", *as_rst_lines([notes[key]]), ""]
+    code = [f"   {line}" for line in notes["example"].strip().splitlines()]
+    parts += ["Example", "-------", "", ".. code-block:: python", "", *code, ""]
+    return "\n".join([*parts, "Settings", "--------", "", f".. autoclass:: bayeslim.{name}", ""])
 
 
 def _summary(value: Any) -> str:
@@ -99,51 +108,6 @@ def _namespace_page(name: str, namespace: ModuleType) -> str:
         elif callable(value):
             entries.append(f".. autofunction:: {namespace.__name__}.{key}\n   :no-index:\n")
     return f"{title}\n{'=' * len(title)}\n\n{body}\n\n" + "\n".join(entries)
-
-
-def as_rst(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
-    """Turn a docstring with code in single backticks into reStructuredText, in place."""
-    lines[:] = as_rst_lines(lines)
-
-
-def as_rst_lines(lines: list[str]) -> list[str]:
-    """Escape characters that reStructuredText would read as markup, and keep indented equations as they are."""
-    out: list[str] = []
-    in_section = in_doctest = in_block = False
-    for line in lines:
-        text = line.strip()
-        indent = len(line) - len(line.lstrip())
-        if indent == 0 and text:
-            in_section = text in SECTIONS
-        if not text:
-            in_doctest = False
-            out.append("")
-            continue
-        if text.startswith(">>>") or in_doctest:
-            if not in_doctest and out and out[-1]:
-                out.append("")
-            in_doctest = True
-            out.append(line)
-            continue
-        is_block = indent >= 4 and not in_section
-        if is_block and not in_block:
-            out += [*([""] if out and out[-1] else []), ".. code-block:: text", ""]
-        if not is_block and in_block and out[-1]:
-            out.append("")
-        in_block = is_block
-        out.append(line if is_block else _escaped(line))
-    return out
-
-
-def _escaped(line: str) -> str:
-    parts = re.split(r"(`[^`]*`)", line)
-    for place in range(1, len(parts), 2):
-        if parts[place + 1][:1].isalnum():  # a plural `s` right after code
-            parts[place] += "\\ "
-    return "".join(
-        part if part.startswith("`") else re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", re.sub(r"([|*])", r"\\\1", part))
-        for part in parts
-    )
 
 
 def _put(path: Path, text: str) -> None:

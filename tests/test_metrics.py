@@ -239,5 +239,5 @@ def test_wrong_values_are_refused():
     ],
 )
 def test_arrays_are_no_tensors(metric, values):
-    with pytest.raises(TypeError, match=r"of tensors. Got (ndarray|list). Use torch.as_tensor"):
+    with pytest.raises(TypeError, match=r"need tensors. Got (ndarray|list). Use torch.as_tensor"):
         metric(*values)

@@ -232,6 +232,13 @@ def test_a_deep_copy_rebinds_closures_in_lists_and_hooks():
     torch.testing.assert_close(twin(x), model(x) + 2)
 
 
+def test_a_deep_copy_keeps_what_a_users_hook_writes_to():
+    model, seen = nn.Sequential(nn.Linear(4, 3)), []
+    model[0].register_forward_hook(lambda module, args, output: seen.append(output))
+    deep_copy(model)(torch.randn(6, 4))
+    assert len(seen) == 1
+
+
 def test_a_replica_keeps_modes_if_asked():
     model = with_batch_norm()
     model[2].eval()

@@ -299,7 +299,8 @@ class Bayesian(nn.Module):
 
     def _set(self, **values: Any) -> None:
         """Set what changes at every step, past `nn.Module`, which looks each time whether it is a parameter."""
-        self.__dict__.update(values)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _maximise_priors(self) -> None:
         """Priors that are learned in closed form follow the posterior."""

@@ -1,4 +1,4 @@
-"""Learning on: the posterior of the data so far is the prior of the data to come.
+"""Continual learning: the posterior of the data so far is the prior of new data.
 
     p(w | D₁, D₂) ∝ p(D₂ | w) p(w | D₁)
 
@@ -6,7 +6,7 @@
     bnn = bl.continual.update(bnn, todays_loader, epochs=5)
     bl.save(bnn, "today/")
 
-What `update` does follows from the method:
+The method determines what `update` does:
 
     Laplace(structure="kron")   online Kronecker-factored Laplace (Ritter, Botev & Barber 2018, arXiv:1805.07810): train
                                 on −log p(D₂|w) + ½ (w − μ)ᵀ P (w − μ), then add the curvature of the new data to P
@@ -14,8 +14,8 @@ What `update` does follows from the method:
                                 arXiv:1805.06370), or, with centre="product", a penalty for every task around its own
                                 optimum, as in Kirkpatrick et al. 2017, arXiv:1612.00796 (their sum is one quadratic)
     Variational()               variational continual learning (Nguyen et al. 2018, arXiv:1710.10628): the KL is to the
-                                last q. Parameters trained as points are free to drift: use sites="all". Of a q whose
-                                weights depend on each other, the mean and spread of each weight are remembered
+                                last q. Parameters trained as points are free to drift: use sites="all". A q with
+                                correlated weights is remembered by the mean and spread of each weight
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ def update(
     centre: Centre = "latest",
     **training: Any,
 ) -> Bayesian:
-    """Learn from new data without forgetting the old: a new network whose posterior is that of all data so far.
+    """Learn from new data without forgetting the old.
+
+    The result is a new network, whose posterior is that of all data so far.
 
     Args:
         bnn: a fitted Bayesian network; it is not touched.
         loader: the new data alone.
-        strength: a factor on what is remembered while training; 1 is Bayes' rule.
-        centre: for Laplace, where the memory is centred: on the network after the "latest" task, or on the "product" of
+        strength: a factor on the log-density of the old posterior while training; 1 is Bayes' rule.
+        centre: for Laplace, the centre of the old posterior: the network after the "latest" task, or the "product" of
             all tasks' Gaussians.
         **training: options of `bayeslim.train.fit`, such as epochs and lr.
     """
@@ -74,8 +76,8 @@ def update(
 def _update(
     method: Method, bnn: Bayesian, loader: Any, strength: float, centre: Centre, training: dict[str, Any]
 ) -> Bayesian:
-    """Update a copy in place; register a method's type to teach it to learn on."""
-    raise BayeslimError(f"{method.name} cannot learn on. Use Laplace or Variational.")
+    """Update a copy in place; register a method's type here for continual learning."""
+    raise BayeslimError(f"{method.name} cannot learn continually. Use Laplace or Variational.")
 
 
 @_update.register
@@ -84,8 +86,8 @@ def _(
 ) -> Bayesian:
     if method.gates is not None:
         raise BayeslimError(
-            "A network with gates cannot learn on: the posterior of its scaled weights is no prior of the weights "
-            "before they are scaled. Use Variational without gates, or Laplace on bnn.mean_network()."
+            "A network with gates cannot learn continually: the posterior of its scaled weights is no prior of the "
+            "weights before they are scaled. Use Variational without gates, or Laplace on bnn.mean_network()."
         )
     seen = bnn.data_size()
     last = bnn.posterior_
@@ -121,7 +123,10 @@ def _(
 
 
 def _product_mean(bnn: Bayesian, anchor: Gaussian, new: Gaussian) -> Params:
-    """The centre of N(c, P₁⁻¹) times exp(−½ (w − μ)ᵀ H (w − μ)): solves (P₁ + H) c' = P₁ c + H μ, with P₂ = H + δ."""
+    """Find the centre c' of N(c, P₁⁻¹) times exp(−½ (w − μ)ᵀ H (w − μ)).
+
+    It solves (P₁ + H) c' = P₁ c + H μ, with P₂ = H + δ.
+    """
     together = pooled(anchor, new, (1, 1), new.mean)
     remembered, learned = anchor.precision_product(anchor.mean), new.precision_product(new.mean)
     prior = prior_precisions(bnn, new.mean)

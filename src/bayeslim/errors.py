@@ -1,4 +1,4 @@
-"""What can go wrong, in words: what was needed, what was given, what to do.
+"""Errors that say what was needed, what was given, and what to do.
 
 Every error that the library raises on purpose is a `BayeslimError`. Each also inherits from the built-in exception a
 caller would expect, so `except ValueError` keeps working.
@@ -43,7 +43,7 @@ class ImproperPrior(BayeslimError, ValueError):
 
 
 class NotPositiveDefinite(BayeslimError, ArithmeticError):
-    """A precision has directions of zero or negative curvature, so that it has no covariance."""
+    """A precision has directions of zero or negative curvature: no covariance exists."""
 
 
 class NotRegistered(BayeslimError, ValueError):
@@ -74,7 +74,7 @@ class BayeslimWarning(UserWarning):
 
 
 def closest(wanted: str, names: Iterable[str], n: int = 3) -> str:
-    """The names most like `wanted`, quoted and joined, for error messages.
+    """List the names most like `wanted`, quoted and joined, for error messages.
 
     >>> closest("encoder.weight", ["encoders.0.weight", "head.bias"])
     '"encoders.0.weight"'

@@ -1,4 +1,4 @@
-"""How good predictions are, and how well they know it.
+"""Metrics of predictions: accuracy and calibration.
 
 For class probabilities p and the true class y, averaged over examples:
 
@@ -29,7 +29,9 @@ BINS = 15
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The reliability curve: how often predictions of each confidence are right. Empty bins have zeros.
+    """The reliability curve: the accuracy of predictions by confidence.
+
+    Empty bins have zeros.
 
     Attributes:
         edges: the bins (edge_b, edge_b+1] of the confidence, (B + 1,).
@@ -45,7 +47,7 @@ class Calibration:
 
     @property
     def ece(self) -> float:
-        """The expected calibration error: the gap between accuracy and confidence, averaged over predictions."""
+        """The expected calibration error: the mean gap between accuracy and confidence."""
         weight = self.count / self.count.sum()
         return float((weight * (self.accuracy - self.confidence).abs()).sum())
 
@@ -60,7 +62,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class ClassificationScores:
-    """Means over `count` examples; `calibration` is the reliability curve behind `ece`."""
+    """Means over `count` examples, and the reliability curve behind `ece`."""
 
     count: int
     error: float
@@ -93,7 +95,7 @@ class RegressionScores:
 
 
 def error(probs: Tensor, targets: Tensor) -> float:
-    """The fraction of examples whose most probable class is not the target.
+    """Compute the fraction of examples whose most probable class is not the target.
 
     Args:
         probs: class probabilities, (..., C).
@@ -104,7 +106,9 @@ def error(probs: Tensor, targets: Tensor) -> float:
 
 
 def nll(probs: Tensor, targets: Tensor) -> float:
-    """The mean of −log p_y; a probability that underflowed to 0 counts as the smallest positive number of its type.
+    """Compute the mean of −log p_y.
+
+    A probability that underflowed to 0 counts as the smallest positive number of its dtype.
 
     Args:
         probs: class probabilities, (..., C).
@@ -114,7 +118,7 @@ def nll(probs: Tensor, targets: Tensor) -> float:
 
 
 def brier(probs: Tensor, targets: Tensor) -> float:
-    """The mean squared distance between the probabilities and the one-hot target, from 0 to 2.
+    """Compute the mean squared distance of probabilities to one-hot targets, 0 to 2.
 
     Args:
         probs: class probabilities, (..., C).
@@ -124,12 +128,12 @@ def brier(probs: Tensor, targets: Tensor) -> float:
 
 
 def calibration(probs: Tensor, targets: Tensor, bins: int = BINS, adaptive: bool = False) -> Calibration:
-    """The reliability curve.
+    """Compute the reliability curve.
 
     Args:
         probs: class probabilities, (..., C).
         targets: class indices, (...).
-        bins: how many bins.
+        bins: the number of bins.
         adaptive: bins with equally many predictions instead of bins of equal width. Equal confidences are never torn
             apart, so heavily tied ones make fewer, larger bins.
     """
@@ -140,14 +144,14 @@ def calibration(probs: Tensor, targets: Tensor, bins: int = BINS, adaptive: bool
 
 
 def expected_calibration_error(probs: Tensor, targets: Tensor, bins: int = BINS, adaptive: bool = False) -> float:
-    """The gap between accuracy and confidence, averaged over predictions; see `calibration` for the arguments."""
+    """Compute the mean gap of accuracy and confidence; arguments as `calibration`."""
     return calibration(probs, targets, bins, adaptive).ece
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """How well a score tells inputs from elsewhere: P(score outside > score inside) + ½ P(equal).
+    """Compute how well a score separates two sets of inputs.
 
-    1 is perfect, ½ is chance.
+    It is P(score outside > score inside) + ½ P(equal): 1 is perfect, ½ is chance.
 
     Args:
         inside: scores of inputs like the training data, any shape; an entropy, for instance.
@@ -165,22 +169,22 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 
 
 def rmse(mean: Tensor, targets: Tensor) -> float:
-    """The root of the mean squared error.
+    """Compute the root of the mean squared error.
 
     Args:
         mean: predicted means, of the targets' shape.
-        targets: what they should have been.
+        targets: the true values.
     """
     return math.sqrt(float(_squares(mean, targets).mean()))
 
 
 def gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> float:
-    """The mean of −log N(y | m, v).
+    """Compute the mean of −log N(y | m, v).
 
     Args:
         mean: predicted means, of the targets' shape.
         variance: predicted *variances*, of the targets' shape.
-        targets: what was predicted.
+        targets: the true values.
     """
     return float(_gaussian_nll(mean, variance, targets).mean())
 
@@ -194,7 +198,7 @@ class Classification:
     error 50.00 %, nll 0.5697, brier 0.4000, ece 0.4000 (2 examples)
 
     Args:
-        bins: how many equally wide bins the reliability curve has.
+        bins: the number of equally wide bins of the reliability curve.
     """
 
     def __init__(self, bins: int = BINS):
@@ -202,12 +206,12 @@ class Classification:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all batches."""
         self._sums = torch.zeros(4, dtype=torch.float64)
         self._bins = torch.zeros(3, len(self._edges) - 1, dtype=torch.float64)
 
     def update(self, probs: Tensor, targets: Tensor) -> None:
-        """Take in a batch: probabilities (..., C) and class indices (...)."""
+        """Add a batch: probabilities (..., C) and class indices (...)."""
         probs, targets = _classes(probs, targets)
         confidence, correct = _confidence(probs, targets)
         each = torch.stack([torch.ones_like(correct), 1 - correct, _nll(probs, targets), _brier(probs, targets)])
@@ -215,7 +219,7 @@ class Classification:
         self._bins += _bin_sums(confidence, correct, self._edges).cpu()
 
     def compute(self) -> ClassificationScores:
-        """The scores of all batches so far."""
+        """Compute the scores of all batches so far."""
         count, wrong, nll_sum, brier_sum = self._sums.tolist()
         _some(count)
         return ClassificationScores(
@@ -236,18 +240,18 @@ class Regression:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all batches."""
         self._count, self._squares, self._nll = 0, 0.0, 0.0
 
     def update(self, mean: Tensor, variance: Tensor, targets: Tensor) -> None:
-        """Take in a batch of predicted means and variances and of targets, all of one shape."""
+        """Add a batch of predicted means and variances and of targets, all of one shape."""
         squares, nll = _squares(mean, targets), _gaussian_nll(mean, variance, targets)
         self._count += targets.numel()
         self._squares += float(squares.sum())
         self._nll += float(nll.sum())
 
     def compute(self) -> RegressionScores:
-        """The scores of all batches so far."""
+        """Compute the scores of all batches so far."""
         _some(self._count)
         return RegressionScores(self._count, math.sqrt(self._squares / self._count), self._nll / self._count)
 
@@ -258,7 +262,7 @@ def _some(count: float) -> None:
 
 
 def _classes(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Checked and flattened: (N, C) and (N,)."""
+    """Check and flatten probabilities and targets to (N, C) and (N,)."""
     _tensors(probs, targets)
     if probs.shape[:-1] != targets.shape or probs.ndim < 2:
         raise ShapeMismatch(
@@ -302,7 +306,7 @@ def _equal_width_edges(bins: int) -> Tensor:
 
 
 def _equal_mass_edges(confidence: Tensor, bins: int) -> Tensor:
-    """Edges at the quantiles, so that (edge_b, edge_b+1] hold equally many, as far as ties allow."""
+    """Compute edges at the quantiles, so that bins hold equally many, but for ties."""
     fractions = _equal_width_edges(bins)[1:-1]
     ordered = confidence.sort().values
     last = (fractions * len(ordered)).ceil().long().sub(1).clamp_min(0)
@@ -311,7 +315,7 @@ def _equal_mass_edges(confidence: Tensor, bins: int) -> Tensor:
 
 
 def _bin_sums(confidence: Tensor, correct: Tensor, edges: Tensor) -> Tensor:
-    """Count, summed confidence and number right of each bin, (3, B)."""
+    """Sum count, confidence and correct predictions of each bin, (3, B)."""
     # edges of the confidences' own type, so that a confidence of 0.2 is equal to an edge at 0.2
     which = torch.bucketize(confidence, edges[1:-1].to(confidence))
     values = torch.stack([torch.ones_like(correct), confidence.double(), correct])
@@ -328,7 +332,7 @@ def _curve(edges: Tensor, sums: Tensor) -> Calibration:
 def _tensors(*values: Any) -> None:
     for value in values:
         if not isinstance(value, Tensor):
-            raise TypeError(f"Metrics are of tensors. Got {type(value).__name__}. Use torch.as_tensor(...).")
+            raise TypeError(f"Metrics need tensors. Got {type(value).__name__}. Use torch.as_tensor(...).")
 
 
 def _squares(mean: Tensor, targets: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ _current: ContextVar[torch.Generator | None] = ContextVar("generator", default=N
 
 
 def _replace_pool() -> None:
-    """Make a new pool in a forked process, where the threads of the parent's pool do not exist."""
+    """Make a new pool in a forked process: threads are not forked."""
     global _pool
     _pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="bayeslim-noise")
 
@@ -68,7 +68,10 @@ def standard_normal_like(tensor: Tensor, *, generator: torch.Generator | None = 
 
 
 def standard_normals(tensors: Sequence[Tensor], *, generator: torch.Generator | None = None) -> list[Tensor]:
-    """Draw ε like each tensor: the values of one call after the other, filled in parallel."""
+    """Draw ε like each tensor, filled in parallel.
+
+    The values are those of one call after the other.
+    """
     started = [_start(t.shape, t.dtype, t.device, generator) for t in tensors]
     _fill([chunk for _, chunks in started for chunk in chunks])
     return [values for values, _ in started]
@@ -77,7 +80,7 @@ def standard_normals(tensors: Sequence[Tensor], *, generator: torch.Generator | 
 def standard_normals_like(
     tensors: Mapping[str, Tensor], names: Iterable[str], *, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
-    """Draw ε like the named tensors, by name; the values are those of `standard_normals`."""
+    """Draw ε like the named tensors, by name, as `standard_normals` does."""
     names = list(names)
     return dict(zip(names, standard_normals([tensors[n] for n in names], generator=generator), strict=True))
 
@@ -97,7 +100,10 @@ def kept_random_state() -> Iterator[None]:
 
 @contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Draw all of this library's noise inside from `generator`, in this thread alone; None changes nothing."""
+    """Draw the library's noise inside from `generator`, in this thread alone.
+
+    None changes nothing.
+    """
     token = _current.set(_current.get() if generator is None else generator)
     try:
         yield
@@ -107,7 +113,10 @@ def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
 
 @contextmanager
 def seeding_torch_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Seed torch's global generator from `generator` inside, for `torch.distributions`, which take no generator."""
+    """Seed torch's global generator from `generator` inside.
+
+    It is for `torch.distributions`, which take no generator.
+    """
     if generator is None:
         yield
         return
@@ -119,7 +128,10 @@ def seeding_torch_from(generator: torch.Generator | None) -> Iterator[None]:
 
 
 def current_generator(device: torch.device | str = "cpu") -> torch.Generator | None:
-    """Get the generator of noise in this thread; None for torch's own, under a compiler and on another device."""
+    """Get the generator of noise in this thread; None for torch's own.
+
+    Under a compiler, and for another device, it is torch's own.
+    """
     if torch.compiler.is_compiling():
         return None
     generator = _current.get()
@@ -148,7 +160,10 @@ _Chunk = tuple[np.ndarray[Any, Any], int, int]
 def _start(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> tuple[Tensor, list[_Chunk]]:
-    """Allocate the values and list the chunks that numpy has to fill; none where torch has drawn them."""
+    """Allocate the values and list the chunks that numpy has to fill.
+
+    There are none where torch has drawn the values.
+    """
     if generator is None:
         generator = current_generator(device)
     by_numpy = (
@@ -164,7 +179,10 @@ def _start(
 
 
 def _fill(chunks: list[_Chunk]) -> None:
-    """Fill all chunks; this thread and its helpers each take the next chunk until none is left."""
+    """Fill all chunks.
+
+    This thread and its helpers each take the next chunk until none is left.
+    """
     if not chunks:
         return
     waiting = iter(chunks)

@@ -1,12 +1,12 @@
-"""Recipes: a method with its prior and its training, for a purpose, with settings that are known to work together.
+"""Recipes: methods with a prior, training options and a budget that work together.
 
     recipe = bl.recipes.sparse_vd()
     bnn = bl.bayesianize(model, likelihood=bl.likelihoods.Categorical(), **recipe)    # method and prior
     bnn.fit(loader, **recipe.fit)
     pruned = bl.fine_tune(bl.prune(bnn, recipe.budget, **recipe.cut), loader, **recipe.fine_tune)
 
-or all of it at once, `bl.compress(model, train, val, recipe=recipe)`. Start from a trained network. Printed, a recipe
-says what it does. Every part can be exchanged: schedules, families, priors and gates go together as they like.
+or all of it at once, `bl.compress(model, train, val, recipe=recipe)`. Start from a trained network. Printing a
+recipe lists its parts. Every part can be exchanged: schedules, families, priors and gates combine freely.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from bayeslim.train.schedules import Schedule, Uniform, Warmup
 
 @dataclass(frozen=True)
 class Recipe(Mapping[str, Any]):
-    """A method and all that goes with it; as a mapping, what `bayesianize` needs: method and prior.
+    """A method and everything that goes with it.
+
+    As a mapping it holds the method and the prior, the arguments of `bayesianize`.
 
     Attributes:
-        name: what it is called.
-        about: what it does.
-        method: how the posterior is found.
+        name: its name.
+        about: its effect, in a few words.
+        method: the method of inference.
         prior: of the weights.
         fit: options of `bnn.fit`.
-        budget: what to cut afterwards; None where nothing goes by itself.
-        cut: how, the options of `bayeslim.prune`.
+        budget: the budget of the cut afterwards; None without a cut.
+        cut: options of `bayeslim.prune`.
         fine_tune: options of `bayeslim.fine_tune`.
     """
 
@@ -68,16 +70,16 @@ class Recipe(Mapping[str, Any]):
 
 
 def sparse_vd(epochs: int = 100, prior: Prior | None = None, temperature: float = 1.0) -> Recipe:
-    """Sparse Variational Dropout: most weights drown in their own noise, and go.
+    """Make Sparse Variational Dropout: weights with more noise than signal are cut.
 
     The KL is off for the first twentieth of training and rises until three tenths of it; weights with log α > 3 count
     as zero while training goes on; those with log α > 1 are cut, and the rest trained on.
 
     Args:
-        epochs: of training.
+        epochs: the number of training epochs.
         prior: `priors.LogUniform()` if not given.
-        temperature: a factor on the KL. Large networks whose images are moved and mirrored in training, so that there
-            are more of them than the data has, need less than 1: 0.1 for the VGG-like network on CIFAR-10.
+        temperature: a factor on the KL. Large networks trained with data augmentation need less than 1: 0.1 for the
+            VGG-like network on CIFAR-10.
     """
     method = Variational(families.SparseGaussian(), kl_schedule=_warm(epochs), temperature=temperature)
     prior = priors.LogUniform() if prior is None else prior
@@ -85,7 +87,10 @@ def sparse_vd(epochs: int = 100, prior: Prior | None = None, temperature: float 
 
 
 def relevance(epochs: int = 100) -> Recipe:
-    """The same with a scale of its own for every weight, at its optimum: automatic relevance determination."""
+    """Make Sparse Variational Dropout with automatic relevance determination.
+
+    The prior of every weight has a scale of its own, always at its optimum.
+    """
     return _sparse(
         "relevance", "single weights go", Variational(families.SparseGaussian(), kl_schedule=_warm(epochs)),
         priors.RelevanceDetermination(), epochs, -1.0, "log_alpha",
@@ -93,51 +98,54 @@ def relevance(epochs: int = 100) -> Recipe:
 
 
 def bottleneck(strength: float = 0.1, epochs: int = 100) -> Recipe:
-    """Gates that pay for the information they let through (VIBNet), by the weights that go with them: units go.
+    """Make the variational information bottleneck (VIBNet): units are cut.
+
+    A gate pays for the information that it passes on, in proportion to the weights that go with it.
 
     Args:
-        strength: nats that a nat of information costs, for each of these weights; more of it leaves fewer units. The
-            nats are those of the whole training set, so that few data bear less: 0.025 for a thousand small digits.
-        epochs: of training.
+        strength: the cost in nats of a nat of information, for each of these weights; a larger one leaves fewer units.
+            Small data sets need a smaller one: 0.025 for a thousand small digits.
+        epochs: the number of training epochs.
     """
     gate = gates.InformationBottleneck(strength=strength, per="weight")
     return _gated("bottleneck", gate, families.Point(), epochs)
 
 
 def horseshoe(epochs: int = 100) -> Recipe:
-    """Scales of units under half-Cauchy priors: units go, and few that are needed.
+    """Make scales of units under half-Cauchy priors: units are cut.
 
-    Weights are points. With Gaussian ones, as in the paper, scales have no gap between those of units that are needed
-    and the others, and where to cut would have to be chosen on validation data.
+    Weights are points. With Gaussian weights, as in the paper, the scales of needed and of other units overlap, and the
+    threshold would have to be chosen on validation data.
     """
     return _gated("horseshoe", gates.HalfCauchy(), families.Point(), epochs)
 
 
 def jeffreys(epochs: int = 100) -> Recipe:
-    """Scales of units under log-uniform priors, variational dropout of whole units: units go, and few that are needed.
+    """Make scales of units under log-uniform priors: units are cut.
 
-    Weights are points; Gaussian ones, as in the paper, leave fewer units and larger errors.
+    This is variational dropout of whole units. Weights are points; Gaussian weights, as in the paper, leave fewer units
+    and larger errors.
     """
     return _gated("jeffreys", gates.NormalJeffreys(), families.Point(), epochs)
 
 
 def log_normal(epochs: int = 100) -> Recipe:
-    """Structured Bayesian pruning: truncated log-normal noise on units."""
+    """Make structured Bayesian pruning: truncated log-normal noise on units."""
     return _gated("log_normal", gates.TruncatedLogNormal(), families.Point(), epochs)
 
 
 def l0(cost: float = 100.0, epochs: int = 100) -> Recipe:
-    """Hard-concrete gates: every open one has a price.
+    """Make hard-concrete gates, where every open gate has a cost: units are cut.
 
     Args:
-        cost: nats for an open gate. Few data bear less: 30 for a thousand small digits.
-        epochs: of training.
+        cost: the cost of an open gate in nats. Small data sets need a smaller one: 30 for a thousand small digits.
+        epochs: the number of training epochs.
     """
     return _gated("l0", gates.HardConcrete(cost=cost), families.Point(), epochs)
 
 
 def weights_and_units(epochs: int = 100) -> Recipe:
-    """Sparse Variational Dropout with a gate on every unit: weights go, and units that have lost theirs."""
+    """Make Sparse Variational Dropout with a gate on every unit: both are cut."""
     method = Variational(families.SparseGaussian(), gates=gates.NormalJeffreys(), kl_schedule=_warm(epochs))
     return _sparse(
         "weights_and_units", "weights and units go", method, priors.LogUniform(), epochs, -1.0, "log_alpha"
@@ -145,31 +153,31 @@ def weights_and_units(epochs: int = 100) -> Recipe:
 
 
 def gaussian_dropout(rate: float = 0.2, epochs: int = 50) -> Recipe:
-    """Multiplicative Gaussian noise of a fixed rate on every weight: uncertainty, and no sparsity.
+    """Make Gaussian dropout of a fixed rate on every weight: nothing is cut.
 
-    The prior is log-uniform, under which the KL is a constant; another one would keep weights away from zero.
+    The prior is log-uniform, under which the KL is a constant; another prior would keep weights away from zero.
 
     Args:
-        rate: the drop probability p of binary dropout with as much noise, α = p/(1 − p).
-        epochs: of training.
+        rate: the drop probability p of binary dropout with the same noise, α = p/(1 − p).
+        epochs: the number of training epochs.
     """
     method = Variational(families.DropoutGaussian(rate=rate, learn=False))
     return Recipe("gaussian_dropout", "noise of a fixed rate", method, priors.LogUniform(), _training(epochs))
 
 
 def variational_dropout(epochs: int = 50) -> Recipe:
-    """The original variational dropout: the noise of every unit is learned, α ≤ 1."""
+    """Make the original variational dropout: the noise of units is learned, α ≤ 1."""
     method = Variational(families.DropoutGaussian(per="unit", largest=1.0), kl_schedule=_warm(epochs))
     about = "noise of units is learned, up to α = 1"
     return Recipe("variational_dropout", about, method, priors.LogUniform(), _training(epochs))
 
 
 def concrete_dropout(rate: float = 0.2, epochs: int = 50) -> Recipe:
-    """Binary dropout as a posterior, its rates learned through the concrete relaxation.
+    """Make binary dropout with rates learned by the concrete relaxation.
 
     Args:
-        rate: the drop probability at the start.
-        epochs: of training.
+        rate: the initial drop probability.
+        epochs: the number of training epochs.
     """
     method = Variational(families.Point(), gates=gates.Bernoulli(rate=rate, learn="concrete"))
     return Recipe("concrete_dropout", "rates of dropout are learned", method, priors.Normal(1.0), _training(epochs))
@@ -182,13 +190,13 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
         variational_dropout, concrete_dropout,
     )
 }  # fmt: skip
-"""Recipes by name, for the command line; a new one is added here."""
+"""Recipes by name, for the command line."""
 
 
 def _gated(name: str, gate: gates.Gate, family: families.Family, epochs: int) -> Recipe:
     method = Variational(family, gates=gate, kl_schedule=_warm(epochs))
     recipe = _sparse(name, "units go", method, priors.Normal(1.0), epochs, gate.threshold, "gates")
-    # A network without its units is another one, which takes longer to train than one without single weights.
+    # Fine-tuning takes longer after a cut of units than after one of single weights.
     tuning = {"epochs": max(1, round(0.8 * epochs)), "lr": 1e-3, "lr_schedule": "cosine"}
     return replace(recipe, fine_tune=tuning)
 

@@ -18,9 +18,11 @@ and a deep copy stands in for the replica.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from types import CellType, FunctionType
+from operator import is_
+from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +33,10 @@ from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Inputs, Params, call
 
 M = TypeVar("M", bound=nn.Module)
+
+_OWN_DICTS = [name for name in vars(nn.Module()) if name in ("_parameters", "_buffers") or name.endswith("_hooks")]
+_OWN_DICTS += [name for name in vars(nn.Module()) if "_hooks_" in name]
+"""The attributes of a module that a replica has for itself: slots, and hooks by their handles."""
 
 
 def replicate(model: M, *, evaluating: bool = True) -> M:
@@ -55,8 +61,8 @@ def _shallow(module: nn.Module) -> nn.Module:
     twin: nn.Module = object.__new__(type(module))
     own = vars(twin)
     own.update(vars(module))
-    for name in [name for name in own if name in ("_parameters", "_buffers") or "_hooks" in name]:
-        own[name] = copy.copy(own[name])
+    for name in _OWN_DICTS:
+        own[name] = own[name].copy()
     if isinstance(module, nn.RNNBase):
         own["_flat_weights"] = list(own["_flat_weights"])
     return twin
@@ -177,21 +183,36 @@ def deep_copy(model: M) -> M:
     functions: dict[int, FunctionType] = {}
 
     def rebound(value: Any) -> Any:
+        """Exchange parts of the model for their copies; all else stays the same object."""
+        if id(value) in memo:
+            return memo[id(value)]
         if isinstance(value, FunctionType) and value.__closure__:
-            if id(value) not in functions:
-                cells = tuple(CellType() for _ in value.__closure__)
-                made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-                made.__kwdefaults__ = value.__kwdefaults__
-                functions[id(value)] = made
-                for cell, source in zip(cells, value.__closure__, strict=True):
-                    with suppress(ValueError):  # a cell may be empty
-                        cell.cell_contents = rebound(copy.deepcopy(source.cell_contents, memo))
-            return functions[id(value)]
+            return functions[id(value)] if id(value) in functions else rebound_function(value)
+        if isinstance(value, MethodType) and id(value.__self__) in memo:
+            return MethodType(value.__func__, memo[id(value.__self__)])
         if type(value) in (list, tuple):
-            return type(value)(map(rebound, value))
-        if isinstance(value, dict):
-            return type(value)((key, rebound(part)) for key, part in value.items())
+            parts = type(value)(map(rebound, value))
+            return value if all(map(is_, parts, value)) else parts
+        if type(value) in (dict, OrderedDict):
+            parts = type(value)((key, rebound(part)) for key, part in value.items())
+            return value if all(map(is_, parts.values(), value.values())) else parts
         return value
+
+    def rebound_function(function: FunctionType) -> FunctionType:
+        functions[id(function)] = function  # it may enclose itself
+        cells = []
+        for cell in function.__closure__ or ():
+            cells.append(CellType())
+            with suppress(ValueError):  # a cell may be empty
+                cells[-1].cell_contents = rebound(cell.cell_contents)
+        if all(map(_alike, cells, function.__closure__ or ())):
+            return function
+        made = FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+        )
+        made.__kwdefaults__ = function.__kwdefaults__
+        functions[id(function)] = made
+        return made
 
     for module in twin.modules():
         own = vars(module)
@@ -199,3 +220,11 @@ def deep_copy(model: M) -> M:
             if name not in ("_parameters", "_buffers", "_modules"):
                 own[name] = rebound(value)
     return twin
+
+
+def _alike(cell: CellType, other: CellType) -> bool:
+    """Tell whether two cells hold the same object, or nothing."""
+    try:
+        return cell.cell_contents is other.cell_contents
+    except ValueError:
+        return True

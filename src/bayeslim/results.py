@@ -1,4 +1,4 @@
-"""Result objects: what the verbs return, with a repr a person can read."""
+"""Result objects of the verbs, with a readable repr."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Prediction:
 
     @property
     def variance(self) -> Tensor:
-        """The variance of values and counts; of classes, that of the probabilities across networks."""
+        """The variance of values and counts; of classes, that of probabilities."""
         return self.aleatoric + self.epistemic if self.spread is None else self.spread
 
     @property
@@ -83,7 +83,7 @@ class Prediction:
         return _mixture_quantile(q, *self._components()).to(self.mean.dtype)
 
     def interval(self, mass: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Compute the central interval that holds a target with a probability, by `quantile`.
+        """Compute the central interval that holds a target with a given probability.
 
         Args:
             mass: the probability, such as 0.9: the bounds are the quantiles at 0.05 and 0.95.
@@ -96,7 +96,7 @@ class Prediction:
         return self.quantile((1 - mass) / 2), self.quantile((1 + mass) / 2)
 
     def _components(self) -> tuple[Tensor, Tensor]:
-        """Return the means and standard deviations of every draw's Gaussian, (S, B, ...), in float64."""
+        """Return mean and standard deviation of every draw's Gaussian, (S, B, ...)."""
         outputs = self.samples.double()
         if outputs.shape[1:] == self.mean.shape:
             return outputs, self.aleatoric.double().sqrt().expand_as(outputs)
@@ -104,7 +104,10 @@ class Prediction:
         return means, (log_variances / 2).exp()
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copy all results to NumPy arrays by name: mean, std, aleatoric, epistemic, entropy, samples, probs."""
+        """Copy all results to NumPy arrays by name.
+
+        They are mean, std, aleatoric, epistemic, entropy, samples and, for classes, probs.
+        """
         names = ["mean", "std", "aleatoric", "epistemic", "entropy", "samples"]
         names += ["probs"] if self.probs is not None else []
         return {name: _array(getattr(self, name)) for name in names}
@@ -188,7 +191,7 @@ def _normal_quantile(q: float) -> float:
 
 
 def _mixture_quantile(q: float, means: Tensor, stds: Tensor) -> Tensor:
-    """Find y with mean_s Φ((y − m_s) / σ_s) = q, which lies between the components' own quantiles."""
+    """Find y with mean_s Φ((y − m_s) / σ_s) = q by bisection."""
     each = means + stds * _normal_quantile(q)
     low, high = each.amin(0), each.amax(0)
     for _ in range(_BISECTIONS):
@@ -221,10 +224,10 @@ class Evidence:
 
     Attributes:
         value: the estimate.
-        kind: how it was made: "elbo", "importance-weighted", "renyi 0.5", "laplace", ...
+        kind: the estimator: "elbo", "importance-weighted", "renyi 0.5", "laplace", ...
         is_bound: whether its expectation is a lower bound of log p(D).
         std_error: the Monte-Carlo standard error of `value`; 0 when it was computed exactly.
-        num_data: how many examples it is the evidence of.
+        num_data: the number of examples.
     """
 
     value: float
@@ -242,12 +245,12 @@ class Evidence:
 
 @dataclass
 class Fit:
-    """What a run of `fit` did.
+    """The record of a run of `fit`.
 
     Attributes:
         history: one dict an epoch, with the data term `nll`, the `kl`, the `loss`, and validation metrics.
         best_epoch: the epoch (from 1) with the best validation metric, if there was validation.
-        stopped: why it ended: "epochs", "early stopping" or a callback's words.
+        stopped: the reason for its end: "epochs", "early stopping" or a callback's own.
         seconds: wall-clock time of this run.
         resumed_from: the epoch a checkpoint was resumed at, or 0.
     """

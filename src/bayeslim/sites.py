@@ -1,4 +1,4 @@
-"""Which parameters are random, and why the others are not.
+"""The choice of random parameters, and the reasons for it.
 
 A selection is one of
     "all"                     every trainable floating-point parameter;
@@ -7,7 +7,7 @@ A selection is one of
     "encoder.*weight"         a regular expression that matches the whole name (a string or a compiled pattern);
     nn.Linear                 a module class: the parameters such modules own;
     lambda name, p: ...       a predicate on name and parameter;
-or a list of these, which selects what any of them selects. Weights shared between modules appear once, under their
+or a list of these, which selects the union. Weights shared between modules appear once, under their
 first name.
 """
 
@@ -56,7 +56,7 @@ class Site:
 
     @property
     def size(self) -> int:
-        """How many scalars it holds."""
+        """The number of scalars in it."""
         size = 1
         for n in self.shape:
             size *= n
@@ -65,7 +65,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Sites:
-    """Every parameter of a model, with which are random and why; prints as a table."""
+    """All parameters of a model, which of them are random, and why; prints as a table."""
 
     model: str
     entries: tuple[Site, ...] = field(repr=False)
@@ -77,7 +77,7 @@ class Sites:
 
     @property
     def size(self) -> int:
-        """How many scalars are random."""
+        """The number of random scalars."""
         return sum(site.size for site in self.entries if site.random)
 
     def __iter__(self) -> Iterator[Site]:
@@ -137,7 +137,7 @@ def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
 
 
 def usable(model: Any) -> Any:
-    """Check that a model can be made Bayesian; return the module inside a compiled one.
+    """Check that a model can be made Bayesian; unwrap a compiled one.
 
     Raises:
         UnsupportedModel: for modules without values, values that are not finite, and compiled parts of a module.
@@ -172,15 +172,15 @@ def usable(model: Any) -> Any:
 
 
 def _is_compiled(module: Any) -> bool:
-    """Whether a module came from torch.compile; by name, since importing the compiler takes seconds."""
+    """Check whether a module came from torch.compile, without importing the compiler."""
     return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
 
 
 def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that owns a parameter, and the parameter's name there."""
+    """Find the module that owns a parameter, and the parameter's name there."""
     *path, leaf = name.split(".")
     module: Any = model
-    for part in path:  # as `get_submodule` does in twice the time
+    for part in path:  # faster than `get_submodule`
         module = module._modules[part]
     return module, leaf
 
@@ -192,12 +192,12 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalisation layer."""
+    """Check whether a module is a normalisation layer."""
     return isinstance(module, NORMS)
 
 
 def is_weight(name: str, p: nn.Parameter, module: nn.Module) -> bool:
-    """Whether a parameter is a weight rather than a bias or part of a normalisation."""
+    """Check whether a parameter is a weight, not a bias or part of a normalisation."""
     return p.ndim >= 2 and not is_norm(module) and not name.rpartition(".")[2].startswith("bias")
 
 
@@ -215,7 +215,7 @@ def _verdict(name: str, p: nn.Parameter, module: nn.Module, chosen: bool) -> tup
 
 
 def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bool]:
-    """A test of (name, parameter, owning module) for a selection."""
+    """Make a test of (name, parameter, owning module) for a selection."""
     if isinstance(selection, str):
         if selection == "all":
             return lambda name, p, module: True
@@ -246,7 +246,7 @@ def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bo
 
 
 def check_names(model: nn.Module, selections: Iterable[Any], argument: str) -> None:
-    """Refuse a name among several that no parameter has: it is a slip, and what it was to choose would be left out."""
+    """Raise a `NoSiteMatched` for a name that no parameter has: it is a misspelling."""
     owned = dict(_owners(model))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for one in selections:

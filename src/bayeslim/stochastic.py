@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
 
 import torch
@@ -93,7 +93,7 @@ class _Noisy:
     family: DiagonalGaussian
     reads_variances: ClassVar[bool] = False
     """Whether it computes with σ² rather than σ."""
-    given: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
+    given: Mapping[str, tuple[Tensor, Tensor]] | None = None
     """μ and σ, or σ², of the random parameters of this layer, while `noise` provides them."""
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -117,11 +117,11 @@ class _Noisy:
         Activation checkpointing runs a layer again in the backward pass, when `given` is gone. It checks that the layer
         saves the same tensors as the first time, so the computation of μ and σ here hides its own from it.
         """
-        if leaf in self.given:
+        if self.given is not None and leaf in self.given:
             return self.given[leaf]
         layer: Any = self
         own: Any = getattr(self, leaf, None)
-        if "weight" in self.given:  # it holds all random parameters of the layer
+        if self.given is not None and "weight" in self.given:  # it holds all random parameters of the layer
             return own, None
         with _unseen_by_checkpoints():
             log_std = self.family.log_std_of(layer, leaf)

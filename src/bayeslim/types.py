@@ -1,4 +1,4 @@
-"""The vocabulary: parameters by name, inputs, batches, and how a model is called on them."""
+"""Shared types: parameters by name, inputs, batches; and calls of models on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Params: TypeAlias = dict[str, Tensor]
 """Tensors by the user's own parameter names, as in `model.named_parameters()`, never prefixed."""
 
 Inputs: TypeAlias = Any
-"""What a model is called on: a tensor (or any single object), a tuple of arguments, or a dict of keyword arguments."""
+"""Arguments of a model: a tensor (or any single object), a tuple of arguments, or a dict of keyword arguments."""
 
 Batch: TypeAlias = Any
 """Inputs with targets: `(x, y)`, `(x1, x2, ..., y)`, or a dict with one of the keys in `TARGET_KEYS`."""
@@ -58,7 +58,7 @@ def split_batch(batch: Batch) -> tuple[Inputs, Tensor]:
 
 
 def inputs_of(batch: Any) -> Inputs:
-    """The inputs of a batch, which may have targets or none.
+    """Return the inputs of a batch, which may have targets or none.
 
     >>> inputs_of((1, 2)), inputs_of((1,)), inputs_of({"pixels": 1})
     (1, 1, {'pixels': 1})
@@ -71,7 +71,7 @@ def inputs_of(batch: Any) -> Inputs:
 
 
 def call(model: nn.Module, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Call `model` on tensor, tuple or dict inputs, with `params` in place of its own where given."""
+    """Call `model` on tensor, tuple or dict inputs, with other parameters if given."""
     args, kwargs = arguments(inputs)
     if params:
         return as_tensor(call_with(model, params, args, kwargs), model)
@@ -79,14 +79,15 @@ def call(model: nn.Module, inputs: Inputs, params: Mapping[str, Tensor] | None =
 
 
 def fitting(model: nn.Module, params: Mapping[str, Tensor]) -> Params:
-    """Weights of the precision of the model's own: a posterior may be kept in a higher one."""
+    """Convert weights to the model's dtypes: posteriors may have a higher precision."""
     return {name: value.to(model.get_parameter(name).dtype) for name, value in params.items()}
 
 
 def call_with(model: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """`functional_call` with other parameters and buffers, tied ones under all their names.
+    """Call a model with other parameters and buffers, by `functional_call`.
 
-    torch's own tying sets a module that stands under two names twice, and then fails to put its tensors back.
+    Tied tensors are given under all their names: torch's own tying sets a module that has two names twice, and then
+    fails to restore its tensors.
     """
     names: dict[Tensor, list[str]] = {}
     for path, module in model.named_modules():
@@ -103,7 +104,10 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, 
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for a model; named tuples (packed sequences) are one argument."""
+    """Split inputs into positional and keyword arguments.
+
+    A named tuple, such as a packed sequence, is one argument.
+    """
     if type(inputs) in (tuple, list):
         return tuple(inputs), {}
     if isinstance(inputs, Mapping):
@@ -112,7 +116,7 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def as_tensor(output: Any, model: nn.Module) -> Tensor:
-    """The tensor in a model's output: the output itself, or its `logits`."""
+    """Find the tensor in a model's output: the output itself, or its `logits`."""
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -136,9 +140,9 @@ def to_device(data: Any, device: torch.device | str | None) -> Any:
 
 
 def as_tensors(inputs: Any, model: nn.Module) -> Any:
-    """Turn NumPy arrays among inputs into tensors; real numbers take the dtype of the network's parameters.
+    """Turn NumPy arrays among inputs into tensors.
 
-    Tensors and all other objects stay as they are.
+    Real numbers take the dtype of the network's parameters. Tensors and all other objects stay as they are.
     """
     if isinstance(inputs, np.ndarray):
         if inputs.dtype.kind not in "biuf":
@@ -159,7 +163,7 @@ def as_tensors(inputs: Any, model: nn.Module) -> Any:
 
 
 def batch_size(inputs: Inputs) -> int:
-    """How many examples the inputs hold: the first dimension of the first tensor in them."""
+    """Count the examples: the first dimension of the first tensor in the inputs."""
     if isinstance(inputs, Tensor) and inputs.ndim:
         return inputs.shape[0]
     if isinstance(inputs, nn.utils.rnn.PackedSequence):
@@ -191,7 +195,7 @@ def with_batch_size(inputs: Inputs, size: int) -> Inputs:
 
 
 def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:
-    """Add to an error of torch the shapes of a network's inputs and of its first parameter."""
+    """Add the shapes of the inputs and of the first parameter to an error of torch."""
     if isinstance(error, BayeslimError) or not isinstance(inputs, (Tensor, tuple, Mapping)):
         return
     args, kwargs = arguments(inputs)
@@ -205,7 +209,7 @@ def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:
 
 
 def misfit(error: Exception) -> ShapeMismatch | None:
-    """Translate an error of torch which says that inputs do not fit a layer; None for any other."""
+    """Translate torch's error about inputs that do not fit a layer; None for others."""
     notes = " ".join(getattr(error, "__notes__", ()))
     found = re.search(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", str(error))
     if found:
@@ -217,7 +221,7 @@ def misfit(error: Exception) -> ShapeMismatch | None:
 
 
 def chosen_device(device: torch.device | str) -> torch.device:
-    """The device that is meant by its name; "auto" is a GPU if there is one."""
+    """Find a device by its name; "auto" is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -228,7 +232,7 @@ def chosen_device(device: torch.device | str) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device a model lives on: that of its first parameter or buffer, else the CPU."""
+    """Find the device of a model's first parameter or buffer; without any, the CPU."""
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
@@ -241,7 +245,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model, each one once, as `model.modules()` gives them in a third of the time."""
+    """List the modules of a model once each, faster than `model.modules()`."""
     found: dict[nn.Module, None] = {}
     waiting: list[nn.Module | None] = [model]
     while waiting:

@@ -21,6 +21,7 @@ from bayeslim.io.registry import unregister
 from bayeslim.posteriors import Posterior
 from bayeslim.priors import Prior
 from bayeslim.prune.criteria import Criterion, register_criterion
+from bayeslim.samplers import ChainMethod, Sampler
 from bayeslim.stochastic import is_noisy
 
 torch.manual_seed(0)
@@ -154,6 +155,26 @@ class Boxed(bl.Method):
         return bnn.state["posterior"]
 
 
+class SignedLangevin(Sampler):
+    """Langevin dynamics with noise of two values, ±1."""
+
+    def update(self, group, params, grads):
+        lr, std = group["lr"], math.sqrt(2 * group["lr"] * group["temperature"] / group["num_data"])
+        for param, grad in zip(params, self.with_decay(group, params, grads), strict=True):
+            param.add_(grad, alpha=-lr).add_(torch.randn_like(param).sign(), alpha=std)
+
+
+@dataclass(frozen=True)
+class SignedSGLD(ChainMethod):
+    """The method of that sampler."""
+
+    name: ClassVar[str] = "signed-sgld"
+    usual_lr: ClassVar[float] = 0.1
+
+    def sampler(self, params, lr, burn_in_steps, **settings):
+        return SignedLangevin(params, lr, **settings)
+
+
 @dataclass(frozen=True)
 class Shrinking(Gate):
     """Scales z ~ N(μ, σ²) with the prior N(0, 1)."""
@@ -189,7 +210,13 @@ def middle_first(posterior, priors):
 @pytest.fixture(autouse=True, scope="module")
 def registration():
     """Register as an import of another package would, and leave the registry to other tests as it was."""
-    for kind, cls in (("prior", Cauchy), ("posterior", Box), ("method", Boxed), ("gate", Shrinking)):
+    for kind, cls in (
+        ("prior", Cauchy),
+        ("posterior", Box),
+        ("method", Boxed),
+        ("method", SignedSGLD),
+        ("gate", Shrinking),
+    ):
         bl.register(kind)(cls)
     register_criterion(Criterion("middle_first", middle_first))
     yield
@@ -197,6 +224,7 @@ def registration():
         ("prior", "cauchy"),
         ("posterior", "box"),
         ("method", "boxed"),
+        ("method", "signed-sgld"),
         ("gate", "shrinking"),
         ("criterion", "middle_first"),
     ):
@@ -246,6 +274,25 @@ def test_a_method_and_its_posterior(tmp_path):
     weight = again.posterior_.sample(50)["0.weight"]
     assert not weight[:, ~again.masks["0.weight"]].any()
     assert float((weight - again.posterior_.mean["0.weight"]).abs().max()) <= 0.2
+
+
+def test_a_sampler(tmp_path):
+    bnn = bayesian(method=SignedSGLD(samples=2, burn_in=0.0))
+    again = live(bnn, tmp_path)
+    assert again.posterior_.count == 2
+    assert bl.predict(again, X).samples.shape[0] == 2
+
+
+def test_a_sampler_draws_from_the_posterior():
+    """On a quadratic loss the chain has the variance T / N λ (1 − lr λ / 2), as Langevin dynamics has."""
+    torch.manual_seed(0)
+    weights = nn.Parameter(torch.zeros(2000))
+    sampler = SignedLangevin([weights], lr=0.2, num_data=50)
+    for _ in range(60):
+        sampler.zero_grad()
+        (0.5 * weights.square().sum()).backward()
+        sampler.step()
+    assert float(weights.detach().var()) == pytest.approx(1 / 50 / (1 - 0.1), rel=0.1)
 
 
 def test_a_method_or_posterior_that_is_not_registered_cannot_be_saved(tmp_path):

@@ -59,7 +59,7 @@ def test_large_blocks_are_symmetric_and_right():
     model = torch.nn.Linear(300, 2)
     x, y = torch.randn(6, 300), torch.randn(6, 2)
     found = ggn(model, [(x, y)], Gaussian(1.0), ["weight"]).matrix
-    expected = torch.block_diag(x.T @ x, x.T @ x)
+    expected = torch.block_diag(x.T @ x, x.T @ x).to(found)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(found, found.T)
 

@@ -118,7 +118,7 @@ def test_parts_are_worked_on_alone(monkeypatch):
     values = torch.randn(2, 30, 4, 3, generator=G)
     whole = [ess(values), r_hat(values)]
     assert whole[0].shape == (4, 3)
-    monkeypatch.setattr(estimators, "CHUNK", 100)
+    monkeypatch.setattr(estimators, "MAX_NUMBERS_PER_CHUNK", 100)
     assert torch.allclose(ess(values), whole[0])
     assert torch.allclose(r_hat(values), whole[1])
     assert ess(values[..., 0, 0]).item() == pytest.approx(whole[0][0, 0].item())

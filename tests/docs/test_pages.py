@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import bayeslim as bl
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+START = sorted((ROOT / "docs" / "start").glob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MAX_README_LINES = 180
 
 
@@ -28,9 +31,9 @@ def test_links_lead_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *START, *EXAMPLES], ids=lambda page: page.name)
 def test_code_uses_names_that_exist(page):
-    for block in blocks(page, "python"):
+    for block in [page.read_text()] if page in EXAMPLES else blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
             names = []
             while isinstance(node, ast.Attribute):
@@ -61,3 +64,31 @@ def test_the_readmes_example_prints_what_it_says(tmp_path, monkeypatch, capsys):
     exec(compile(deploy, "README.md", "exec"), scope)
     assert (tmp_path / "slim.onnx").exists()
     assert (tmp_path / "slim").is_dir()
+
+
+def test_every_tutorial_has_a_heading_and_a_plot():
+    assert len(EXAMPLES) >= 6
+    for example in EXAMPLES:
+        assert re.match(r'"""\n\S.*\n=+\n', example.read_text())
+        assert "plt.show()" in example.read_text()
+
+
+def test_docstrings_become_restructured_text():
+    path = ROOT / "docs" / "rst.py"
+    spec = importlib.util.spec_from_file_location("docs_rst", path)
+    assert spec is not None
+    assert spec.loader is not None
+    rst = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rst)
+    given = ["Scores |mu| of `x_` and plain `nn.Module`s.", "", "    a = b*c", "", "Args:", "    x: *any* kind."]
+    assert rst.as_rst_lines(given) == [
+        "Scores \\|mu\\| of `x_` and plain `nn.Module`\\ s.",
+        "",
+        ".. code-block:: text",
+        "",
+        "    a = b*c",
+        "",
+        "Args:",
+        "    x: \\*any\\* kind.",
+    ]
+    assert rst.as_rst_lines(["Text.", ">>> f(*x)", "3"]) == ["Text.", "", ">>> f(*x)", "3"]

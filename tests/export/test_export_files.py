@@ -161,8 +161,8 @@ def test_what_cannot_be_asked_for(tmp_path):
     network = mlp()
     bnn = bl.bayesianize(network, bl.Variational(), likelihood=bl.likelihoods.Categorical())
     for error, options, match in [
-        (ValueError, {"path": "net.tflite"}, r'".onnx" or ".pt2"'),
-        (ValueError, {"path": "net"}, r'".onnx" or ".pt2"'),
+        (ValueError, {"path": "net.tflite"}, r'".onnx", ".pt2" or ".c"'),
+        (ValueError, {"path": "net"}, r'".onnx", ".pt2" or ".c"'),
         (ValueError, {"path": "net.pt2", "sparse": True}, r"\.onnx"),
         (ValueError, {"sparse": True, "int8": True}, "Choose one"),
         (ValueError, {"samples": 3}, "plain network has none"),
@@ -224,4 +224,14 @@ def test_a_file_that_gives_other_answers_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(exporter, "traced", careless)
     with pytest.raises(ExportFailed, match="gives other outputs"):
         bl.export(mlp(), tmp_path / "net.onnx", example=ROWS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_weights_that_are_not_finite_are_named(tmp_path, suffix):
+    network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        network[1].bias[0] = torch.nan
+    with pytest.raises(ValueError, match=r'"1\.bias" of Sequential holds NaN'):
+        bl.export(network, tmp_path / f"net.{suffix}", example=torch.randn(2, 3))
     assert not list(tmp_path.iterdir())

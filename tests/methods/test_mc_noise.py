@@ -59,7 +59,7 @@ def test_it_trains_first_where_asked():
 
 
 def test_what_batch_norm_noise_needs():
-    with pytest.raises(UnsupportedModel, match="no batch norm"):
+    with pytest.raises(UnsupportedModel, match="needs batch norms that keep statistics"):
         bayesian(bl.MCBatchNorm(), nn.Linear(3, 2))
     with pytest.raises(ValueError, match="samples must be"):
         bl.MCBatchNorm(samples=0)

@@ -101,7 +101,7 @@ def test_one_epoch_a_cycle_if_not_said():
     ("options", "message"),
     [
         ({"epochs": 4}, "a multiple of 3 epochs. Got epochs=4"),
-        ({"epochs": 0}, "a multiple of 3"),
+        ({"epochs": 0}, "at least 1"),
         ({"lr_schedule": "cosine"}, "takes no lr_schedule"),
         ({"patience": 2}, "takes no patience"),
     ],

@@ -259,3 +259,15 @@ def test_patience_goes_back_to_the_best_particles():
     result = bnn.fit(loader, epochs=9, lr=0.1, validate=loader, patience=2, callbacks=[spoil], seed=0, progress=False)
     assert (result.stopped, len(result.history)) == ("early stopping", 3)
     assert torch.equal(bnn.posterior_.values["weight"], seen[0])
+
+
+def test_few_particles_are_narrower_than_the_posterior_as_documented():
+    """20 particles in 8 dimensions have about a third of the variance."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 8, generator=generator).double()
+    y = x.sum(1, keepdim=True) + torch.randn(200, 1, generator=generator).double()
+    exact = torch.linalg.inv(x.T @ x + torch.eye(8)).diagonal()
+    bnn = bl.bayesianize(nn.Linear(8, 1, bias=False).double(), bl.SVGD(20), likelihood=bl.likelihoods.Gaussian(1.0))
+    bnn.fit([(x, y)], epochs=250, lr=0.02, seed=0, progress=False)
+    share = (bnn.posterior_.values["weight"][:, 0].var(0) / exact).mean()
+    assert 0.25 < share < 0.45

@@ -353,7 +353,7 @@ def test_standard_deviations_arrive_within_short_training():
     bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(), likelihood=Gaussian(0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = bnn.fit(data, epochs=80, seed=0, progress=False)
+        result = bnn.fit(data, epochs=100, seed=0, progress=False)
     stds = bnn.posterior_.std["weight"][0]
     torch.testing.assert_close(stds, exact, rtol=0.45, atol=0)
     assert 1 / 1.1 < result.details["std_change"] < 1.1

@@ -12,6 +12,8 @@ from bayeslim.compact.sparse import stored_bytes
 from bayeslim.errors import BayeslimError, NoSiteMatched
 from bayeslim.posteriors import Diagonal
 from bayeslim.prune import Criterion, EmptyLayer, NothingToCut, criteria, price
+from bayeslim.prune.candidates import Candidates
+from bayeslim.prune.ranking import rank
 from bayeslim.prune.search import fewest, most
 
 EXAMPLE = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -114,7 +116,7 @@ def test_parameters_left(bnn):
     assert 57 - plan.cut == 40
     with pytest.raises(EmptyLayer):
         bl.plan(bnn, bl.Budget(parameters=9, empty_layers="refuse"))
-    with pytest.raises(ValueError, match="the least that can be reached is 11 "):
+    with pytest.raises(ValueError, match="the least possible is 11 "):
         bl.plan(bnn, bl.Budget(parameters=9, empty_layers="keep best"))
     with pytest.raises(ValueError, match=r"the most that can be reached is a sparsity of 0\.9583"):
         bl.plan(bnn, bl.Budget(sparsity=0.99, empty_layers="keep best"))
@@ -375,3 +377,34 @@ def test_nothing_is_left_for_any_of_several_steps():
     pruned = bl.prune(given(model, diagonal(model)), bl.plan(given(model, diagonal(model)), granularity="1:2"))
     with pytest.raises(NothingToCut, match="cut already"):
         bl.prune(pruned, bl.Budget(sparsity=0.5), granularity="1:2", steps=3)
+
+
+@forall(st.integers(0, 10_000), st.floats(0.05, 0.95))
+@settings(max_examples=40, deadline=None)
+def test_a_global_cut_leaves_every_layer_some_capacity(seed, fraction):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [3, 40, 200]
+    layers = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))
+    scores = torch.rand(len(layers), generator=generator, dtype=torch.float64) * torch.tensor([1e-6, 1.0, 10.0])[layers]
+    candidates = Candidates(
+        scores=scores,
+        ties=torch.zeros_like(scores),
+        sizes=torch.ones_like(layers),
+        layers=layers,
+        layer_names=("a", "b", "c"),
+        gone=torch.zeros_like(layers, dtype=torch.bool),
+        masks=lambda cut: {},
+        weights=(),
+        left={},
+    )
+    plain = rank(candidates, "global", keep_best=False)
+    ranking = rank(candidates, "global", keep_best=True, min_capacity=0.25)
+    count = round(fraction * len(layers))
+    cut = ranking.cut(count)
+    kept = torch.tensor(sizes) - torch.bincount(layers[cut], minlength=3)
+    left = 1 - len(cut) / len(layers)
+    assert bool((kept >= torch.floor(0.25 * left * torch.tensor(sizes)).clamp(min=1)).all())
+    assert bool((kept >= 1).all())
+    for layer in range(3):  # within a layer the order is that of the scores
+        inside = ranking.order[layers[ranking.order] == layer]
+        assert torch.equal(inside, plain.order[layers[plain.order] == layer][: len(inside)])

@@ -173,7 +173,7 @@ def test_only_stochastic_gradients_take_a_learning_rate():
     model = nn.Linear(6, 1).double()
     with pytest.raises(TypeError, match="inner_lr"):
         fitted(bl.Subspace(inner=bl.SGLD()), model, inner_epochs=3)
-    with pytest.raises(TypeError, match="not for HMC"):
+    with pytest.raises(TypeError, match="HMC takes neither"):
         fitted(bl.Subspace(), model, inner_lr=0.1)
 
 

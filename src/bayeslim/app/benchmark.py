@@ -296,11 +296,13 @@ def _take_turns(
 
 
 def _timed(run: Callable[[], Any], calls: int) -> float:
-    """Return the seconds of a call."""
-    started = time.perf_counter()
+    """Return the median seconds of a call, which a pause of the process during one of them does not change."""
+    taken = []
     for _ in range(calls):
+        started = time.perf_counter()
         run()
-    return (time.perf_counter() - started) / calls
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
 
 
 def _size(network: nn.Module, single: Inputs, largest: Inputs, files: dict[str, int]) -> Size:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bayeslim.compact.example import run_example
@@ -55,18 +56,20 @@ def cost(model: nn.Module, example: Inputs) -> Cost:
     """
     network = evaluating_copy(model).cpu()
     parameters = list(network.parameters())
-    counter = FlopCounterMode(display=False)
-    with own_layers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the flags below warn about hardware that is missing
-        # the counter does not see inside fused kernels of attention and LSTMs
-        with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), counter:
-            run_example(network, to_device(example, "cpu"))
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops})
+    with own_layers(), counter:
+        run_example(network, to_device(example, "cpu"))
     return Cost(
         parameters=sum(p.numel() for p in parameters),
         nonzeros=sum(int(p.count_nonzero()) for p in parameters),
         flops=int(counter.get_total_flops()),
         bytes=stored_bytes(_stored(network)),
     )
+
+
+def _recurrent_flops(inputs: Sequence[int], below: Sequence[int], past: Sequence[int], *args: Any, **_: Any) -> int:
+    """Count the FLOPs of one recurrent layer in one direction, which torch's counter does not know."""
+    return 2 * math.prod(inputs[:-1]) * (math.prod(below) + math.prod(past))
 
 
 def _stored(network: nn.Module) -> dict[str, Tensor]:

@@ -117,7 +117,7 @@ def violations(guard: Guard, example: Inputs) -> Iterator[Inputs]:
         guard: the guard.
         example: inputs that satisfy it.
     """
-    leaves, spec = pytree.tree_flatten(example)
+    leaves, spec = pytree.tree_flatten(example)  # in the order of the arguments: a tensor, a tuple or a dict
     for size in guard.sizes():
         for other in _candidates(leaves[size.leaf], size.dim):
             variants = [  # a mask has the length of its sequence: both change together

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import rows_of, takes
+from bayeslim.compact.example import rows_of
+from bayeslim.compact.guards import guards_of
 from bayeslim.compact.quiet import quiet
 from bayeslim.compact.recurrence import WholeRecurrentLayers
 from bayeslim.errors import UnsupportedModel
-from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, arguments
 
 
-def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.ExportedProgram:
+def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = False) -> torch.export.ExportedProgram:
     """Trace a network with `torch.export`, with dynamic sizes where possible.
 
     Recurrent layers are the operations of `bayeslim.compact.recurrence` in the result.
@@ -28,6 +29,7 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
     Args:
         network: in eval mode, on the CPU.
         inputs: the inputs to trace on, and others that the program should take as well.
+        unrolled: leave recurrent layers to torch, which fixes the number of time steps.
 
     Raises:
         UnsupportedModel: if it cannot be traced.
@@ -35,12 +37,13 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
     args, kwargs = arguments(inputs[0])
     rows = rows_of(inputs[0])
     program, failure = None, None
-    # The non-strict mode makes a constant of len(x); the strict mode, which reads the bytecode, does not.
+    # The non-strict mode makes a constant of len(x); the strict mode, which reads the bytecode, does not. In a mode
+    # that overrides functions, transformer layers call their linear layers instead of a fused kernel that hides them.
     for strict in (False, True):
         dims: Callable[[int, Any], Any] = _all_dims
         for _ in range(2):
             try:
-                with quiet(), own_layers(), WholeRecurrentLayers():
+                with quiet(), BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers():
                     free = _dynamic_shapes(network, args, kwargs, partial(dims, rows))
                     found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
             except Exception as error:
@@ -48,7 +51,8 @@ def exported(network: nn.Module, inputs: Sequence[Inputs]) -> torch.export.Expor
                 dims = _batch_dim
                 continue
             program = program or found
-            if all(takes(found.module(), other) for other in inputs[1:]):
+            guards = guards_of(found, network, inputs[0])
+            if all(guard.holds(pytree.tree_leaves(arguments(other))) for other in inputs[1:] for guard in guards):
                 return found
             # Sizes that the network fixes can make torch fix the batch size too: those are constants now.
             dims = partial(_dims_still_dynamic, _dynamic_leaves(found, (args, kwargs)))

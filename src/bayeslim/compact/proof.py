@@ -58,8 +58,8 @@ class Reference:
         example = to_device(example, device_of(network))
         first, second = (tensors_in(run_example(network, example)) for _ in range(2))
         _check(network, first, second)
-        self._inputs = [example, *(inputs for inputs in _like(example) if _has_an_answer(network, inputs))]
-        self._answers: dict[bool, list[list[Tensor]]] = {}
+        self._inputs = [example, *_like(example)]
+        self._answers: dict[bool, list[list[Tensor] | None]] = {}
 
     def allow_folded(self, dtype: torch.dtype) -> None:
         """Allow for the rounding of constants that were folded into biases of a dtype."""
@@ -73,11 +73,16 @@ class Reference:
             try:
                 expected = self._answer(double)
                 candidate = _in_double(network) if double else network
-                actual = [tensors_in(run_example(candidate, _cast(inputs, double))) for inputs in self._inputs]
+                pairs = [
+                    (answer, tensors_in(run_example(candidate, _cast(inputs, double))))
+                    for inputs, answer in zip(self._inputs, expected, strict=True)
+                    if answer is not None
+                ]
             except ShapeMismatch:
                 continue
-            worst = max(_relative(a, b) for a, b in zip(expected, actual, strict=True))
-            return Proof(worst, worst <= self.tolerance + max(self._folded, *map(_rounding, expected)))
+            worst = max(_relative(*pair) for pair in pairs)
+            rounding = max(_rounding(answer) for answer, _ in pairs)
+            return Proof(worst, worst <= self.tolerance + max(self._folded, rounding))
         return Proof(float("inf"), False)
 
     def agrees_beyond(self, network: nn.Module, trace: Trace, strict: bool) -> bool:
@@ -92,7 +97,7 @@ class Reference:
         example = to_device(trace.example, device_of(self._network))
         for guard in trace.guards:
             for inputs in violations(guard, example):
-                if not _has_an_answer(self._network, inputs):
+                if _finite_outputs(self._network, inputs) is None:
                     continue
                 tolerance = self.tolerance + self._folded
                 if (strict and not guard.excludes_one_value) or not _agree(self._network, network, inputs, tolerance):
@@ -103,10 +108,14 @@ class Reference:
         """List the guards of a trace without those that exclude one size at which a network agrees."""
         return needed_guards(trace.guards, self._network, network, to_device(trace.example, device_of(self._network)))
 
-    def _answer(self, double: bool) -> list[list[Tensor]]:
+    def _answer(self, double: bool) -> list[list[Tensor] | None]:
+        """Run the reference on all inputs; None stands for inputs on which it fails or is not finite."""
         if double not in self._answers:
             network = _in_double(self._network) if double else self._network
-            self._answers[double] = [tensors_in(run_example(network, _cast(inputs, double))) for inputs in self._inputs]
+            answers = [_finite_outputs(network, _cast(inputs, double)) for inputs in self._inputs]
+            if answers[0] is None:
+                raise ShapeMismatch(f"{type(network).__name__} does not run on the example in double precision.")
+            self._answers[double] = answers
         return self._answers[double]
 
 
@@ -124,7 +133,7 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
     found = []
     for guard in guards:
         tried = violations(guard, example) if guard.excludes_one_value else iter(())
-        accepted = [inputs for inputs in tried if _has_an_answer(network, inputs)]
+        accepted = [inputs for inputs in tried if _finite_outputs(network, inputs) is not None]
         if not accepted or not all(_agree(network, graph, inputs, 0.0) for inputs in accepted):
             found.append(guard)
     return found
@@ -137,9 +146,13 @@ def _agree(network: nn.Module, other: nn.Module, inputs: Inputs, tolerance: floa
     return _relative(expected, actual) <= tolerance + _rounding(expected)
 
 
-def _has_an_answer(network: nn.Module, inputs: Inputs) -> bool:
-    """Return whether a network runs on inputs and its outputs are finite."""
-    return takes(network, inputs) and all(bool(x.isfinite().all()) for x in tensors_in(run_example(network, inputs)))
+def _finite_outputs(network: nn.Module, inputs: Inputs) -> list[Tensor] | None:
+    """Run a network; return None if it fails, or gives values that are not finite."""
+    try:
+        outputs = tensors_in(run_example(network, inputs))
+    except ShapeMismatch:
+        return None
+    return outputs if all(bool(x.isfinite().all()) for x in outputs) else None
 
 
 def _check(network: nn.Module, first: list[Tensor], second: list[Tensor]) -> None:
@@ -160,7 +173,7 @@ def _rounding(answer: list[Tensor]) -> float:
 
 
 def _like(example: Inputs) -> list[Inputs]:
-    """Make noise like the example, with its integers permuted, and a larger batch."""
+    """Make noise like the example, with its integers permuted, also as a larger batch."""
     generator = torch.Generator().manual_seed(0)
 
     def randomise(x: Any) -> Any:
@@ -173,7 +186,7 @@ def _like(example: Inputs) -> list[Inputs]:
         return (x.float().mean() + 1.5 * scale * noise).to(x.dtype)
 
     larger = with_batch_size(example, rows_of(example) + 1)
-    return [*(pytree.tree_map(randomise, example) for _ in range(2)), larger]
+    return [pytree.tree_map(randomise, inputs) for inputs in (example, larger)]
 
 
 def _in_double(network: nn.Module) -> nn.Module:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import batches, run_example, takes
+from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.guards import Guard, guards_of
-from bayeslim.compact.ops import words
+from bayeslim.compact.ops import read_call, words
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
 from bayeslim.compact.recurrence import restore_recurrent_
@@ -33,6 +33,18 @@ DECOMPOSED = tuple(
     op.default for op in (_aten.einsum, _aten.lstm_cell, _aten.gru_cell, _aten.rnn_tanh_cell, _aten.rnn_relu_cell)
 )
 """Operations that the graph shows as the simpler operations they consist of."""
+_ATTENTION_KERNELS = (
+    _aten._scaled_dot_product_attention_math.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+_ATTENTION: dict[str, Any] = {
+    **dict.fromkeys(("query", "key", "value", "attn_mask")),
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+}
+"""The arguments of attention, and their defaults."""
 _FRESH = words(
     "linear conv1d conv2d conv3d conv_transpose2d batch_norm add mul sub div matmul bmm max_pool2d cat relu zeros_like "
     "masked_fill"
@@ -80,16 +92,17 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
     """
     network = evaluating_copy(model).cpu()
     example = to_device(example, "cpu")
-    output = run_example(network, example)
     inputs = batches(network, example)
+    if len(inputs) == 1:
+        run_example(network, example)
     program = exported(network, inputs)
     guards = guards_of(program, network, inputs[0])
+    fixed = not all(guard.holds(pytree.tree_leaves(arguments(other))) for other in inputs[1:] for guard in guards)
     with quiet():
-        fixed = not all(takes(program.module(), other) for other in inputs[1:])
         module = functional(program)
     args, kwargs = arguments(inputs[0])
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
-    if isinstance(output, Tensor) and len(leaves) == len(args) + len(kwargs):
+    if program.call_spec.out_spec.is_leaf() and len(leaves) == len(args) + len(kwargs):
         module = _with_plain_signature(module)
     return Trace(module, leaves, inputs[0], _aliases(network, module), fixed, guards)
 
@@ -190,8 +203,31 @@ def functional(program: torch.export.ExportedProgram, decomposed: Sequence[Any] 
         program = program.run_decompositions({op: table[op] for op in decomposed})
         module = program.module(check_guards=False)
     restore_recurrent_(module.graph)
+    restore_attention_(module.graph)
+    # Unused results, such as the mean over heads, would tie channels. Tied tensors keep all their names.
+    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op == "get_attr" or node.is_impure())
     module.recompile()
     return module
+
+
+def restore_attention_(graph: fx.Graph) -> None:
+    """Put whole attention in place of the kernels that torch chooses for it with dynamic sizes."""
+    for node in list(graph.nodes):
+        if node.target not in _ATTENTION_KERNELS or any(user.args[1] != 0 and user.users for user in node.users):
+            continue
+        call = read_call(node, node.args, dict(node.kwargs), None)
+        given = {key: call.nodes[key] for key in _ATTENTION if call.nodes.get(key) is not None}
+        with graph.inserting_before(node):
+            whole = graph.call_function(_aten.scaled_dot_product_attention.default, (), given)
+        positional = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        whole.args = tuple(given.get(key, _ATTENTION[key]) for key in positional)
+        whole.kwargs = {key: value for key, value in given.items() if key not in positional}
+        for user in list(node.users):
+            if user.args[1] == 0:
+                whole.meta = dict(user.meta)
+                user.replace_all_uses_with(whole)
+            graph.erase_node(user)
+        graph.erase_node(node)
 
 
 def inline_regions_(module: fx.GraphModule) -> None:

@@ -36,7 +36,7 @@ def check_columns(columns: str) -> None:
 def output_columns(
     likelihood: Likelihood, outputs: Tensor, targets: Tensor, columns: Columns, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield the columns at the outputs of one batch, each of the outputs' shape and dtype.
+    """Yield the columns of one batch, each of the outputs' shape and dtype.
 
     Args:
         likelihood: whose curvature in the outputs it is.
@@ -65,7 +65,7 @@ def output_columns(
 
 
 def mixed_column(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Mix all columns, Σ_k ε_k s_k, with signs for every example and position, (B, ...)."""
+    """Mix all columns, Σ_k ε_k s_k, with signs by example and position, (B, ...)."""
     dim = _event_dim(likelihood, outputs)
     if isinstance(likelihood, Categorical):
         # Σ_c ε_c √p_c (e_c − p), without the C × C columns, so that large vocabularies fit in memory

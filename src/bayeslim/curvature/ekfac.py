@@ -26,6 +26,7 @@ from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer
 from bayeslim.curvature.sweep import data_pass, examples, examples_at_once, seeded, sum_over_processes
 from bayeslim.errors import ShapeMismatch
 from bayeslim.likelihoods import Likelihood
+from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.types import Batch, Params
 
@@ -90,40 +91,36 @@ class _Rotated:
     def of(cls, layer: LayerFactors) -> _Rotated:
         return cls(layer, layer.decompose(), torch.zeros(layer.layer.size, dtype=layer.G.dtype, device=layer.G.device))
 
-    @property
-    def output_basis(self) -> Tensor:
-        assert self.factors.outputs.vectors is not None
-        return self.factors.outputs.vectors
-
     def add_layer(self, seen: LayerPass) -> None:
         """Add the gradients that follow from a layer's inputs and output gradients."""
         view, dtype = seen.view, self.squares.dtype
         assert isinstance(view, MatrixLayer)
         for start, stop in chunks_of(seen, view):
             if isinstance(view, EmbeddingLayer):
-                turned = [(x, shape, g.to(dtype) @ self.output_basis[0]) for x, shape, g in seen.calls]
+                turned = [
+                    (x, shape, _turned(self.factors.outputs, g.to(dtype).unsqueeze(-2)).squeeze(-2))
+                    for x, shape, g in seen.calls
+                ]
                 self.squares += embedding_squares(replace(seen, calls=turned), view, start, stop, dtype).T
                 continue
             matrices = seen.matrices(start, stop, dtype)
             if matrices is not None:
                 a, g = matrices
-                vectors = self.factors.inputs.vectors
-                assert vectors is not None
-                basis = vectors[:, : view.columns]
-                if view.order is not None:  # features come in the patches' order: turn the basis instead
-                    basis = torch.empty_like(basis).index_copy_(1, view.order, basis)
-                a = torch.einsum("btgi,gij->btgj", a, basis)
+                a = a if view.order is None else a[..., view.order]
                 if self.layer.bias is not None:
-                    a = a + vectors[:, -1]
-                self.squares += squared_sum(a, torch.einsum("kbtgo,gop->kbtgp", g, self.output_basis))
+                    a = torch.cat([a, torch.ones_like(a[..., :1])], -1)
+                self.squares += squared_sum(_turned(self.factors.inputs, a), _turned(self.factors.outputs, g))
 
     def add_parameters(self, grads: Params) -> None:
         """Add gradients of single examples, (K, b, *shape) by name."""
         matrices = self.layer.layer.matrix({name: grads[name].flatten(0, 1) for name in self.layer.names})
-        turned = self.output_basis.mT @ matrices.to(self.squares.dtype)
-        vectors = self.factors.inputs.vectors
-        turned = turned if vectors is None else turned @ vectors
-        self.squares += turned.square().sum(0)
+        turned = self.factors.outputs.rotate(matrices.to(self.squares.dtype))
+        self.squares += self.factors.inputs.rotate(turned.mT).mT.square().sum(0)
+
+
+def _turned(factor: Factor, x: Tensor) -> Tensor:
+    """Turn vectors (..., groups, n) into the eigenbasis of a factor."""
+    return x if factor.vectors is None else torch.einsum("...gi,gij->...gj", x, factor.vectors)
 
 
 def _add_whole(sums: dict[str, _Rotated], gradients: ExampleGradients, backward: Backward) -> None:

@@ -30,7 +30,7 @@ COLUMNS_AT_ONCE = 32
 
 
 def chosen_weights(model: nn.Module, chosen: Chosen) -> dict[str, Tensor | None]:
-    """Check the indices of chosen weights; give them in the model's order of parameters."""
+    """Check chosen weights and order them as the model's parameters."""
     params = chosen_parameters(model, chosen)
     if not isinstance(chosen, Mapping):
         return dict.fromkeys(params)

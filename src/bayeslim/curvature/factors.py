@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.kronecker_block import KroneckerFactors
 from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.types import Params
@@ -27,9 +28,9 @@ class LayerFactors:
 
     Attributes:
         layer: names of weight and bias, and how they are a stack of matrices.
-        A: second moment of the inputs, (groups, I, I) with the bias's constant 1 as the last input; only its diagonal
-            (I,) for an embedding.
-        G: second moment of the output gradients, (groups, O, O).
+        A: second moment of the inputs, (groups, I, I) with the bias's constant 1 as the last input; only its diagonal,
+            (groups, I), for an embedding and for very many inputs.
+        G: second moment of the output gradients, (groups, O, O); only its diagonal, (groups, O), for very many outputs.
     """
 
     layer: LayerMatrix
@@ -53,14 +54,24 @@ class LayerFactors:
 
     def diagonal(self) -> Params:
         """Compute the diagonal of G ⊗ A by parameter, each of its parameter's shape."""
-        inputs = self.A[None] if self.A.ndim == 1 else self.A.diagonal(dim1=1, dim2=2)
-        return self.layer.params(self.G.diagonal(dim1=1, dim2=2).unsqueeze(-1) * inputs.unsqueeze(1))
+        return self.layer.params(_diagonal(self.G).unsqueeze(-1) * _diagonal(self.A).unsqueeze(1))
 
     def decompose(self) -> KroneckerFactors:
         """Eigendecompose the factors, for a Kronecker posterior."""
-        return KroneckerFactors.of(
-            self.weight, outputs=self.G, inputs=self.A, bias=self.bias, transposed=self.layer.transposed
-        )
+        outputs = _decomposed(self.G, f'output factor of "{self.weight}"')
+        inputs = _decomposed(self.A, f'input factor of "{self.weight}"')
+        return KroneckerFactors(self.weight, outputs, inputs, self.bias, transposed=self.layer.transposed)
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix if matrix.ndim == 2 else matrix.diagonal(dim1=1, dim2=2)
+
+
+def _decomposed(matrix: Tensor, what: str) -> Factor:
+    if matrix.ndim == 3:
+        return Factor.of(matrix, what)
+    flat = Factor.of(matrix.flatten(), what)
+    return Factor(flat.values.view(matrix.shape), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +82,13 @@ class Factors:
         layers: by the weight's name.
         unsupported: parameters that were asked for and are not in it, with the reason; `diag` has them.
         num_data: how many examples they sum.
+        diagonal_factors: weights with a factor so large that only its diagonal is kept, with the reason.
     """
 
     layers: Mapping[str, LayerFactors]
     unsupported: Mapping[str, str] = field(default_factory=dict)
     num_data: int = 0
+    diagonal_factors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,5 +109,6 @@ class Factors:
             groups, outputs, inputs = layer.layer.size
             times = f"{groups} × " if groups > 1 else ""
             lines.append(f"  {name}: {times}{outputs} ⊗ {inputs}{' with its bias' if layer.bias else ''}")
+        lines += [f"  {name}: {reason}" for name, reason in self.diagonal_factors.items()]
         lines += [f"  without {name}: {reason}" for name, reason in self.unsupported.items()]
         return "\n".join(lines)

@@ -57,7 +57,7 @@ def hutchinson(
 def _products(
     loss: Tensor, params: list[Tensor], probes: int, generator: torch.Generator
 ) -> Iterator[tuple[list[Tensor], tuple[Tensor, ...]]]:
-    """Yield random signs z and H z, a few times; nothing for a loss linear in every parameter."""
+    """Yield random signs z and H z; nothing for a loss linear in every parameter."""
     try:
         slopes = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
         if any(node.name().endswith("::Error") for node in graph_nodes(*slopes)):

@@ -39,7 +39,7 @@ def jacobians(
     dtype: torch.dtype | None = None,
     at_once: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield outputs (b, ...) and Jacobians (b, outputs, S) of a few examples at a time.
+    """Yield outputs (b, ...) and Jacobians (b, outputs, S), a few examples at a time.
 
     Args:
         model: in any mode; it is not changed.

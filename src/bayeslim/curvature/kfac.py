@@ -18,6 +18,7 @@ arXiv:2311.00636
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from bayeslim.curvature.capture import Capture
 from bayeslim.curvature.columns import Columns, check_columns, output_columns
 from bayeslim.curvature.factors import Factors, LayerFactors
-from bayeslim.curvature.layers import MatrixLayer, matrix_layer, scale_layer
+from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer, matrix_layer, scale_layer
 from bayeslim.curvature.moments import InputMoment, add_outer_products, symmetric
 from bayeslim.curvature.probe import Probe, probe
 from bayeslim.curvature.recurrent import is_unrolled
@@ -40,9 +41,13 @@ from bayeslim.curvature.sweep import (
     seeded,
     sum_over_processes,
 )
+from bayeslim.errors import BayeslimWarning
 from bayeslim.likelihoods import Likelihood
 from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.types import Batch
+
+MAX_FACTOR_SIDE = 16_384
+"""The largest side of a factor by default: it takes 2.1 GB in float64, and several times that to decompose."""
 
 
 @torch.inference_mode(False)
@@ -57,6 +62,7 @@ def kfac(
     dtype: torch.dtype | None = None,
     seed: int = 0,
     progress: bool = False,
+    max_side: int = MAX_FACTOR_SIDE,
 ) -> Factors:
     """Compute Kronecker factors of every layer linear in its weights, in one pass.
 
@@ -71,6 +77,8 @@ def kfac(
         dtype: to accumulate in, float64 by default: in float32 small eigenvalues of the factors are rounding errors.
         seed: of the random signs or samples.
         progress: whether to show a progress bar.
+        max_side: the largest side of a factor; of larger ones only the diagonal is kept, with a warning that names the
+            memory that they would take.
 
     Returns:
         the factors of each layer, and the parameters that have none with the reason.
@@ -85,7 +93,7 @@ def kfac(
     seen: Probe | None = None
     with data_pass(model, loader, progress=progress) as (twin, data):
         chosen = chosen_parameters(twin, wanted)
-        sums, unsupported = _plan(twin, chosen, sharing == "reduce", dtype)
+        sums, unsupported, diagonal = _plan(twin, chosen, sharing == "reduce", dtype, max_side)
         modules = {key: layer.view.module for key, layer in sums.items()}
         with Capture(modules, lambda key, x, shape: sums[key].add_input(x, shape)) as capture:
             for inputs, targets in data:
@@ -116,7 +124,7 @@ def kfac(
         else:
             unsupported.update(dict.fromkeys(layer.names, reason))
     ordered = {name: unsupported[name] for name in chosen if name in unsupported}
-    return Factors(layers, ordered, int(count))
+    return Factors(layers, ordered, int(count), {name: why for name, why in diagonal.items() if name in layers})
 
 
 @dataclass
@@ -163,10 +171,14 @@ class _LayerSums:
                 [sum(g.sum(1) for g in rows[1:]) + rows[0].sum(1)] if all(g.shape[0] == examples for g in rows) else []
             )
         for g in rows:
-            add_outer_products(self.G, g.reshape(-1, *g.shape[-2:]))
+            each = g.reshape(-1, *g.shape[-2:])
+            if self.G.ndim == 2:
+                self.G += each.square().sum(0)
+            else:
+                add_outer_products(self.G, each)
 
     def reduce_over_processes(self) -> str | None:
-        """Add the sums of all processes; return why there are no factors, if there are none."""
+        """Add the sums of all processes; return the reason if there are no factors."""
         sum_over_processes(*self.inputs.tensors(), self.G, self._misfit)
         if self._misfit:
             return "its inputs do not have the examples in their first dimension, which reduce needs"
@@ -175,13 +187,17 @@ class _LayerSums:
     def factors(self) -> LayerFactors:
         shape, groups, transposed = self.view.layer.shape, self.view.groups, self.view.inputs_first
         layer = LayerMatrix(self.weight, self.bias, shape, groups, transposed)
-        return LayerFactors(layer, self.inputs.mean(), symmetric(self.G))
+        return LayerFactors(layer, self.inputs.mean(), self.G if self.G.ndim == 2 else symmetric(self.G))
 
 
 def _plan(
-    model: nn.Module, chosen: dict[str, nn.Parameter], reduce: bool, dtype: torch.dtype
-) -> tuple[dict[str, _LayerSums], dict[str, str]]:
-    """Make sums for layers with a wanted weight, and give reasons for other parameters."""
+    model: nn.Module, chosen: dict[str, nn.Parameter], reduce: bool, dtype: torch.dtype, max_side: int
+) -> tuple[dict[str, _LayerSums], dict[str, str], dict[str, str]]:
+    """Make sums for layers with a wanted weight.
+
+    Returns:
+        the sums by the modules' paths, the reasons for parameters without any, and for weights with a diagonal factor.
+    """
     names = {id(p): name for name, p in chosen.items()}
     owners: dict[int, list[str]] = {}
     owning = [(path, module) for path, module in model.named_modules() if not is_unrolled(module)]
@@ -194,7 +210,8 @@ def _plan(
         for name, p in chosen.items()
         if len(owners[id(p)]) > 1
     }
-    sums, unsupported = {}, dict(tied)
+    sums: dict[str, _LayerSums] = {}
+    unsupported, diagonal = dict(tied), dict[str, str]()
     for path, module in owning:
         wanted = {leaf: names[id(p)] for leaf, p in module._parameters.items() if p is not None and id(p) in names}
         wanted = {leaf: name for leaf, name in wanted.items() if name not in tied}
@@ -207,6 +224,26 @@ def _plan(
         elif weight is None:
             unsupported.update(dict.fromkeys(wanted.values(), "is a bias without its weight"))
         else:
-            G = torch.zeros(view.groups, view.rows, view.rows, dtype=dtype, device=chosen[weight].device)
-            sums[path] = _LayerSums(view, weight, bias, InputMoment(view, bias is not None, dtype), G, reduce)
-    return sums, unsupported
+            inputs = view.columns + (bias is not None)
+            many_inputs = inputs > max_side and not isinstance(
+                view, EmbeddingLayer
+            )  # an embedding's is diagonal anyway
+            many_outputs = view.rows > max_side
+            for many, side, size in ((many_inputs, "input", inputs), (many_outputs, "output", view.rows)):
+                if many:
+                    diagonal[weight] = _too_large(side, size, view.groups, dtype)
+                    warnings.warn(f'"{weight}": {diagonal[weight]}.', BayeslimWarning, stacklevel=4)
+            shape = (view.groups, view.rows) if many_outputs else (view.groups, view.rows, view.rows)
+            G = torch.zeros(shape, dtype=dtype, device=chosen[weight].device)
+            moment = InputMoment(view, bias is not None, dtype, many_inputs)
+            sums[path] = _LayerSums(view, weight, bias, moment, G, reduce)
+    return sums, unsupported, diagonal
+
+
+def _too_large(side: str, size: int, groups: int, dtype: torch.dtype) -> str:
+    memory = groups * size**2 * dtype.itemsize / 1e9
+    times = f"{groups} × " if groups > 1 else ""
+    return (
+        f"its {side} factor of {times}{size:,} × {size:,} would take {memory:,.1f} GB, and several times that to "
+        "decompose, so that only its diagonal is kept. Set max_side to change that"
+    )

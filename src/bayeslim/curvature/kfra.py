@@ -58,7 +58,7 @@ def kfra(
     dtype: torch.dtype | None = None,
     progress: bool = False,
 ) -> Factors:
-    """Compute Kronecker factors of a feed-forward network, recursively from its outputs.
+    """Compute Kronecker factors of a feed-forward network, by recursion.
 
     Args:
         model: an `nn.Sequential` (of such) of linear layers, elementwise activations, dropout and a first flattening.

@@ -78,7 +78,7 @@ class MatrixLayer:
 
     @cached_property
     def order(self) -> Tensor | None:
-        """Where each column of the matrix has its feature; None where the order is the same."""
+        """The feature of each column of the matrix; None where the order is the same."""
         return None
 
     def feature_bytes(self, x: Tensor, output_shape: torch.Size) -> int:
@@ -240,5 +240,5 @@ def scale_layer(module: nn.Module) -> ScaleLayer | None:
 
 
 def _plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Check that a module runs its class's own forward, not a subclass's or instance's."""
+    """Check that a module runs the forward of this class, and not another one."""
     return type(module).forward is kind.forward and "forward" not in module.__dict__

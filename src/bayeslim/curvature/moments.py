@@ -17,7 +17,7 @@ ROWS_PER_STRIP = 128
 
 
 def add_outer_products(total: Tensor, rows: Tensor) -> None:
-    """Add Σ_n r_n r_nᵀ to `total` (groups, D, D) in place, for rows (n, groups, D) of its dtype.
+    """Add Σ_n r_n r_nᵀ of rows (n, groups, D) to `total` (groups, D, D) in place.
 
     Only the upper triangle counts, see `symmetric`: on a CPU about half of the product is computed, in strips.
     """
@@ -48,12 +48,13 @@ class InputMoment:
         view: the layer.
         bias: whether there is a bias.
         dtype: to accumulate in.
+        diagonal: whether only the diagonal is kept; that of an embedding always is.
     """
 
-    def __init__(self, view: MatrixLayer, bias: bool, dtype: torch.dtype):
+    def __init__(self, view: MatrixLayer, bias: bool, dtype: torch.dtype, diagonal: bool = False):
         device = view.module.weight.device
         self.view, self.bias = view, bias
-        self.diagonal = isinstance(view, EmbeddingLayer)
+        self.diagonal = diagonal or isinstance(view, EmbeddingLayer)
         size = (view.groups, view.columns)
         self.outer = torch.zeros(size if self.diagonal else (*size, view.columns), dtype=dtype, device=device)
         self.total = torch.zeros(size, dtype=dtype, device=device)
@@ -113,16 +114,17 @@ class InputMoment:
         return self.outer, self.total, self.count
 
     def mean(self) -> Tensor:
-        """Average to the second moment, (groups, I, I), or (I,) for an embedding.
+        """Average to the second moment, (groups, I, I), or its diagonal (groups, I).
 
         The features are in the weights' order.
         """
         self._flush()
         count = self.count.to(self.outer.device, self.outer.dtype)
-        if self.diagonal:
-            return self.outer[0] / count
-        outer, total = symmetric(self.outer), self.total
         order = self.view.order
+        if self.diagonal:
+            squares = (self.outer if order is None else self.outer[:, order]) / count
+            return torch.cat([squares, torch.ones_like(squares[:, :1])], 1) if self.bias else squares
+        outer, total = symmetric(self.outer), self.total
         if order is not None:
             outer, total = outer[:, order][:, :, order], total[:, order]
         if self.bias:
@@ -135,7 +137,7 @@ class InputMoment:
     def _by_rows(self, x: Tensor) -> bool:
         """Decide whether these images go through `RowMoment`, and make one of their size."""
         view = self.view
-        if not isinstance(view.module, nn.Conv2d) or isinstance(view, TransposedConvolutionLayer):
+        if self.diagonal or not isinstance(view.module, nn.Conv2d) or isinstance(view, TransposedConvolutionLayer):
             return False
         module = view.module
         assert isinstance(view, ConvolutionLayer)

@@ -43,7 +43,7 @@ def patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: S
 
 
 def patch_order(kernel: Sequence[int], channels: int, flipped: bool, device: torch.device) -> Tensor:
-    """Find the place in a patch (*kernel, channel) of each weight of a row (channel, *kernel)."""
+    """Find each weight of a row (channel, *kernel) in a patch (*kernel, channel)."""
     places = torch.arange(math.prod(kernel) * channels, device=device).view(*kernel, channels)
     if flipped:
         places = places.flip(tuple(range(len(kernel))))
@@ -105,7 +105,7 @@ class RowMoment:
             self.products[y, :, : below.shape[1]].addmm_(x[:, y].reshape(batch, -1).T, below)
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Compute the patches' second moment (I, I) and sum (I,), in the order of `patches`."""
+        """Compute the second moment (I, I) and the sum (I,) of patches, in their order."""
         channels, height, width = self.size
         (kh, kw), (sh, sw), (dh, dw) = self.kernel, self.stride, self.dilation
         oh, ow = output_size((height, width), self.kernel, self.stride, self.dilation)

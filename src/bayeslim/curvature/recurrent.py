@@ -39,12 +39,12 @@ def unroll_(model: nn.Module) -> nn.Module:
 
 
 def is_unrolled(module: nn.Module) -> bool:
-    """Tell whether a module is a recurrent layer whose parameters belong to linear layers inside it."""
+    """Tell whether a module is a recurrent layer that was unrolled."""
     return isinstance(module, (_Sequence, _Cell))
 
 
 def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Make a linear layer of every weight and its bias: "ih_l0" of weight_ih_l0 and bias_ih_l0."""
+    """Make a linear layer of each weight and its bias: "ih_l0" of weight_ih_l0."""
     parts: dict[str, nn.Module] = {}
     for leaf, weight in module._parameters.items():
         if leaf.startswith("weight_") and weight is not None:
@@ -151,7 +151,7 @@ class _Sequence(_Step):
         return outputs, self._hidden(last)
 
     def _run(self, x: Tensor, sizes: Sequence[int] | None, states: State) -> tuple[Tensor, State]:
-        """Run all layers and directions on (B, T, I), or on the rows of a packed sequence with its batch sizes."""
+        """Run all layers and directions on (B, T, I), or on packed rows with batch sizes."""
         last: list[State] = []
         directions = ("", "_reverse") if self.bidirectional else ("",)
         for layer in range(self.num_layers):

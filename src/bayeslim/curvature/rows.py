@@ -34,7 +34,7 @@ class GradientRows:
         self._entries: dict[str, Entries] = {}
 
     def __call__(self, backward: Backward) -> Iterator[tuple[int, Tensor]]:
-        """Yield rows (K, b, S) of a few examples at a time, each with the number of its first example."""
+        """Yield rows (K, b, S) of a few examples, and the index of their first example."""
         columns, device = backward.columns.shape[0], backward.columns.device
         numbers = sum(self.sizes.values()) + max(self._scratch(backward, name) for name in self.weights)
         step = examples_at_once(columns * self.dtype.itemsize * numbers, device)

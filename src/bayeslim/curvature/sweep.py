@@ -38,7 +38,7 @@ class PackedInputs(BayeslimError, TypeError):
 def data_pass(
     model: nn.Module, loader: Iterable[Batch], description: str = "curvature", progress: bool = False
 ) -> Iterator[tuple[nn.Module, Iterator[tuple[Inputs, Tensor]]]]:
-    """Start a pass over the data: yield a replica of `model` and (inputs, targets) of every batch.
+    """Start a pass over the data: yield a replica of `model`, and its batches.
 
     Gradients are on inside. A loader that shuffles draws from the global generators: they are put back at the end.
 

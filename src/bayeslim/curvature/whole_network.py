@@ -40,7 +40,7 @@ class WholeNetwork:
         )
 
     def gradients(self, inputs: Inputs, columns: Tensor) -> Params:
-        """Compute gradients of Σ column · outputs, (K, B, *shape) by name, for columns (K, B, ...)."""
+        """Compute gradients of Σ column · outputs, (K, B, *shape) by name."""
         if self._vectorised:
             try:
                 return self._all_at_once(inputs, columns)

@@ -1,14 +1,14 @@
-"""How much chains know, of many scalars at once: effective sample sizes, split R-hat, autocorrelations, energy.
+"""Effective sample sizes, split R-hat, autocorrelations and energies of chains.
 
 For C chains of n draws with autocorrelations ρ_t, pooled over chains:
 
     ESS = C n / τ,      τ = 1 + 2 Σ_t ρ_t        summed over Geyer's initial positive, monotone sequence of pairs
     R̂² = (B / W + n − 1) / n                     B/n the variance of the chains' means, W the mean of their variances
 
-Every chain is cut into halves first, so that one that still drifts disagrees with itself. Values are replaced by the
+Every chain is cut into halves first, so that the halves of a drifting chain disagree. Values are replaced by the
 normal quantiles of their ranks, z = Φ⁻¹((r − 3/8) / (S + 1/4)), which makes both right for heavy tails: the bulk. R̂ is
 the larger of that of the values and that of their distance from the median. The tail ESS is the smaller one of the
-indicators of the 5 % and the 95 % quantile. A scalar that never changes has none of these: NaN.
+indicators of the 5 % and the 95 % quantile. For a scalar that never changes all are NaN.
 
 Geyer 1992 · Gelman et al. 2013 (BDA3, section 11.4) · Betancourt 2016, arXiv:1604.00695
 Vehtari et al. 2021, arXiv:1903.08008
@@ -25,15 +25,17 @@ from torch import Tensor
 
 from bayeslim.errors import ShapeMismatch
 
-FEWEST = 4
-"""Draws of a chain below which nothing can be said."""
+MIN_DRAWS = 4
+"""The shortest chain that has diagnostics."""
 
-CHUNK = 2**22
-"""How many numbers are worked on at once."""
+MAX_NUMBERS_PER_CHUNK = 2**22
+"""The numbers that are processed at once, to bound memory."""
 
 
 def ess(values: Tensor, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Tensor:
-    """The effective sample size of every scalar: how many independent draws would say as much.
+    """Compute the effective sample size of every scalar.
+
+    It is the number of independent draws that would estimate equally well.
 
     Args:
         values: (chains, draws, ...).
@@ -49,7 +51,7 @@ def ess(values: Tensor, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Tenso
 
 
 def r_hat(values: Tensor) -> Tensor:
-    """The rank-normalised split R-hat of every scalar; near 1, and below 1.01, where chains agree.
+    """Compute the rank-normalised split R-hat of every scalar; good below 1.01.
 
     Args:
         values: (chains, draws, ...).
@@ -58,11 +60,11 @@ def r_hat(values: Tensor) -> Tensor:
 
 
 def autocorrelation(values: Tensor, lag: int = 1) -> Tensor:
-    """The correlation of draws `lag` apart, of every scalar, averaged over chains.
+    """Compute the correlation of draws `lag` apart, averaged over chains.
 
     Args:
         values: (chains, draws, ...).
-        lag: how far apart.
+        lag: the distance of the draws.
     """
     if not 0 <= lag < values.shape[1]:
         raise ValueError(f"lag must be less than the {values.shape[1]} draws of a chain. Got {lag}.")
@@ -75,7 +77,9 @@ def autocorrelation(values: Tensor, lag: int = 1) -> Tensor:
 
 
 def e_bfmi(energy: Tensor) -> Tensor:
-    """The energy Bayesian fraction of missing information of every chain; below 0.3 momenta are renewed too timidly.
+    """Compute the energy Bayesian fraction of missing information of every chain.
+
+    Below 0.3 the momenta change the energy too little.
 
         Σ_t (E_t − E_{t−1})² / (n − 1)  over the variance of E
 
@@ -83,19 +87,19 @@ def e_bfmi(energy: Tensor) -> Tensor:
         energy: the Hamiltonian at every draw, potential and kinetic, (chains, draws).
     """
     energy = energy.double()
-    if energy.ndim != 2 or energy.shape[1] < FEWEST:
-        raise ShapeMismatch(f"Energies must be (chains, draws), at least {FEWEST} draws. Got {tuple(energy.shape)}.")
+    if energy.ndim != 2 or energy.shape[1] < MIN_DRAWS:
+        raise ShapeMismatch(f"Energies must be (chains, draws), at least {MIN_DRAWS} draws. Got {tuple(energy.shape)}.")
     return energy.diff(dim=1).square().mean(1) / energy.var(1)
 
 
 def _each(values: Tensor, estimator: Callable[[Tensor], Tensor]) -> Tensor:
-    """An estimator of (K, chains, draws) applied to all scalars, a part at a time."""
-    if values.ndim < 2 or values.shape[1] < FEWEST:
+    """Apply an estimator of (K, chains, draws) to all scalars, in chunks."""
+    if values.ndim < 2 or values.shape[1] < MIN_DRAWS:
         raise ShapeMismatch(
-            f"Diagnostics need chains of at least {FEWEST} draws, (chains, draws, ...). Got {tuple(values.shape)}."
+            f"Diagnostics need chains of at least {MIN_DRAWS} draws, (chains, draws, ...). Got {tuple(values.shape)}."
         )
     columns = values.detach().flatten(2).movedim(-1, 0) if values.ndim > 2 else values.detach()[None]
-    size = max(1, CHUNK // (values.shape[0] * values.shape[1]))
+    size = max(1, MAX_NUMBERS_PER_CHUNK // (values.shape[0] * values.shape[1]))
     parts = []
     for part in columns.split(size):
         v = part.double().contiguous()
@@ -136,7 +140,7 @@ def _plain_r_hat(v: Tensor) -> Tensor:
 
 
 def _ess(v: Tensor) -> Tensor:
-    """C n / τ of (K, C, n)."""
+    """Compute C n / τ of (K, C, n)."""
     chains, n = v.shape[1:]
     covariance = _autocovariance(v).mean(1)  # (K, n)
     total = covariance[:, :1] + (v.mean(-1).var(-1)[:, None] if chains > 1 else 0)
@@ -156,7 +160,7 @@ def _ess(v: Tensor) -> Tensor:
 
 
 def _autocovariance(v: Tensor) -> Tensor:
-    """(1/n) Σ_s (v_s − v̄)(v_{s+t} − v̄) for every lag t, by Fourier transform."""
+    """Compute (1/n) Σ_s (v_s − v̄)(v_{s+t} − v̄) for every lag t, by an FFT."""
     n = v.shape[-1]
     spectrum = torch.fft.rfft(v - v.mean(-1, keepdim=True), 2 * n)
     covariance: Tensor = torch.fft.irfft(spectrum.abs().square(), 2 * n)[..., :n] / n
@@ -164,13 +168,13 @@ def _autocovariance(v: Tensor) -> Tensor:
 
 
 def _halves(v: Tensor) -> Tensor:
-    """Every chain as two; the middle draw of an odd number belongs to neither."""
+    """Split every chain in two; the middle draw of an odd number belongs to neither."""
     half = v.shape[-1] // 2
     return torch.cat([v[..., :half], v[..., -half:]], 1)
 
 
 def _normal_scores(v: Tensor) -> Tensor:
-    """The normal quantiles of ranks among all draws; equal values share their mean rank."""
+    """Compute the normal quantiles of ranks among all draws; ties share a mean rank."""
     flat = v.flatten(1)
     ordered = flat.sort(-1).values
     rank = (torch.searchsorted(ordered, flat) + torch.searchsorted(ordered, flat, right=True) + 1).to(v.dtype) / 2
@@ -179,7 +183,7 @@ def _normal_scores(v: Tensor) -> Tensor:
 
 
 def _quantile(ordered: Tensor, fraction: float) -> Tensor:
-    """Of sorted rows, with linear interpolation."""
+    """Compute a quantile of sorted rows, with linear interpolation."""
     place = fraction * (ordered.shape[1] - 1)
     low = math.floor(place)
     high = min(low + 1, ordered.shape[1] - 1)

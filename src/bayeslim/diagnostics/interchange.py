@@ -24,12 +24,14 @@ def to_arviz(
     chains: int | None = None,
     energy: Tensor | Sequence[Any] | None = None,
 ) -> Any:
-    """Chains as ArviZ keeps them: weights in the group `posterior`, with the user's own parameter names.
+    """Convert chains to ArviZ.
+
+    Weights are in the group `posterior`, under the user's own parameter names.
 
     Args:
         source: a network whose posterior was sampled, or its particles.
-        x: inputs; what every network predicts for them goes to `posterior_predictive`, as "outputs".
-        chains: how many chains the particles come from; what the particles say if not given.
+        x: inputs; every network's predictions for them go to `posterior_predictive`, as "outputs".
+        chains: the number of chains; by default that of the particles.
         energy: the Hamiltonian at every draw, (chains, draws); goes to `sample_stats`.
 
     Returns:

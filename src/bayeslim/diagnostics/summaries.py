@@ -1,4 +1,4 @@
-"""One page on the health of a set of chains."""
+"""A summary of the diagnostics of a set of chains."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bayeslim.diagnostics.estimators import autocorrelation, e_bfmi, ess, r_hat
 from bayeslim.posteriors import Particles
 from bayeslim.types import Inputs
 
-MOST = 10_000
-"""How many weights of one parameter are looked at, evenly spread over it."""
+MAX_WEIGHTS_PER_PARAMETER = 10_000
+"""The weights of one parameter that are examined, evenly spread over it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Diagnostics of many scalars; NaN where one never changes, as a weight that was cut.
+    """Diagnostics of many scalars; NaN for a scalar that never changes.
 
     Attributes:
         ess_bulk: effective sample size for means and medians, (K,).
@@ -37,13 +37,13 @@ class Scores:
 
     @classmethod
     def of(cls, values: Tensor) -> Scores:
-        """From traces, (chains, draws, ...)."""
+        """Compute them from traces, (chains, draws, ...)."""
         flat = values.flatten(2) if values.ndim > 2 else values.unsqueeze(-1)
         return cls(ess(flat), ess(flat, "tail"), r_hat(flat), autocorrelation(flat))
 
     @classmethod
     def joined(cls, parts: Sequence[Scores]) -> Scores:
-        """Of all scalars together."""
+        """Join the diagnostics of several sets of scalars."""
         fields = ("ess_bulk", "ess_tail", "r_hat", "lag_one")
         return cls(*(torch.cat([getattr(part, field) for part in parts]) for field in fields))
 
@@ -59,16 +59,16 @@ class Scores:
 
     @property
     def median(self) -> dict[str, float]:
-        """What the scalar in the middle has, of those that change."""
+        """The medians over the scalars that change."""
         return {name: float(getattr(self, name).nanmedian()) for name in self.worst}
 
     @property
     def changing(self) -> int:
-        """How many scalars change at all."""
+        """The number of scalars that change."""
         return int((~self.lag_one.isnan()).sum())
 
     def line(self) -> str:
-        """Worst and median of each, as a row of a table."""
+        """Format worst and median of each as a row of a table."""
         worst, median = self.worst, self.median
         cells = [f"{worst[name]:>8.0f} {median[name]:>8.0f}" for name in ("ess_bulk", "ess_tail")]
         cells += [
@@ -83,12 +83,12 @@ class Summary:
     """Diagnostics of chains of networks; printed, a table.
 
     Attributes:
-        chains: how many.
-        draws: networks of each.
-        by_name: of the weights of every parameter; at most `MOST` of each, evenly spread.
-        weights: of all these weights.
-        outputs: of what the networks predict for the inputs that were given, or None.
-        e_bfmi: of the energies that were given, of every chain, or None.
+        chains: the number of chains.
+        draws: the number of networks of each.
+        by_name: diagnostics of the weights of every parameter, of `MAX_WEIGHTS_PER_PARAMETER` at most.
+        weights: diagnostics of all these weights.
+        outputs: diagnostics of the predictions for the given inputs, or None.
+        e_bfmi: the fraction of missing information of every chain, or None without energies.
     """
 
     chains: int
@@ -123,12 +123,14 @@ def summary(
     chains: int | None = None,
     energy: Tensor | Sequence[Any] | None = None,
 ) -> Summary:
-    """How well chains of networks have mixed: effective sample sizes, split R-hat, autocorrelation.
+    """Summarise how well chains of networks have mixed.
+
+    The measures are effective sample sizes, split R-hat and autocorrelation.
 
     Args:
         source: a network whose posterior was sampled, or its particles.
         x: inputs to judge predictions on (function space); needs the network.
-        chains: how many chains the particles come from, one after the other; what the particles say if not given.
+        chains: the number of chains, one after the other; by default that of the particles.
         energy: the Hamiltonian at every draw, (chains, draws), where the sampler keeps it.
 
     >>> import bayeslim as bl
@@ -152,12 +154,12 @@ def summary(
 
 
 def _spread(values: Tensor) -> Tensor:
-    """At most `MOST` scalars of (chains, draws, ...), evenly spread."""
+    """Select scalars of (chains, draws, ...), evenly spread."""
     flat = values.flatten(2) if values.ndim > 2 else values.unsqueeze(-1)
     size = flat.shape[-1]
-    if size <= MOST:
+    if size <= MAX_WEIGHTS_PER_PARAMETER:
         return flat
-    places = torch.arange(MOST, device=flat.device) * size // MOST
+    places = torch.arange(MAX_WEIGHTS_PER_PARAMETER, device=flat.device) * size // MAX_WEIGHTS_PER_PARAMETER
     return flat[..., places]
 
 

@@ -1,4 +1,4 @@
-"""Particles as traces: every quantity as (chains, draws, ...), in weight space and in function space."""
+"""Traces of particles, (chains, draws, ...), in weight and in function space."""
 
 from __future__ import annotations
 
@@ -16,34 +16,37 @@ from bayeslim.types import Inputs, Params
 
 
 def particles_of(source: Bayesian | Particles) -> Particles:
-    """The particles of a network, or themselves."""
+    """Return the particles of a network, or the given ones."""
     if not isinstance(source, (Bayesian, Particles)):
         raise TypeError(f"Diagnostics need a Bayesian network or Particles. Got {type(source).__name__}.")
     posterior = source.posterior_ if isinstance(source, Bayesian) else source
     if not isinstance(posterior, Particles):
         raise BayeslimError(
-            f"Diagnostics are of chains of networks, and this posterior is {type(posterior).__name__}, which has none. "
+            f"Diagnostics need chains of networks. Got a {type(posterior).__name__} posterior. "
             "Use a sampler, such as bl.SGLD(...) or bl.HMC(...)."
         )
     return posterior
 
 
 def in_chains(values: Tensor, chains: int) -> Tensor:
-    """(S, ...) as (chains, draws, ...)."""
+    """Reshape (S, ...) to (chains, draws, ...)."""
     if chains < 1 or len(values) % chains:
         raise ShapeMismatch(f"{len(values)} networks do not come from {chains} equally long chains.")
     return values.reshape(chains, -1, *values.shape[1:])
 
 
 def weights(particles: Particles, chains: int) -> Params:
-    """Traces of the weights, by name."""
+    """Return traces of the weights, by name."""
     return {name: in_chains(value.detach(), chains) for name, value in particles.values.items()}
 
 
 def outputs(source: Bayesian | Particles, x: Inputs, chains: int) -> Tensor:
-    """Traces of what every network predicts for inputs: probabilities, means or rates, (chains, draws, B, ...)."""
+    """Compute traces of the predictions for inputs, (chains, draws, B, ...).
+
+    They are probabilities, means or rates.
+    """
     if not isinstance(source, Bayesian):
-        raise TypeError("Particles alone cannot say what networks predict: pass the Bayesian network with x.")
+        raise TypeError("Particles alone cannot predict: pass the Bayesian network with x.")
     draws = predict(source, x, samples=particles_of(source).count).samples
     with torch.no_grad():
         means = torch.stack([source.likelihood.predict(draw.unsqueeze(0)).mean for draw in draws])
@@ -51,7 +54,7 @@ def outputs(source: Bayesian | Particles, x: Inputs, chains: int) -> Tensor:
 
 
 def energies(energy: Tensor | Sequence[Any], chains: int, draws: int) -> Tensor:
-    """Energies of every draw, (chains, draws)."""
+    """Check and reshape the energies of every draw, (chains, draws)."""
     found = torch.as_tensor(energy, dtype=torch.float64)
     if found.shape == (chains * draws,):
         found = in_chains(found, chains)

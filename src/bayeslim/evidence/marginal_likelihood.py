@@ -214,7 +214,7 @@ def random_prior(posterior: Gaussian) -> PriorPrecision:
 
 
 def _log_precisions(posterior: Gaussian, per_layer: bool) -> dict[str, Tensor]:
-    """Average the logarithms of the present precisions, over all weights or each layer's."""
+    """Average the logarithms of the present precisions, over all or by layer."""
     resolved = precisions.resolve(random_prior(posterior), posterior.mean)
     full = precisions.diagonal(resolved, posterior.mean, _double(posterior))
     logs: dict[str, list[Tensor]] = {}

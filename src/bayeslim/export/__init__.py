@@ -92,6 +92,7 @@ def export(
     Raises:
         ExportFailed: if the file does not give the network's outputs.
         UnsupportedModel: if the network cannot be exported.
+        ValueError: if a parameter is not finite.
         MissingExtra: if a package for ONNX is not installed.
     """
     target = Path(path)
@@ -103,6 +104,7 @@ def export(
     else:
         plain = evaluating_copy(network.network if isinstance(network, Quantised) else network)
     plain = plain.cpu().requires_grad_(False)
+    _check_finite(plain)
     example = to_device(example, "cpu")
     run_example(plain, example)
     inputs = batches(plain, example)
@@ -118,6 +120,15 @@ def export(
         content, gap = to_program(plain, inputs, tolerance)
     write_file(target, content)
     return Exported(target, target.suffix[1:], len(content), gap, len(inputs) > 1)
+
+
+def _check_finite(network: nn.Module) -> None:
+    for name, parameter in network.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(
+                f'"{name}" of {type(network).__name__} holds NaN or infinite values, so the file could not be compared '
+                "with the network. Repair or retrain the network first."
+            )
 
 
 def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: bool) -> None:

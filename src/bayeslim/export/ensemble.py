@@ -88,7 +88,7 @@ def ensemble(bnn: Bayesian, samples: int | None = None, generator: torch.Generat
         draws = (posterior.network(k, first) for k in posterior.spread(samples))
     else:
         names = posterior.names
-        draws = draws_of(posterior, samples, generator)
+        draws = draws_of(posterior, bnn.model, samples, generator)
     own = tensors_of(first)
     random = {id(own[name]) for name in names}
     fixed = {id(t): t for t in (*first.parameters(), *first.buffers()) if id(t) not in random}

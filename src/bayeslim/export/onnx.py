@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bayeslim.compact.example import run_example, tensors_in
 from bayeslim.compact.program import exported, first_line
 from bayeslim.compact.quiet import quiet
+from bayeslim.compact.recurrence import RECURRENT
 from bayeslim.errors import BayeslimError, MissingExtra, UnsupportedModel
 from bayeslim.export.check import prove
 from bayeslim.types import Inputs
@@ -64,12 +65,15 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
     require("onnx", "onnxscript")
     if outputs is None and isinstance(run_example(network, inputs[0]), Tensor):
         outputs = ("output",)
+    table = _translations()
     program = exported(network, inputs)
+    if any(node.target in RECURRENT and node.target not in table for node in program.graph.nodes):
+        program = exported(network, inputs, unrolled=True)
     with quiet():
         try:
             if any(node.target in _REPLACED for node in program.graph.nodes):
                 program = program.run_decompositions(_REPLACED)
-            converted = torch.onnx.export(program, dynamo=True, verbose=False)
+            converted = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=table)
         except Exception as error:
             raise UnsupportedModel(
                 f"{type(network).__name__} cannot be exported to ONNX: {first_line(error.__cause__ or error)}"
@@ -84,6 +88,14 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
         del part.metadata_props[:]
     del graph.value_info[:]
     return proto
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return onnxscript's translations of recurrent layers, by the operations that stand for them in a trace."""
+    (core,) = require("onnxscript.function_libs.torch_lib.ops.core")
+    ops = torch.ops.bayeslim
+    found = {ops.lstm.default: getattr(core, "aten_lstm", None), ops.gru.default: getattr(core, "aten_gru", None)}
+    return {op: translation for op, translation in found.items() if translation is not None}
 
 
 def _name_outputs(graph: Any, names: Sequence[str]) -> None:

@@ -43,22 +43,7 @@ _SAFE = MOVEMENT | INDEXING | CREATION | _LAYERS | _ALGEBRA | _COPIES
 _UNCHECKED = re.compile(r"_.*|as_strided.*|empty_strided|resize.*|set_.*|.*_backward|.*backward_data")
 _SIZES: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name)
-    for name in (
-        "getitem",
-        "add",
-        "sub",
-        "mul",
-        "floordiv",
-        "truediv",
-        "mod",
-        "neg",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-    )
+    for name in words("getitem add sub mul floordiv truediv mod neg eq ne lt le gt ge and_ or_ not_")
 } | {"check": torch._assert, "max": torch.sym_max, "min": torch.sym_min, "float": torch.sym_float}
 """Functions with which graphs compute sizes, check them and index lists."""
 

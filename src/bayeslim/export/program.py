@@ -14,6 +14,7 @@ from torch import nn
 from bayeslim.compact.example import run_example
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
+from bayeslim.compact.recurrence import restore_recurrent_
 from bayeslim.export.check import prove
 from bayeslim.types import Inputs
 
@@ -31,6 +32,7 @@ def to_program(network: nn.Module, inputs: Sequence[Inputs], tolerance: float) -
     program.example_inputs = None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
+    restore_recurrent_(program.graph)
     with quiet():
         torch.export.save(program, content)
         content.seek(0)

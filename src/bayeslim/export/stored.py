@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from bayeslim.compact.example import EXAMPLE, batches, run_example
 from bayeslim.compact.rebuild import put_tensors
@@ -26,6 +26,8 @@ from bayeslim.export.portable import as_graph, build, describe
 from bayeslim.io.networks import config_of, create
 from bayeslim.types import Inputs, Params, to_device
 
+_OF_A_GRAPH = "graph"
+"""The entry in place of the sizes of modules, for a network that is a traced graph."""
 _TENSOR, _CONSTANT = "network:", "constant:"
 _MIN_CLAIMED_BYTES = 64 << 20
 """Tensors up to this many bytes are unpacked without a check."""
@@ -36,7 +38,9 @@ _MAX_EXPANSION_FACTOR = 4096
 def architecture_of(model: nn.Module) -> dict[str, Any]:
     """Describe a network: class, entry in the zoo, sizes if it was compacted."""
     found = {"class": type(model).__name__, "zoo": config_of(model)}
-    if hasattr(model, EXAMPLE) or _is_cut(model, found["zoo"]):
+    if isinstance(model, fx.GraphModule):
+        found["sizes"] = _OF_A_GRAPH
+    elif hasattr(model, EXAMPLE) or _is_cut(model, found["zoo"]):
         found["sizes"] = {path: _integers(module) for path, module in model.named_modules() if _integers(module)}
     return found
 
@@ -113,8 +117,14 @@ def resize_(network: nn.Module, state: Mapping[str, Tensor], sizes: Any) -> None
         sizes: the integer attributes of its modules in the file, by path and name.
 
     Raises:
+        UnsupportedModel: if the file holds a graph, which has constants of its own in place of the class's code.
         CorruptFile: if the sizes are not a table.
     """
+    if sizes == _OF_A_GRAPH:
+        raise UnsupportedModel(
+            f"The file holds a graph that was traced from {type(network).__name__}: it was compacted to sizes that the "
+            "forward of the class does not take. Load it without model=."
+        )
     own = dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers(remove_duplicate=False))
     smaller = {
         name: state[name].to(old)

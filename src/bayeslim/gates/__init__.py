@@ -1,4 +1,6 @@
-"""Gates: random scales z of groups of weights, which learn what groups a network can do without; one file each.
+"""Gates, one file each: random scales z of groups of weights.
+
+Training closes the gates of groups that the network does not need.
 
     NormalJeffreys          Gaussian scales, flat prior of log |z|: Bayesian compression
     HalfCauchy              log-normal scales under the horseshoe prior

@@ -1,10 +1,10 @@
-"""What a gate is: a random scale z, shared by a group of weights, with a posterior q(z) and a prior p(z) of its own.
+"""The base of all gates: a random scale z that a group of weights shares.
 
     w = z ∘ w̃,      KL(q(w̃, z) ‖ p(w̃, z)) = KL(q(w̃) ‖ p(w̃)) + KL(q(z) ‖ p(z))
 
-A group is what can be taken out of a network as a whole: an input, a unit, a channel, a head. The priors of z prefer
-zero, so that groups which the data do not ask for fade away together. A gate knows nothing of networks: it is the
-mathematics of `count` scales, given their parameters by name.
+A group is a part that can be removed from a network as a whole: an input, a unit, a channel, a head. The priors of z
+prefer zero, so that the weights of groups which the data do not need shrink together. A gate knows nothing of networks:
+it is the mathematics of `count` scales, given their parameters by name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from bayeslim.noise import current_generator
 from bayeslim.priors import Prior
 from bayeslim.types import Params
 
-LARGEST_EXPONENT = 60.0
+MAX_EXPONENT = 60.0
+"""The exponent from which `bounded_exp` grows like a logarithm; float32 overflows at 88."""
 
 
 class Gate(ABC):
     """The base of all gates, frozen dataclasses of settings.
 
     Parameters go by short names, such as {"mean": ..., "log_std": ...}, one value for each gate, (count,), and (1,)
-    where they are shared. They may be of any precision; what is computed from them has single precision at least.
+    where they are shared. They may be of any precision; results have at least single precision.
     """
 
     name: ClassVar[str]
@@ -44,39 +45,42 @@ class Gate(ABC):
 
     @property
     def per(self) -> Literal["gate", "weight"]:
-        """A setting: what `kl` is the price of, a gate, or each of the weights that go with it."""
+        """A setting: whether `kl` counts once for a gate, or for each of its weights."""
         return "gate"
 
     @abstractmethod
     def start(self, count: int) -> Params:
-        """The parameters to train, in single precision, where training starts: scales close to one."""
+        """Return the initial parameters, in single precision: scales close to one."""
 
     @abstractmethod
     def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
-        """Independent draws z, (*shape, count), differentiable in the parameters (but see `surrogate`)."""
+        """Draw z independently, (*shape, count), differentiable (but see `surrogate`)."""
 
     @abstractmethod
     def mean(self, own: Params) -> Tensor:
-        """E[z], (count,)."""
+        """Compute E[z], (count,)."""
 
     @abstractmethod
     def variance(self, own: Params) -> Tensor:
-        """Var[z], (count,)."""
+        """Compute Var[z], (count,)."""
 
     @abstractmethod
     def kl(self, own: Params) -> Tensor:
-        """KL(q(z) ‖ p(z)), summed over the gates."""
+        """Compute KL(q(z) ‖ p(z)), summed over the gates."""
 
     @abstractmethod
     def score(self, own: Params) -> Tensor:
-        """What decides whether a gate stays, (count,): higher means keep. In the unit of its paper."""
+        """Score the gates in the unit of their paper, (count,); higher means keep."""
 
     def opened(self, own: Params) -> Tensor:
-        """Which gates stay open, (count,), bool."""
+        """Compute a mask of the gates that stay open, (count,)."""
         return self.score(own) > self.threshold
 
     def fixed(self, own: Params) -> Tensor:
-        """What multiplies the weights of the mean network, (count,): E[z] (1 for centred scales), 0 where closed."""
+        """Compute the factors of the mean network, (count,): E[z], or 0 where closed.
+
+        Centred scales have the factor 1.
+        """
         mean = self.mean(own)
         if not self.multiplies:
             mean = torch.ones_like(mean)
@@ -84,7 +88,7 @@ class Gate(ABC):
 
     @property
     def multiplies(self) -> bool:
-        """Whether z scales the weights; otherwise (centred scales) it is only the scale of their prior, N(0, z²)."""
+        """Whether z scales the weights; a centred z is the scale of their prior, N(0, z²)."""
         return True
 
     def weight_kl(
@@ -96,7 +100,9 @@ class Gate(ABC):
         prior: Prior,
         others: Tensor | None = None,
     ) -> Tensor | None:
-        """The KL of the weights, summed, in expectation over z; None where it is that to the network's prior, as usual.
+        """Compute the KL of the weights, summed, in expectation over z.
+
+        None means that it is the usual one, to the network's prior.
 
         Args:
             own: the gates' parameters.
@@ -104,48 +110,53 @@ class Gate(ABC):
             std: its standard deviations; None for weights that are points, whose KL is −log p(w).
             groups: the number of the gate of every weight, integers that broadcast to the shape of `mean`.
             prior: the network's prior of these weights.
-            others: E[z²] of what other gates multiply the weights by, likewise; None where there are none.
+            others: E[z²] of the other gates of the weights, likewise; None where there are none.
         """
         return None
 
     @property
     def has_surrogate(self) -> bool:
-        """Whether draws have no gradient in some parameters, so that a loss needs `surrogate` beside it."""
+        """Whether some parameters get their gradient from `surrogate`, not from the draws."""
         return False
 
     def surrogate(self, own: Params, z: Tensor, losses: Tensor) -> Tensor | None:
-        """A term of value zero whose gradient completes that of the mean loss; None where draws have all of it.
+        """Compute a term of value zero whose gradient completes that of the mean loss.
+
+        None means that the draws carry the whole gradient.
 
         Args:
             own: the gates' parameters.
             z: independent draws, (K, count): one for every example, or for every pass.
-            losses: the loss that each draw met with, (K,). The objective is their mean.
+            losses: the loss of each draw, (K,). The objective is their mean.
         """
         return None
 
     def pick(self, own: Params, kept: Tensor) -> Params:
-        """The parameters of some of the gates, by a mask or by numbers; shared ones stay."""
+        """Select the parameters of some gates, by a mask or indices; shared ones stay."""
         return {name: value if name in self.shared else value[kept] for name, value in own.items()}
 
 
 def precise(own: Mapping[str, Tensor], *names: str) -> tuple[Tensor, ...]:
-    """Parameters by name, in single precision at least: half precision cannot tell a scale of 1 from one of 1.003."""
+    """Return parameters by name, half precision converted to float32.
+
+    Half precision cannot tell a scale of 1 from one of 1.003.
+    """
     return tuple(own[n].float() if own[n].dtype in (torch.float16, torch.bfloat16) else own[n] for n in names)
 
 
 def log_alpha(mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log α = log σ²/μ² of Gaussian scales: the noise, relative to the signal."""
+    """Compute log α = log σ²/μ² of Gaussian scales: noise relative to signal."""
     tiny = torch.finfo(mean.dtype).tiny
     return 2 * (log_std - mean.abs().clamp(min=tiny).log())
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """The exponential, but a logarithm from where single precision would soon overflow: finite, as is its slope."""
-    return exponent.clamp(max=LARGEST_EXPONENT).exp() * (1 + (exponent - LARGEST_EXPONENT).clamp(min=0).log1p())
+    """Compute the exponential, continued by a logarithm before float32 overflows."""
+    return exponent.clamp(max=MAX_EXPONENT).exp() * (1 + (exponent - MAX_EXPONENT).clamp(min=0).log1p())
 
 
 def uniform(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Draw u ~ U(0, 1) beside a tensor, never 0 or 1, whose logits would be infinite."""
+    """Draw u ~ U(0, 1) like a tensor, never 0 or 1, whose logits are infinite."""
     half_step = 0.5 * torch.finfo(like.dtype).eps
     generator = current_generator(like.device)
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
@@ -153,12 +164,12 @@ def uniform(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def check_per(value: Any) -> None:
-    """Refuse what no price is of."""
+    """Raise a `ValueError` unless `per` is "gate" or "weight"."""
     if value not in ("gate", "weight"):
         raise ValueError(f'per must be "gate" or "weight". Got {value!r}.')
 
 
 def positive(setting: str, value: float) -> None:
-    """Refuse a setting that is not a positive, finite number."""
+    """Raise a `ValueError` unless a setting is a positive, finite number."""
     if not 0 < value < math.inf:
         raise ValueError(f"{setting} must be a positive number. Got {value!r}.")

@@ -2,14 +2,14 @@
 
     z = m / (1 − p),   m ~ Bernoulli(1 − p),      E z = 1,   Var z = p/(1 − p) = α,      p the probability of *dropping*
 
-α is the variance of the Gaussian dropout noise N(1, α) that stands for it. Masks are a priori fair coins, so that
+α is the variance of the matching Gaussian dropout noise, N(1, α). Masks are a priori fair coins, so that
 
     KL(q(m) ‖ p(m)) = log 2 − H(p),      H(p) = −p log p − (1 − p) log(1 − p),
 
 and under a Normal prior N(0, s²) of the effective weights w = z w̃ the weights cost E w²/2s², a weight decay on w̃ that
 grows as 1/(1 − p) = 1 + α: the term of w̃ itself, and α w̃²/2s² beside it.
-Where the data say nothing of a unit its rate goes to ½, not to 1: dropout finds the noise that a network bears, and
-closes few gates.
+Where the data do not constrain a unit, its rate goes to ½, not to 1: dropout finds the noise that a network tolerates,
+and closes few gates.
 
 The rate is learned by gradients through a relaxation ("concrete"), of temperature t,
     m = sigmoid((log u − log(1−u) − logit p) / t),   u ~ U(0, 1),
@@ -42,9 +42,9 @@ class Bernoulli(Gate):
     """Gates that are zero with probability p and 1/(1 − p) otherwise.
 
     Attributes:
-        rate: p, the probability of dropping; at the start, where it is learned.
-        learn: how every gate's own rate is learned, "concrete" or "reinforce"; None leaves it as it is.
-        temperature: t of the relaxation. Its draws are not quite binary; means and variances are of those that are.
+        rate: p, the probability of dropping; the initial one, if it is learned.
+        learn: how every gate's own rate is learned, "concrete" or "reinforce"; None for a fixed rate.
+        temperature: t of the relaxation. Its draws are not quite binary; means and variances are those of binary draws.
         threshold: gates that are kept with at most this probability are closed, if the rate is learned.
     """
 
@@ -62,11 +62,11 @@ class Bernoulli(Gate):
         positive("temperature", self.temperature)
 
     def start(self, count: int) -> Params:
-        """The logit of p; it counts the gates, too, where p is fixed."""
+        """Return the logit of p; a fixed p has one too, which gives the number of gates."""
         return {"logit": torch.full((count,), math.log(self.rate / (1 - self.rate)))}
 
     def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
-        """Z = m/(1 − p); for "reinforce", differentiable in the 1/(1 − p) alone."""
+        """Draw z = m/(1 − p); for "reinforce", differentiable in 1/(1 − p) alone."""
         logit = self._logit(own)
         u = uniform((*shape, logit.numel()), logit)
         if self.learn == "concrete":
@@ -76,25 +76,25 @@ class Bernoulli(Gate):
         return mask * (1 + bounded_exp(logit))
 
     def mean(self, own: Params) -> Tensor:
-        """One."""
+        """Return ones."""
         return torch.ones_like(self._logit(own))
 
     def variance(self, own: Params) -> Tensor:
-        """α = p/(1 − p)."""
+        """Compute α = p/(1 − p)."""
         return bounded_exp(self._logit(own))
 
     def kl(self, own: Params) -> Tensor:
-        """Σ log 2 − H(p)."""
+        """Compute Σ log 2 − H(p)."""
         logit = self._logit(own)
         entropy = F.softplus(logit) - logit * torch.sigmoid(logit)
         return (math.log(2) - entropy).sum()
 
     def score(self, own: Params) -> Tensor:
-        """1 − p, the probability of being kept."""
+        """Compute 1 − p, the probability of being kept."""
         return torch.sigmoid(-self._logit(own))
 
     def opened(self, own: Params) -> Tensor:
-        """All of them, unless the rate is learned."""
+        """Keep all gates open, unless the rate is learned."""
         score = self.score(own)
         return score > self.threshold if self.learn else torch.ones_like(score, dtype=torch.bool)
 
@@ -107,7 +107,7 @@ class Bernoulli(Gate):
         prior: Prior,
         others: Tensor | None = None,
     ) -> Tensor | None:
-        """With a Normal prior of the effective weights. Any other is that of w̃."""
+        """Compute the KL under a Normal prior of the effective weights z w̃."""
         if not isinstance(prior, Normal):
             return None
         alpha = self.variance(own)[groups]
@@ -120,11 +120,14 @@ class Bernoulli(Gate):
 
     @property
     def has_surrogate(self) -> bool:
-        """With "reinforce"."""
+        """True for "reinforce"."""
         return self.learn == "reinforce"
 
     def surrogate(self, own: Params, z: Tensor, losses: Tensor) -> Tensor | None:
-        """Mean of (L − b) log q(m), less its own value; b is the mean loss of the other draws (0 of a single one)."""
+        """Compute the mean of (L − b) log q(m), minus its own value.
+
+        The baseline b is the mean loss of the other draws, 0 for a single draw.
+        """
         if not self.has_surrogate:
             return None
         logit = self._logit(own)

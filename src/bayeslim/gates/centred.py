@@ -1,4 +1,4 @@
-"""Centred scales: z is no factor of the weights but the scale of their prior, w | z ~ N(0, z²).
+"""Centred scales: z is the scale of the weights' prior, w | z ~ N(0, z²).
 
 The divergence of the weights is taken in expectation over z. With log z ~ N(m, v),
 
@@ -21,7 +21,9 @@ from bayeslim.priors import Normal, Prior
 def centred_kl(
     gate: Gate, log_z: Tensor, variance: Tensor, mean: Tensor, std: Tensor | None, groups: Tensor, prior: Prior
 ) -> Tensor:
-    """E_z KL(N(μ, σ²) ‖ N(0, z² s²)), s the standard deviation of the network's Normal prior, summed over the weights.
+    """Compute E_z KL(N(μ, σ²) ‖ N(0, z² s²)), summed over the weights.
+
+    s is the standard deviation of the network's Normal prior.
 
     Args:
         gate: whose scales they are.

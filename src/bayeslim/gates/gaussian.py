@@ -1,6 +1,7 @@
-"""Gaussian scales, q(z) = N(μ, σ²), trained in μ and log σ: what the gates that differ in their priors share.
+"""Gaussian scales, q(z) = N(μ, σ²), trained in μ and log σ.
 
-A scale says little where its noise drowns its signal, so it is judged by α = σ²/μ².
+Several gates share them and differ in their priors. A scale whose noise exceeds its signal carries little information,
+so gates are scored by α = σ²/μ².
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class GaussianGate(Gate):
     """Gates z ~ N(μ, σ²).
 
     Attributes:
-        initial_std: σ at the start, where μ = 1. The papers' log σ² = −9.
+        initial_std: the initial σ, where μ = 1. The papers have log σ² = −9.
         threshold: gates with a score −log α of at most this are closed; 0 closes those with more noise than signal.
     """
 
@@ -33,30 +34,30 @@ class GaussianGate(Gate):
         positive("initial_std", self.initial_std)
 
     def start(self, count: int) -> Params:
-        """μ = 1, so that a trained network starts as it is, and little noise."""
+        """Return μ = 1 and a small σ, so that a trained network starts unchanged."""
         return {"mean": torch.ones(count), "log_std": torch.full((count,), math.log(self.initial_std))}
 
     def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
-        """Z = μ + σ ε."""
+        """Draw z = μ + σ ε."""
         mean, log_std = precise(own, "mean", "log_std")
         noise = standard_normal((*shape, mean.numel()), dtype=mean.dtype, device=mean.device)
         return torch.addcmul(mean, log_std.exp(), noise)
 
     def mean(self, own: Params) -> Tensor:
-        """μ."""
+        """Return μ."""
         (mean,) = precise(own, "mean")
         return mean
 
     def variance(self, own: Params) -> Tensor:
-        """σ²."""
+        """Return σ²."""
         (log_std,) = precise(own, "log_std")
         return (2 * log_std).exp()
 
     @abstractmethod
     def kl(self, own: Params) -> Tensor:
-        """A function of α alone."""
+        """Compute the KL, a function of α alone."""
 
     def score(self, own: Params) -> Tensor:
-        """−log α = log μ²/σ²."""
+        """Compute −log α = log μ²/σ²."""
         mean, log_std = precise(own, "mean", "log_std")
         return -log_alpha(mean, log_std)

@@ -1,4 +1,4 @@
-"""The horseshoe: half-Cauchy scales of groups, with a half-Cauchy scale that all groups of a layer share.
+"""The horseshoe: half-Cauchy scales of groups, times one of the whole layer.
 
     z_i = s z̃_i,      s ~ C⁺(0, τ₀),      z̃_i ~ C⁺(0, 1)
 
@@ -39,12 +39,12 @@ CONSTANT = 0.5 * (1 + math.log(2))
 @register("gate")
 @dataclass(frozen=True)
 class HalfCauchy(Gate):
-    """Gates with a horseshoe prior: most close to zero, and some as large as they like.
+    """Gates with a horseshoe prior: most are near zero, and a few are large.
 
     Attributes:
         centred: whether z is the scale of the weights' prior instead of a factor of the weights.
         global_scale: τ₀, the scale of the layer's scale; smaller is sparser.
-        initial_std: standard deviation of log z at the start, where its median is 1.
+        initial_std: the initial standard deviation of log z, whose initial median is 1.
         threshold: gates whose log mode is at most this are closed. Log modes have two humps, whose place depends on the
             network and on τ₀: choose it on validation data.
     """
@@ -64,13 +64,13 @@ class HalfCauchy(Gate):
 
     @property
     def multiplies(self) -> bool:
-        """Only where it is not centred."""
+        """True unless it is centred."""
         return not self.centred
 
     def start(self, count: int) -> Params:
-        """The layer's scale where its prior is; what is missing to z = 1 in b, whose heavy tail makes that cheap."""
+        """Start the layer's scale at its prior, and b, which has a heavy tail, at z = 1."""
         log_scale = 2 * math.log(self.global_scale)
-        narrow = math.log(self.initial_std)  # of four factors, of which log z is half the sum
+        narrow = math.log(self.initial_std)  # of each of the four factors; log z is half their sum
         return {
             "a_mean": torch.zeros(count),
             "a_log_std": torch.full((count,), narrow),
@@ -83,26 +83,26 @@ class HalfCauchy(Gate):
         }
 
     def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
-        """Z = s z̃, with one s for all gates in a draw."""
+        """Draw z = s z̃, with one s for all gates of a draw."""
         mean, each, layer = _log_z(own)
         own_noise = standard_normal((*shape, mean.numel()), dtype=mean.dtype, device=mean.device)
         layer_noise = standard_normal((*shape, 1), dtype=mean.dtype, device=mean.device)
         return bounded_exp(mean + each.sqrt() * own_noise + layer.sqrt() * layer_noise)
 
     def mean(self, own: Params) -> Tensor:
-        """e^(m + v/2)."""
+        """Compute e^(m + v/2)."""
         mean, each, layer = _log_z(own)
         return bounded_exp(mean + 0.5 * (each + layer))
 
     def variance(self, own: Params) -> Tensor:
-        """(e^v − 1) e^(2m + v)."""
+        """Compute (e^v − 1) e^(2m + v)."""
         mean, each, layer = _log_z(own)
         variance = each + layer
         # As a sum of logarithms: either factor may overflow where their product does not.
         return bounded_exp(2 * mean + 2 * variance + torch.log(-torch.expm1(-variance)))
 
     def kl(self, own: Params) -> Tensor:
-        """The divergences of the four factors, that of the layer's scale once."""
+        """Add the divergences of the four factors, that of the layer's scale once."""
         a, a_log_std, b, b_log_std = precise(own, "a_mean", "a_log_std", "b_mean", "b_log_std")
         s, s_log_std, t, t_log_std = precise(own, *self.shared)
         log_scale = 2 * math.log(self.global_scale)
@@ -110,7 +110,7 @@ class HalfCauchy(Gate):
         return each + _kl_gamma(s - log_scale, s_log_std).sum() + _kl_gamma(-t, t_log_std).sum()
 
     def score(self, own: Params) -> Tensor:
-        """The log of the mode of z, m − v."""
+        """Compute the log of the mode of z, m − v."""
         mean, each, layer = _log_z(own)
         return mean - each - layer
 
@@ -123,7 +123,7 @@ class HalfCauchy(Gate):
         prior: Prior,
         others: Tensor | None = None,
     ) -> Tensor | None:
-        """Centred: that in expectation over z (`centred.py`)."""
+        """Compute the KL in expectation over z if it is centred (`centred.py`)."""
         if not self.centred:
             return None
         log_z, each, layer = _log_z(own)
@@ -131,7 +131,7 @@ class HalfCauchy(Gate):
 
 
 def _log_z(own: Params) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of log z, and the parts of its variance: each gate's own, and the layer's."""
+    """Compute the mean of log z, and its variance from the gates and from the layer."""
     a, b, s, t = precise(own, "a_mean", "b_mean", "layer_a_mean", "layer_b_mean")
     log_stds = precise(own, "a_log_std", "b_log_std", "layer_a_log_std", "layer_b_log_std")
     of_a, of_b, of_s, of_t = (bounded_exp(2 * log_std) for log_std in log_stds)
@@ -139,6 +139,6 @@ def _log_z(own: Params) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _kl_gamma(log_mean: Tensor, log_std: Tensor) -> Tensor:
-    """KL(LogNormal(μ, σ²) ‖ Gamma(½, 1)). That of 1/x, with −μ, is the one to an inverse Gamma."""
+    """Compute KL(LogNormal(μ, σ²) ‖ Gamma(½, 1)); −μ gives the inverse Gamma's."""
     energy = bounded_exp(log_mean + 0.5 * bounded_exp(2 * log_std))
     return energy - 0.5 * log_mean - log_std - CONSTANT

@@ -1,7 +1,7 @@
 """Hard-concrete gates: an L0 penalty that can be differentiated.
 
     s = sigmoid((log u − log(1−u) + log α) / β),   u ~ U(0, 1)       a concrete (relaxed Bernoulli) variable,
-    z = min(1, max(0, s (ζ − γ) + γ))                                stretched to (γ, ζ) and cut off at 0 and 1
+    z = min(1, max(0, s (ζ − γ) + γ))                                stretched to (γ, ζ) and clamped to [0, 1]
 
 so that z is exactly 0 and exactly 1 with positive probabilities, and
 
@@ -37,10 +37,10 @@ class HardConcrete(Gate):
     """Gates in [0, 1] that are exactly 0 or 1 most of the time.
 
     Attributes:
-        cost: nats for every open gate.
+        cost: the penalty of an open gate, in nats.
         per: "gate", or "weight" to have the cost for each of the weights that go with a gate. The paper's λ is per
             weight and per example: cost = λ · data size, 0.1 in its experiments.
-        initial_rate: the probability of dropping at the start (of the variable before it is stretched).
+        initial_rate: the initial probability of dropping (of the variable before it is stretched).
         temperature: β.
         low: γ, below 0.
         high: ζ, above 1.
@@ -67,40 +67,40 @@ class HardConcrete(Gate):
             raise ValueError(f"[low, high] must contain 0 and 1 in its inside. Got {[self.low, self.high]}.")
 
     def start(self, count: int) -> Params:
-        """Log α = log (1 − p)/p."""
+        """Return log α = log (1 − p)/p."""
         return {"log_alpha": torch.full((count,), math.log((1 - self.initial_rate) / self.initial_rate))}
 
     def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
-        """Differentiable wherever a draw is not cut off."""
+        """Draw z, differentiable where a draw is not clamped."""
         (log_alpha,) = precise(own, "log_alpha")
         u = uniform((*shape, log_alpha.numel()), log_alpha)
         return self._stretched((torch.logit(u) + log_alpha) / self.temperature).clamp(0, 1)
 
     def mean(self, own: Params) -> Tensor:
-        """∫₀¹ P(z > t) dt."""
+        """Compute ∫₀¹ P(z > t) dt."""
         return self._moments(own)[0].to(precise(own, "log_alpha")[0])
 
     def variance(self, own: Params) -> Tensor:
-        """∫₀¹ 2t P(z > t) dt − E[z]²."""
+        """Compute ∫₀¹ 2t P(z > t) dt − E[z]²."""
         mean, square = self._moments(own)
         return (square - mean.square()).clamp(min=0).to(precise(own, "log_alpha")[0])
 
     def kl(self, own: Params) -> Tensor:
-        """Cost · Σ P(z > 0)."""
+        """Compute cost · Σ P(z > 0)."""
         return self.cost * self.open_probability(own).sum()
 
     def open_probability(self, own: Params) -> Tensor:
-        """P(z > 0), (count,)."""
+        """Compute P(z > 0), (count,)."""
         (log_alpha,) = precise(own, "log_alpha")
         return torch.sigmoid(log_alpha - self.temperature * math.log(-self.low / self.high))
 
     def score(self, own: Params) -> Tensor:
-        """Sigmoid(log α)(ζ − γ) + γ: the gate before it is cut off."""
+        """Compute sigmoid(log α)(ζ − γ) + γ: the gate before it is clamped."""
         (log_alpha,) = precise(own, "log_alpha")
         return self._stretched(log_alpha)
 
     def fixed(self, own: Params) -> Tensor:
-        """Ẑ of the paper."""
+        """Compute ẑ of the paper."""
         score = self.score(own)
         return torch.where(self.opened(own), score.clamp(0, 1), torch.zeros_like(score))
 
@@ -108,7 +108,7 @@ class HardConcrete(Gate):
         return torch.sigmoid(logit) * (self.high - self.low) + self.low
 
     def _moments(self, own: Params) -> tuple[Tensor, Tensor]:
-        """E[z] and E[z²] in double precision, for their difference."""
+        """Compute E[z] and E[z²] in float64, since their difference cancels."""
         log_alpha = own["log_alpha"].double()
         nodes, lengths = (torch.as_tensor(v, device=log_alpha.device) for v in np.polynomial.legendre.leggauss(NODES))
         t, weights = 0.5 + 0.5 * nodes, 0.5 * lengths

@@ -1,13 +1,13 @@
-"""The variational information bottleneck: Gaussian scales whose prior variance is fitted.
+"""The variational information bottleneck: Gaussian scales with a fitted prior.
 
     q(z) = N(μ, σ²),      p(z) = N(0, ξ)  at its best ξ = μ² + σ²,      KL(q ‖ p) = ½ log(1 + μ²/σ²)
 
 The KL bounds the information that a unit passes on; it vanishes as α = σ²/μ² → ∞, and units with log α > 0 go.
 
 Counted once for each of the n weights that go with a unit, n/2 log(1 + 1/α), it is what these weights would cost with
-noise of the same α on each of them (`priors.RelevanceDetermination`). The noise of a gate is one for all of its
-weights and does far more harm, so the price of a weight is a part of that; but a unit costs what it brings with it, in
-narrow layers and wide ones.
+noise of the same α on each of them (`priors.RelevanceDetermination`). All weights of a gate share one noise, which does
+far more harm, so the strength per weight is a fraction of 1. A unit then costs in proportion to its weights, in narrow
+layers and in wide ones.
 
 Dai, Zhu, Guo & Wipf 2018, arXiv:1802.10399 (VIBNet)
 """
@@ -46,6 +46,6 @@ class InformationBottleneck(GaussianGate):
         check_per(self.per)
 
     def kl(self, own: Params) -> Tensor:
-        """½ Σ log(1 + 1/α), times the strength."""
+        """Compute ½ Σ log(1 + 1/α), times the strength."""
         score = self.score(own)
         return 0.5 * self.strength * torch.logaddexp(score, torch.zeros_like(score)).sum()

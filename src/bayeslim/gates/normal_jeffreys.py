@@ -15,7 +15,7 @@ Centred, z is the scale of the weights' prior (`centred.py`), which needs a log-
 
 up to the constant that an improper prior leaves open. For n weights whose E w² sums to S the best q(z) has v = 1/2n and
 e^(2m − 2v) = S/n. They then cost, but for a constant, ½ Σ log(S / n σ²) with σ² the variance of each: a group is
-free once its weights are noise and nothing else, alike in size, however large it is. So the likelihood alone makes them
+free once its weights are pure noise of equal size, however large. So the likelihood alone makes them
 small, and a group goes where the log of the mode of z, m − v, is low.
 
 Louizos, Ullrich & Welling 2017, arXiv:1705.08665
@@ -40,16 +40,18 @@ from bayeslim.priors import LogUniform, Prior
 from bayeslim.types import Params
 
 ENTROPY = 0.5 * (1 + math.log(2 * math.pi))
-"""Of a standard normal variable."""
+"""The entropy of a standard normal variable."""
 
 
 @register("gate")
 @dataclass(frozen=True)
 class NormalJeffreys(GaussianGate):
-    """Gates that are a priori flat in log |z|: Gaussian ones, or log-normal scales of the weights' prior.
+    """Gates with a prior that is flat in log |z|.
+
+    They are Gaussian or, if centred, log-normal scales of the weights' prior.
 
     Attributes:
-        initial_std: standard deviation at the start of z, where its mean is 1; of log z, where it is centred.
+        initial_std: the initial standard deviation of z, whose mean is 1; of log z, if it is centred.
         threshold: gates with a score of at most this are closed. Not given, it is 0 for −log α, and −3 for the log mode
             of centred scales, which starts at 0 and should rather be chosen on validation data.
         centred: whether z is the scale of the weights' prior instead of a factor of the weights.
@@ -66,17 +68,17 @@ class NormalJeffreys(GaussianGate):
 
     @property
     def multiplies(self) -> bool:
-        """Only where it is not centred."""
+        """True unless it is centred."""
         return not self.centred
 
     def start(self, count: int) -> Params:
-        """Z = 1, with little noise."""
+        """Return z = 1 with a small standard deviation."""
         if not self.centred:
             return super().start(count)
         return {"log_mean": torch.zeros(count), "log_std": torch.full((count,), math.log(self.initial_std))}
 
     def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
-        """Z = μ + σ ε; centred, z = e^(m + √v ε)."""
+        """Draw z = μ + σ ε; if centred, z = e^(m + √v ε)."""
         if not self.centred:
             return super().draw(own, shape)
         mean, variance = _log_z(own)
@@ -84,14 +86,14 @@ class NormalJeffreys(GaussianGate):
         return bounded_exp(mean + variance.sqrt() * noise)
 
     def mean(self, own: Params) -> Tensor:
-        """μ; centred, e^(m + v/2)."""
+        """Compute μ; if centred, e^(m + v/2)."""
         if not self.centred:
             return super().mean(own)
         mean, variance = _log_z(own)
         return bounded_exp(mean + 0.5 * variance)
 
     def variance(self, own: Params) -> Tensor:
-        """σ²; centred, (e^v − 1) e^(2m + v)."""
+        """Compute σ²; if centred, (e^v − 1) e^(2m + v)."""
         if not self.centred:
             return super().variance(own)
         mean, variance = _log_z(own)
@@ -99,7 +101,10 @@ class NormalJeffreys(GaussianGate):
         return bounded_exp(2 * mean + 2 * variance + torch.log(-torch.expm1(-variance)))
 
     def kl(self, own: Params) -> Tensor:
-        """Σ F(|μ| / √2 σ), with a gradient in log σ between −1.3 and 0; centred, less the entropy of log z."""
+        """Compute Σ F(|μ| / √2 σ); if centred, minus the entropy of log z.
+
+        The gradient of F in log σ is between −1.3 and 0.
+        """
         if not self.centred:
             mean, log_std = precise(own, "mean", "log_std")
             return LogUniform().kl(mean, log_std.exp(), log_std)
@@ -107,7 +112,7 @@ class NormalJeffreys(GaussianGate):
         return -(log_std + ENTROPY).sum()
 
     def score(self, own: Params) -> Tensor:
-        """−log α; centred, the log of the mode of z, m − v."""
+        """Compute −log α; if centred, the log of the mode of z, m − v."""
         if not self.centred:
             return super().score(own)
         mean, variance = _log_z(own)
@@ -122,7 +127,7 @@ class NormalJeffreys(GaussianGate):
         prior: Prior,
         others: Tensor | None = None,
     ) -> Tensor | None:
-        """Centred: that in expectation over z (`centred.py`)."""
+        """Compute the KL in expectation over z if it is centred (`centred.py`)."""
         if not self.centred:
             return None
         if std is None:
@@ -134,6 +139,6 @@ class NormalJeffreys(GaussianGate):
 
 
 def _log_z(own: Params) -> tuple[Tensor, Tensor]:
-    """The mean and the variance of the log of centred scales."""
+    """Compute the mean and the variance of the log of centred scales."""
     mean, log_std = precise(own, "log_mean", "log_std")
     return mean, bounded_exp(2 * log_std)

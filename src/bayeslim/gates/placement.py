@@ -1,4 +1,4 @@
-"""Where gates stand: which axis of which parameters each of them scales.
+"""The placement of gates: the axes of parameters that each of them scales.
 
     layer            side              one gate for each                 scales
     Linear           inputs            input                             a column of the weight
@@ -10,13 +10,13 @@
     attention        inputs            input                             a column of the input projections
                      heads             head                              its columns of the output projection
 
-are what is gated if nothing is said; `gate_at` also knows the outputs of Linear, the inputs of convolutions, and the
-rows (words) and outputs (columns) of embeddings. With its gate at zero a unit is exactly zero, so that it can be
-removed exactly. A scale in front of a norm means nothing: the gates of a convolution whose next layer, in the order of
-the model's modules, is a norm over its channels stand at that norm.
+are gated by default; `gate_at` also knows the outputs of Linear, the inputs of convolutions, and the rows (words) and
+outputs (columns) of embeddings. With its gate at zero a unit is exactly zero, so that it can be removed exactly. A norm
+undoes a scale in front of it. So if the next layer of a convolution, in the order of the model's modules, is a norm
+over its channels, the gates of the convolution stand at that norm.
 
-The outputs of the last layer are what is asked for and are never gated. The inputs of the first are: a gate that closes
-there says that an input need not be read.
+The outputs of the last layer are the outputs of the network and are never gated. The inputs of the first layer are: a
+closed gate there means that the network does not need the input.
 
 Recurrent layers after Chirkova, Lobacheva & Vetrov 2018, arXiv:1810.10927
 """
@@ -49,16 +49,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the gates of one side of a layer stand.
+    """The place of the gates of one side of a layer.
 
     Attributes:
-        layer: the layer's name; what the gates learn is kept there.
+        layer: the layer's name; it holds the gates' parameters.
         side: which side of it, such as "inputs".
-        tag: names it among the gates of the layer: the side, with the number of a recurrent layer.
-        parts: what is scaled. One gate scales the same places of all parts.
-        count: how many gates.
-        width: how many neighbouring places of an axis share a gate, such as the columns of a head.
-        weights: how many weights go with a gate: those that it scales, and those on its other side (see
+        tag: its name among the gates of the layer: the side, with the number of a recurrent layer.
+        parts: the axes that are scaled. One gate scales the same positions of all parts.
+        count: the number of gates.
+        width: the number of neighbouring positions of an axis that share a gate, such as the columns of a head.
+        weights: the number of weights that go with a gate: those that it scales, and those on its other side (see
             `_Layers.weights_of_gates`).
     """
 
@@ -72,30 +72,30 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The tag behind the layer's name: unique in a model."""
+        """The layer's name and the tag, unique in a model."""
         return f"{self.layer}.{self.tag}" if self.layer else self.tag
 
     def parameter(self, own: str) -> str:
-        """The name in the model of one of the gates' own parameters, such as `fc1.inputs_gate_log_std`."""
+        """Name one of the gates' own parameters, such as `fc1.inputs_gate_log_std`."""
         return f"{self.name}_gate_{own}"
 
     def along(self, values: Tensor, part: Part, ndim: int) -> Tensor:
-        """Values of the gates, (..., count), to be multiplied into a part's parameter of `ndim` dimensions."""
+        """Shape values of the gates, (..., count), to multiply a part's parameter."""
         values = self.widened(values)
         trailing = ndim - part.dim - 1
         return values.view(*values.shape[:-1], *[1] * part.dim, values.shape[-1], *[1] * trailing)
 
     def widened(self, values: Tensor) -> Tensor:
-        """Values of the gates, (..., count), for every place of the axis, (..., count · width)."""
+        """Repeat values of the gates for every position, (..., count · width)."""
         return values if self.width == 1 else values.repeat_interleave(self.width, dim=-1)
 
     def gathered(self, values: Tensor, part: Part) -> Tensor:
-        """What a parameter holds for each gate, (count, ...)."""
+        """Group a parameter's entries by gate, (count, ...)."""
         return values.movedim(part.dim, 0).reshape(self.count, -1)
 
 
 def place_gates(model: nn.Module, sites: Iterable[str], gate_at: GateAt | None = None) -> tuple[Place, ...]:
-    """Find where gates go.
+    """Find the places of gates.
 
     Args:
         model: the network.
@@ -125,7 +125,7 @@ def place_gates(model: nn.Module, sites: Iterable[str], gate_at: GateAt | None =
 
 
 class _Layers:
-    """The layers of a model, and what can be gated of each."""
+    """The layers of a model, and the sides of each that can be gated."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -135,11 +135,11 @@ class _Layers:
         leaves = [path for path, m in self.modules.items() if not any(True for _ in m.children())]
         self.following = dict(pairwise(leaves))
         self.weights = {path: found for path, m in self.modules.items() if (found := _count_weights(m))}
-        """How many each layer that has any has, in the order of the modules."""
+        """The number of weights of each layer that has any, in the order of the modules."""
         self.last = next(reversed(self.weights), "")
 
     def usual(self, sites: set[str]) -> Iterator[Place]:
-        """What is gated if nothing is said."""
+        """Find the default places."""
         for path, module in self.modules.items():
             own = (self.names[p] for p in module.parameters() if p in self.names)
             if not _usual_sides(module) or not any(name in sites for name in own):
@@ -150,7 +150,7 @@ class _Layers:
                 yield from (place for place in self.places(path, side) if self.trains(place))
 
     def asked(self, gate_at: GateAt) -> Iterator[Place]:
-        """What is gated if it is said."""
+        """Find the places that `gate_at` names."""
         for key, sides in gate_at.items():
             try:
                 pattern = re.compile(key)
@@ -167,13 +167,13 @@ class _Layers:
                     yield from self.checked(path, side)
 
     def checked(self, path: str, side: str) -> list[Place]:
-        """A side of a layer that was asked for, or an error that says why not."""
+        """Find the places of a side that was asked for, or raise an error with the reason."""
         module = self.modules[path]
         shown = f'"{path}", a {type(module).__name__},'
         if side not in _sides(module):
             raise NoSiteMatched(f'{shown} has no side "{side}" to gate. It has {", ".join(_sides(module))}.')
         if side == "outputs" and path == self.last:
-            raise UnsupportedModel(f"{shown} is the last layer, whose outputs are what is asked for: gate its inputs.")
+            raise UnsupportedModel(f"{shown} is the last layer, the network's own output: gate its inputs.")
         if side == "outputs" and self.hidden_by_norm(path):
             raise UnsupportedModel(
                 f'{shown} feeds the norm "{self.following[path]}", which has no scale of its own and undoes every '
@@ -196,7 +196,7 @@ class _Layers:
         return self.model.get_parameter(place.parts[0].parameter).requires_grad
 
     def norm_behind(self, path: str) -> str | None:
-        """The norm over a layer's channels that directly follows it."""
+        """Find the norm over a layer's channels that directly follows it."""
         module, follower = self.modules[path], self.following.get(path)
         if follower is None or is_norm(module) or not is_norm(self.modules[follower]):
             return None
@@ -211,7 +211,7 @@ class _Layers:
         return norm is not None and not self.places(norm, "outputs")
 
     def places(self, path: str, side: str) -> list[Place]:
-        """The places of one side of a layer; those of outputs at the norm that follows it, if one does."""
+        """Find the places of one side of a layer; for outputs, at the norm that follows."""
         norm = self.norm_behind(path) if side == "outputs" else None
         path = path if norm is None else norm
         module = self.modules[path]
@@ -224,7 +224,7 @@ class _Layers:
                 if tensor is not None and tensor in self.names:
                     parts.append(Part(self.names[tensor], dim))
                     size = tensor.shape[dim]
-                elif not parts:  # without the weight that it is about there is no axis
+                elif not parts:  # without its weight the side has no axis
                     break
             if parts:
                 count = size // width
@@ -233,7 +233,9 @@ class _Layers:
         return found
 
     def weights_of_gates(self, path: str, side: str, parts: Sequence[Part]) -> int:
-        """How many weights go if all gates of a side close: those that they scale, and those on their other side.
+        """Count the weights that go if all gates of a side close.
+
+        They are those that the gates scale, and those on their other side.
 
         Behind inputs stands the layer before, in the order of the model's modules, and behind outputs the one after; a
         norm is between both. Hidden units and heads are made by their own layer.
@@ -251,7 +253,7 @@ class _Layers:
 
 
 def _count_weights(module: nn.Module) -> int:
-    """Those of a layer itself; the output projection of attention is a part of it."""
+    """Count a layer's own weights; the output projection of attention is a part of it."""
     own = module.parameters(recurse=isinstance(module, nn.MultiheadAttention))
     return sum(tensor.numel() for tensor in own if tensor.ndim > 1)
 
@@ -274,7 +276,7 @@ def _usual_sides(module: nn.Module) -> tuple[str, ...]:
 
 
 def _sides(module: nn.Module) -> tuple[str, ...]:
-    """The sides of a layer that gates can stand at."""
+    """List the sides of a layer that can be gated."""
     if isinstance(module, (nn.Linear, _ConvNd)):
         return ("inputs", "outputs")
     if isinstance(module, _RECURRENT):
@@ -287,11 +289,11 @@ def _sides(module: nn.Module) -> tuple[str, ...]:
 
 
 _Axes: TypeAlias = tuple[str, list[tuple[str, int]], int]
-"""A tag, axes as (parameter, dimension), and how many places share a gate."""
+"""A tag, axes as (parameter, dimension), and the number of positions that share a gate."""
 
 
 def _axes(module: nn.Module, side: str) -> list[_Axes]:
-    """The axes of a side that are scaled together, the weight it is about first."""
+    """List the axes of a side that are scaled together, the main weight first."""
     if isinstance(module, nn.MultiheadAttention):
         if side == "heads":
             return [("heads", [("out_proj.weight", 1)], module.head_dim)]
@@ -315,7 +317,10 @@ def _axes(module: nn.Module, side: str) -> list[_Axes]:
 
 
 def _recurrent_axes(module: nn.Module, side: str) -> list[_Axes]:
-    """A cell has one layer; others several, each perhaps in two directions, which read the same inputs."""
+    """List the axes of a recurrent layer.
+
+    A cell has one layer; others have several, each in one or two directions that read the same inputs.
+    """
     if isinstance(module, nn.RNNBase):
         numbers = [f"_l{layer}" for layer in range(module.num_layers)]
         directions = ("", "_reverse") if module.bidirectional else ("",)

@@ -1,4 +1,4 @@
-"""The standard normal distribution on an interval [a, b], however far in its tails: mass, entropy, draws.
+"""The standard normal on an interval [a, b], also far in its tails.
 
     log Z = log(Φ(b) − Φ(a)),     H = ½ log 2πe + log Z + (a φ(a) − b φ(b)) / 2Z,     x = Φ⁻¹(Φ(a) + u Z)
 
@@ -39,7 +39,7 @@ def log_mass_over_edge(a: Tensor, b: Tensor) -> Tensor:
 
 
 def entropy(a: Tensor, b: Tensor) -> Tensor:
-    """The entropy of the standard normal on [a, b]."""
+    """Compute the entropy of the standard normal on [a, b]."""
     a, b = _on_the_left(a, b)
     return torch.where(b < 0, _entropy_of_a_tail(a, b.clamp(max=0)), _entropy_around_zero(a, b.clamp(min=0)))
 
@@ -93,7 +93,7 @@ def inverse_log_ndtr(log_probability: Tensor) -> Tensor:
 
 
 def _on_the_left(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The interval, mirrored where its middle is positive."""
+    """Mirror the interval where its middle is positive."""
     mirrored = a + b > 0
     return torch.where(mirrored, -b, a), torch.where(mirrored, -a, b)
 

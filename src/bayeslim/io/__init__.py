@@ -1,1 +1,1 @@
-"""Saving: the registry of classes by name, the files on disk, and `save` and `load`."""
+"""The registry of classes by name, folders on disk, and `save` and `load`."""

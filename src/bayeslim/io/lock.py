@@ -54,7 +54,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def _acquired(path: Path) -> tuple[int, bool]:
-    """Open the lock file and lock it; return its descriptor, and whether the file system has locks."""
+    """Open and lock the file; return its descriptor, and whether locks exist here."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -75,7 +75,7 @@ def _acquired(path: Path) -> tuple[int, bool]:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock an open file without waiting; False if another holds it, None if the file system has no locks."""
+    """Lock an open file at once; False if it is held, None if there are no locks."""
     try:
         if sys.platform == "win32":
             os.lseek(descriptor, 1 << 20, os.SEEK_SET)  # beyond the process id, which others may read

@@ -1,4 +1,4 @@
-"""Networks by name: functions that build them, and the note that each network carries of how it was built."""
+"""Networks by name: functions that build them, and their arguments."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def names() -> list[str]:
 
 
 def config_of(network: nn.Module) -> dict[str, Any] | None:
-    """Return the name and arguments of a registered network, unless it was changed since by more than cuts."""
+    """Return the name and arguments of a network that was only cut since it was built."""
     config: dict[str, Any] | None = getattr(network, "zoo_config", None)
     if config is None:
         return None

@@ -1,4 +1,4 @@
-"""The registry: every class that files and commands may name, by its kind and its name.
+"""The registry of classes that files and commands may name, by kind and name.
 
     @bl.register("prior")
     class Cauchy(bl.priors.Prior):
@@ -93,7 +93,7 @@ def all_registered(kind: str) -> Mapping[str, Any]:
 
 
 def entry_of(value: object) -> tuple[str, str] | None:
-    """Find the kind and the name of an object's class; None where that class itself is not registered."""
+    """Find the kind and the name of an object's class; None if it is not registered."""
     for kind, entries in _ENTRIES.items():
         for name, cls in entries.items():
             if type(value) is cls:

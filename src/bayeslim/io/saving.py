@@ -22,11 +22,11 @@ from bayeslim.posteriors import Posterior
 from bayeslim.prune.plan import Plan
 from bayeslim.types import Inputs, Params, device_of
 
-_LARGEST_PLAIN_ARGUMENT = 10_000
-"""An argument of a network, such as an image's size, may exceed the number of its weights, but not by much."""
+_MAX_EXTRA_ARGUMENT = 10_000
+"""An argument of a network, such as an image's size, may exceed the number of its weights by this much."""
 
-_LARGEST_CUT = 4096
-"""How many times its weights a compacted network may have been."""
+_MAX_CUT_FACTOR = 4096
+"""The largest ratio of weights before and after compaction."""
 
 
 def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example: Inputs | None = None) -> None:
@@ -35,8 +35,8 @@ def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example
     A plain network's tensors are stored without their zeros where that is smaller.
 
     Args:
-        network: what to save.
-        path: the folder; what it held before is replaced only once the new content is complete.
+        network: the network to save.
+        path: the folder; its old content is replaced only once the new content is complete.
         example: inputs of a plain network, to store the graph of its operations as well: `load` then needs no `model`.
             A network from `compact` needs none.
     """
@@ -96,10 +96,10 @@ def _load(path: str | os.PathLike[str], model: nn.Module | None) -> Any:
 
 
 def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state: Params) -> Bayesian:
-    """Build a Bayesian network of settings that are not trusted."""
+    """Build a Bayesian network from settings that are not trusted."""
     what, device = type(network).__name__, device_of(network)
     names = list(config["sites"])
-    # One object for all parameters that share a prior: what is learned of it is learned as one.
+    # One object for all parameters that share a prior, so that they share its hyperparameters.
     priors = {name: prior for prior, group in decode(config["priors"], tensors) for name in group}
     method, likelihood = decode(config["method"], tensors), decode(config["likelihood"], tensors)
     _check_family(method, network, names, state)
@@ -139,7 +139,7 @@ def _check_posterior(posterior: Posterior, bnn: Bayesian) -> None:
 
 
 def _check_family(method: Any, network: nn.Module, names: list[str], state: Params) -> None:
-    """Refuse a family that would add far more parameters to the network than the file holds."""
+    """Refuse a family that would add far more parameters than the file holds."""
     family = getattr(method, "family", None)
     if not isinstance(family, Family):
         return
@@ -195,7 +195,7 @@ def _restore(key: str, entry: Any, tensors: Params) -> Posterior:
 
 
 def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Module | None:
-    """The network that a file is of, cut to the sizes in the file; None if its class is not known."""
+    """Build the network of a file, cut to its sizes; None if its class is not known."""
     if not isinstance(architecture, dict):
         raise CorruptFile("The file does not say which architecture it holds.")
     sizes = architecture.get("sizes")
@@ -208,15 +208,15 @@ def _network(architecture: Any, model: nn.Module | None, state: Params) -> nn.Mo
 
 
 def _zoo_network(arguments: Any, sizes: Any, state: Params) -> nn.Module:
-    room = sum(tensor.numel() for tensor in state.values()) + _LARGEST_PLAIN_ARGUMENT
+    room = sum(tensor.numel() for tensor in state.values()) + _MAX_EXTRA_ARGUMENT
     try:
         if any(isinstance(value, int) and abs(value) > room for value in dict(arguments).values()):
             raise CorruptFile("The file names a network far larger than the weights it holds.")
         with torch.device("meta"):
-            # Without memory first: a file must not make us allocate far more than it holds.
+            # On the meta device first: a file must not cause an allocation far larger than itself.
             outline = create(**arguments)
         if sizes is not None:
-            if sum(tensor.numel() for tensor in outline.state_dict().values()) > _LARGEST_CUT * room:
+            if sum(tensor.numel() for tensor in outline.state_dict().values()) > _MAX_CUT_FACTOR * room:
                 raise CorruptFile("The file names a network far larger than the weights it holds.")
             resize_(outline, state, sizes)
         whole = outline.state_dict()

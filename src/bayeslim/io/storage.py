@@ -1,4 +1,4 @@
-"""Folders on disk: safetensors for numbers, a versioned JSON for all else, and no pickle anywhere.
+"""Folders on disk: safetensors for numbers, JSON for all else, never pickle.
 
 A folder holds `bayeslim.json`, the index, and the tensor file that it names. The name of the tensor file carries a hash
 of its content, and the file is written first; then the index replaces its predecessor in one rename. At every moment,
@@ -77,7 +77,7 @@ def write_folder(
             _remove_leftovers(folder, name, replaced, is_locked)
     except OSError as error:
         raise BayeslimError(
-            f"Could not write to {folder}: {error.strerror or error}. What was there before is untouched. "
+            f"Could not write to {folder}: {error.strerror or error}. The folder's old content is untouched. "
             "Choose a folder you may write to, with space left."
         ) from error
 
@@ -102,7 +102,7 @@ def _named_in(file: Path) -> str | None:
 
 
 def _remove_leftovers(folder: Path, name: str, replaced: str | None, is_locked: bool) -> None:
-    """Remove the replaced tensor file and, under a lock, the files of killed processes.
+    """Remove the replaced tensor file and, under a lock, files of killed processes.
 
     Without a lock, which some file systems do not have, other files may be another process's.
     """
@@ -137,7 +137,7 @@ def _read_index(folder: Path) -> bytes:
 
 
 def _read_once(folder: Path, text: bytes, kinds: tuple[str, ...]) -> tuple[str, dict[str, Any], Params] | None:
-    """Read what an index describes; None if its tensor file is gone, as it is once a writer has replaced it."""
+    """Read the content of an index; None once a writer has replaced its tensor file."""
     file = folder / INDEX
     try:
         index = json.loads(text)
@@ -196,7 +196,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, where the system can open folders; a rename is durable only then."""
+    """Flush a folder's entries to the disk: a rename is durable only then."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -207,7 +207,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, str]]:
-    """Tensors that share storage (tied weights) once, and the other names as aliases."""
+    """Keep one of several tensors that share storage (tied weights); list the aliases."""
     unique: Params = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -228,7 +228,7 @@ def _without_copies(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, st
 
 
 def encode(value: Any, tensors: Params) -> Any:
-    """Settings as JSON: registered classes by name, tensors by reference into `tensors`."""
+    """Encode settings as JSON: classes by name, tensors by reference into `tensors`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
@@ -244,8 +244,8 @@ def encode(value: Any, tensors: Params) -> Any:
         return {"$type": ":".join(entry), "fields": encode(_arguments(value), tensors)}
     if isinstance(value, Distribution):
         raise BayeslimError(
-            f"A torch.distributions.{type(value).__name__} cannot be saved: its parameters are not known to say all of "
-            f"it. Those that can are {', '.join(all_registered('distribution'))}."
+            f"A torch.distributions.{type(value).__name__} cannot be saved: its parameters may not determine "
+            f"it. Those that can be saved are {', '.join(all_registered('distribution'))}."
         )
     raise BayeslimError(
         f"{type(value).__name__} cannot be saved: it is not registered. Decorate the class with "
@@ -254,7 +254,7 @@ def encode(value: Any, tensors: Params) -> Any:
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `encode` wrote, built again from registered classes only."""
+    """Build settings that `encode` wrote, from registered classes only."""
     if isinstance(value, list):
         return [decode(v, tensors) for v in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Likelihoods p(y | f): distributions of the targets y given a network's outputs f.
+"""Likelihoods p(y | f) of targets y given a network's outputs f.
 
 Each one turns outputs f into per-example log-probabilities, summarises draws of outputs into a `Prediction`, and, for
 curvature methods, gives the Hessian of −log p(y|f) in the outputs as a square root: columns s_k with H = Σ_k s_k s_kᵀ.

@@ -99,6 +99,6 @@ def diagonal_columns(scale: Tensor) -> Tensor:
 
 
 def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute mean and variance over the first dimension, in passes that run along memory."""
+    """Compute mean and variance over the first dimension, in fast contiguous passes."""
     mean = values.mean(0)
     return mean, (values - mean).square().mean(0)

@@ -79,7 +79,7 @@ class Gaussian(Likelihood):
         return per_example(-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi))
 
     def predict(self, outputs: Tensor) -> Prediction:
-        """Mean over draws, (S, B, ...); the noise is aleatoric, the spread of the means epistemic."""
+        """Average over draws, (S, B, ...): noise is aleatoric, spread of means epistemic."""
         means, log_std = self._moments(outputs)
         mean, spread = moments_over_draws(means)
         noise = (2 * log_std).exp()

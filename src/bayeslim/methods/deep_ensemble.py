@@ -54,7 +54,9 @@ _MEMBER_SEED_STRIDE = 1_000_003
 @register("method")
 @dataclass(frozen=True)
 class DeepEnsemble(ParticleMethod):
-    """An ensemble of networks; the network itself is set to the last member, as their mean is not a useful network.
+    """An ensemble of networks.
+
+    The network itself is set to the last member, as their mean is not a useful network.
 
     Attributes:
         members: number of networks.
@@ -103,7 +105,7 @@ class DeepEnsemble(ParticleMethod):
         seed: int | None = None,
         **training: Any,
     ) -> Fit:
-        """Train every member from a random start, or continue an ensemble that is already fitted.
+        """Train every member from a random start, or continue a fitted ensemble.
 
         Learned noise of the likelihood is averaged over the members.
 
@@ -156,7 +158,7 @@ class DeepEnsemble(ParticleMethod):
         )
 
     def _is_together(self, bnn: Bayesian, loader: Any, optimizer: Any, training: Mapping[str, Any]) -> bool:
-        """Decide whether to train members together; raise if that is asked for and impossible."""
+        """Decide whether to train members together; raise if that is impossible."""
         if self.together is False:
             return False
         obstacles = [f"{option}=..." for option in _OPTIONS_FOR_ONE if training.get(option)]

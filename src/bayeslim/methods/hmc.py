@@ -185,7 +185,7 @@ class HMC(ParticleMethod):
         self.stand(bnn, posterior, at_mean=not several)
 
     def _kept(self, potential: FullBatch, dtype: torch.dtype | None, folder: Path | None) -> KeptNetworks:
-        """Make the store for the networks of a chain, with buffers if all weights are sampled."""
+        """Make the store for the networks of a chain."""
         moving = potential.moving
         buffers = [name for name, _ in potential.bnn.model.named_buffers()] if moving.everything else []
         steps = range(self.warmup + 1, self.warmup + self.samples + 1)
@@ -242,7 +242,7 @@ class Trace:
 
 @dataclass
 class Walk:
-    """The state of a chain between two iterations, all but the random number generators.
+    """The state of a chain between two iterations, without generators.
 
     Attributes:
         q: the weights.
@@ -290,7 +290,7 @@ class Walk:
 
     @classmethod
     def restore(cls, state: dict[str, Any], like: Tensor) -> Self:
-        """Rebuild a chain from `state` on the device of a vector; a ValueError if its dimensions differ."""
+        """Rebuild a chain from `state` on the device of a vector."""
 
         def placed(values: dict[str, Any]) -> dict[str, Any]:
             if any(isinstance(v, Tensor) and (v.shape, v.dtype) != (like.shape, like.dtype) for v in values.values()):
@@ -391,7 +391,7 @@ def _kinetic(p: Tensor, inverse_mass: Tensor) -> float:
 
 
 def _first_step_size(potential: Potential, q: Tensor, energy: float, gradient: Tensor, inverse_mass: Tensor) -> float:
-    """Find an initial step size that is accepted about half of the time for a single step."""
+    """Find a step size at which a single step is accepted half of the time."""
     p = torch.randn_like(q) / inverse_mass.sqrt()
     before = energy + _kinetic(p, inverse_mass)
 
@@ -410,7 +410,9 @@ def _first_step_size(potential: Potential, q: Tensor, energy: float, gradient: T
 
 
 def _windows(warmup: int) -> list[tuple[int, int]]:
-    """List the windows of iterations in which variances are measured, each twice as long as the last.
+    """List the windows of iterations in which variances are measured.
+
+    Each is twice as long as the last.
 
     The iterations after the last window, fifty or half of a short warm-up, let the step size settle.
     """
@@ -480,7 +482,7 @@ class _RunningVariance:
 
 
 class Journal:
-    """The folder of a chain: its state after every iteration, so that resuming is exact.
+    """The state of a chain after every iteration, so that resuming is exact.
 
     The networks it keeps are written beside it (`KeptNetworks`), each before the state that follows it. A network that
     was written after the last state is drawn and written again, with the same values.

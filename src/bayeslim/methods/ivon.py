@@ -147,7 +147,7 @@ class NaturalGradient(torch.optim.Optimizer):
 @register("method")
 @dataclass(frozen=True)
 class IVON(Variational):
-    """Variational inference by natural gradients; further settings as in `Variational`.
+    """Variational inference by natural gradients; more settings in `Variational`.
 
     Attributes:
         estimator: how noise is drawn in training; the paper uses "shared", one draw for a minibatch.
@@ -190,7 +190,7 @@ class IVON(Variational):
         return 0.1
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Make the natural-gradient optimizer; before the first step, set σ from the initial curvature."""
+        """Make the optimizer; before the first step, set σ from the curvature."""
         assert isinstance(self.family, DiagonalGaussian)
         means = [bnn.model.get_parameter(name) for name in bnn.sites.names]
         log_stds = [self.family.log_std(bnn.model, name) for name in bnn.sites.names]

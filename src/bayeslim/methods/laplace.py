@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
+from bayeslim.curvature.kfac import MAX_FACTOR_SIDE
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
 from bayeslim.evidence import marginal_likelihood, tune_prior
 from bayeslim.io.registry import register
@@ -71,6 +72,8 @@ class Laplace(FoundPosterior):
             "diagonal", or stay a "point".
         damping: "exact" adds the prior precision to Kronecker factors exactly; "sqrt" is the usual approximation.
         rank: how many eigenvectors "lowrank" keeps.
+        max_side: the largest side of a Kronecker factor. A larger one is kept as a diagonal, with a warning that names
+            the memory it would take; `fit` returns which in `details["diagonal_factors"]`, and plans have a note.
 
     The relative error of "signs": with K outputs, the curvature along a direction that N examples determine equally has
     a standard deviation of √(2 (1 − 1/K) / N) of itself. That is 18 % for 60 examples, 3 % for 2,000 and 0.6 % for
@@ -100,6 +103,7 @@ class Laplace(FoundPosterior):
     unsupported: Literal["diagonal", "point"] = "diagonal"
     damping: Literal["exact", "sqrt"] = "exact"
     rank: int = 100
+    max_side: int = MAX_FACTOR_SIDE
 
     name: ClassVar[str] = "laplace"
     missing: ClassVar[str] = (
@@ -117,8 +121,9 @@ class Laplace(FoundPosterior):
         for only, setting in (("kron", "kfra"), ("diag", "hutchinson")):
             if self.curvature == setting and self.kind != only:
                 raise ValueError(f'curvature="{setting}" is for structure="{only}". Got {self.kind!r}.')
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1. Got {self.rank}.")
+        for setting in ("rank", "max_side"):
+            if getattr(self, setting) < 1:
+                raise ValueError(f"{setting} must be at least 1. Got {getattr(self, setting)}.")
 
     @property
     def kind(self) -> str:
@@ -187,6 +192,7 @@ class Laplace(FoundPosterior):
             found = measured(network, self, data, dtype=dtype, seed=seed or 0, progress=progress)
             points.update(found.points)
             result.details["curvature"] = found.curvature
+            result.details["diagonal_factors"] = dict(found.diagonal_factors)
             network.state["posterior"] = found.posterior
             return found.posterior
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 @register("method")
 @dataclass(frozen=True)
 class MCAugmentation(NoisyNetwork):
-    """Random transformations of the inputs, one per draw for all inputs; with `how="local"` one per example.
+    """Random transformations of the inputs.
+
+    Each draw has one transformation for all inputs; with `how="local"` one for every example.
 
     Attributes:
         noise: the standard deviation of Gaussian noise on floating-point inputs, in their own units.
@@ -55,7 +57,7 @@ class MCAugmentation(NoisyNetwork):
             )
 
     def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
-        """Compute the outputs for transformed inputs, with one transformation or one per example."""
+        """Compute the outputs for inputs transformed alike, or one by one."""
         move = None if local else self._drawn_move()
         return torch.cat([call(bnn.model, self._transformed(inputs, move)) for inputs in batches])
 

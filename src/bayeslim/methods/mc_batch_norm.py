@@ -63,7 +63,7 @@ class MCBatchNorm(ParticleMethod):
     def fit(
         self, bnn: Bayesian, loader: Any, *, epochs: int | None = None, seed: int | None = None, **training: Any
     ) -> Fit:
-        """Measure the statistics of training minibatches; train the network first if `epochs` is given.
+        """Measure the statistics of training minibatches; with `epochs`, train first.
 
         Args:
             bnn: the network.
@@ -89,7 +89,7 @@ class MCBatchNorm(ParticleMethod):
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
-        """Leave the network alone: it has every particle's weights, and the statistics of all the data."""
+        """Leave the network alone: it has the weights of every particle."""
 
     def _measured(self, bnn: Bayesian, loader: Any) -> list[Params]:
         norms, device = set(norms_of(bnn.model)), device_of(bnn.model)

@@ -103,7 +103,7 @@ def drops_out(module: nn.Module) -> bool:
 
 
 def mentions_dropout(module: nn.Module) -> bool:
-    """Return whether the forward of a user's module calls something named after dropout."""
+    """Return whether the forward of a user's module mentions dropout."""
     code = getattr(type(module).forward, "__code__", None)
     own = not type(module).__module__.startswith("torch.")
     return own and code is not None and any("dropout" in name.lower() for name in code.co_names)
@@ -207,7 +207,9 @@ class Separate(Masks):
 
 
 def shapes_of(shape: tuple[int, ...], examples: int, other: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Split the dimension of the examples off a shape; return that, and the same with one example.
+    """Split the dimension of the examples off a shape.
+
+    Return that shape, and the same with one example.
 
     Both are the shape itself if no dimension holds the examples.
 
@@ -236,7 +238,10 @@ _PROBES: ContextVar[dict[int, Probe] | None] = ContextVar("probes", default=None
 
 @contextmanager
 def one_probe_each() -> Iterator[None]:
-    """Probe each input once for all samples; inputs are known by `id`, so they must stay alive."""
+    """Probe each input once for all samples.
+
+    Inputs are known by `id`, so they must stay alive.
+    """
     token = _PROBES.set({})
     try:
         yield
@@ -245,7 +250,10 @@ def one_probe_each() -> Iterator[None]:
 
 
 def probed(model: nn.Module, inputs: Inputs) -> Probe:
-    """Record the masks a model draws with one more example; with fewer, stored indices might be out of range."""
+    """Record the masks that a model draws with one more example.
+
+    With fewer examples, stored indices might be out of range.
+    """
     known = _PROBES.get()
     if known is not None and id(inputs) in known:
         return known[id(inputs)]
@@ -264,7 +272,7 @@ def probed(model: nn.Module, inputs: Inputs) -> Probe:
 
 @contextmanager
 def dropping_out(model: nn.Module) -> Iterator[Always]:
-    """Switch on the dropout of a model in evaluation mode, with masks for every example."""
+    """Switch on the dropout of a model in evaluation mode."""
     modules = [m for m in model.modules() if drops_out(m) and not m.training]
     for module in modules:
         module.training = True
@@ -279,7 +287,10 @@ def dropping_out(model: nn.Module) -> Iterator[Always]:
 
 @contextmanager
 def masks_of(seed: int | None, model: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Share masks drawn from a seed between all examples; without a seed, draw them for every example."""
+    """Share masks drawn from a seed between all examples.
+
+    Without a seed, every example has its own.
+    """
     if seed is None:
         generator = current_generator(device_of(model))
         with nullcontext() if generator is None else Separate(generator):

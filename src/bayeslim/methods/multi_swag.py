@@ -72,7 +72,9 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
         seed: int | None = None,
         **training: Any,
     ) -> Fit:
-        """Train every member from a random start, and draw networks around each; average learned noise.
+        """Train every member from a random start, and draw networks around each.
+
+        Learned noise of the likelihood is averaged over the members.
 
         Args:
             bnn: the network. Members of a pruned network start from its weights, since its zeros belong to them.

@@ -57,6 +57,10 @@ class PreconditionedLangevin(Sampler):
         own: dict[str, Any] = {"decay": decay, "floor": floor, "adapt_steps": adapt_steps, "steps": 0}
         super().__init__(params, lr, num_data=num_data, **own, **settings)
 
+    def scaled(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
+        """Return gradients times √G."""
+        return torch._foreach_mul(grads, self.buffers(params, "root_scale"))
+
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Measure V, descend by G, and add noise scaled by √G."""
         grads = self.with_decay(group, params, grads)
@@ -82,7 +86,7 @@ class PreconditionedLangevin(Sampler):
 @register("method")
 @dataclass(frozen=True)
 class PSGLD(ChainMethod):
-    """Preconditioned stochastic gradient Langevin dynamics; further settings as in `ChainMethod`.
+    """Preconditioned SGLD; further settings as in `ChainMethod`.
 
     Attributes:
         decay: β of the running mean.

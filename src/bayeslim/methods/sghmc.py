@@ -81,6 +81,14 @@ class StochasticHamiltonian(Sampler):
         }
         super().__init__(params, lr, num_data=num_data, **own, steps=0, **settings)
 
+    def damping(self, group: dict[str, Any]) -> float:
+        """Return the friction."""
+        return float(group["friction"])
+
+    def scaled(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
+        """Return gradients times √P."""
+        return torch._foreach_mul(grads, self.buffers(params, "root_scale")) if group["adapt_steps"] else grads
+
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Update velocity and weights."""
         grads, velocity, roots = self.with_decay(group, params, grads), self.buffers(params, "velocity"), None
@@ -101,7 +109,7 @@ class StochasticHamiltonian(Sampler):
             torch._foreach_addcmul_(params, velocity, roots)
 
     def _injected(self, group: dict[str, Any], params: Tensors, variance: float) -> Tensors:
-        """Draw the noise to inject, less the part that independent batches bring themselves."""
+        """Draw the noise to inject, less the part that independent batches have."""
         noise = self.noise(params)
         if not group["adapt_steps"] or not group["independent"]:
             return noise
@@ -144,7 +152,7 @@ class StochasticHamiltonian(Sampler):
 @register("method")
 @dataclass(frozen=True)
 class SGHMC(ChainMethod):
-    """Stochastic gradient Hamiltonian Monte Carlo; further settings as in `ChainMethod`.
+    """Stochastic gradient HMC; further settings as in `ChainMethod`.
 
     Attributes:
         friction: α, one minus the momentum.

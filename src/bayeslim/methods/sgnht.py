@@ -67,6 +67,10 @@ class Thermostat(Sampler):
         friction: Tensor = first["friction"]
         return friction
 
+    def damping(self, group: dict[str, Any]) -> float:
+        """Return the friction without gradient noise."""
+        return float(group["friction"])
+
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Update velocity, weights and friction."""
         grads, velocity = self.with_decay(group, params, grads), self.buffers(params, "velocity")
@@ -86,7 +90,7 @@ class Thermostat(Sampler):
 @register("method")
 @dataclass(frozen=True)
 class SGNHT(ChainMethod):
-    """Stochastic gradient Nosé-Hoover thermostat; further settings as in `ChainMethod`.
+    """Stochastic gradient thermostat; further settings as in `ChainMethod`.
 
     Attributes:
         friction: a, the initial friction, which also sets the injected noise.

@@ -39,7 +39,9 @@ PARTS = ("value", "rest", "noise")
 @register("method")
 @dataclass(frozen=True)
 class Snapshot(ParticleMethod):
-    """The networks at the ends of cycles; the network itself is set to the last, as their mean is not a useful network.
+    """The networks at the ends of cycles.
+
+    The network itself is set to the last, as their mean is not a useful network.
 
     Attributes:
         cycles: number of cycles of the learning rate.
@@ -73,7 +75,9 @@ class Snapshot(ParticleMethod):
         callbacks: Sequence[Any] = (),
         **training: Any,
     ) -> Fit:
-        """Train through all cycles and keep a network at the end of each; average learned noise.
+        """Train through all cycles and keep a network at the end of each.
+
+        Learned noise of the likelihood is averaged.
 
         Args:
             bnn: the network; training starts from where it is.
@@ -122,7 +126,7 @@ class Snapshot(ParticleMethod):
 
 
 def _write(folder: Path, values: Params, rest: Params, noise: Params) -> None:
-    """Write a snapshot before the checkpoint of its epoch, so that a resumed run finds it."""
+    """Write a snapshot; before the checkpoint, so that a resumed run finds it."""
     write_folder(folder, "particle", {}, _named(values, rest, noise))
 
 

@@ -51,7 +51,7 @@ class Subnetwork(NamedTuple):
     def choose(
         self, mean: Mapping[str, Tensor], curvature: Mapping[str, Tensor], prior: Mapping[str, Tensor], masks: Params
     ) -> Params:
-        """Choose weights: flat indices by name, ascending; parameters without any are left out.
+        """Choose weights: ascending flat indices by name, of parameters that have any.
 
         Args:
             mean: the weights.

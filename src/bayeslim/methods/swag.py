@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @register("method")
 @dataclass(frozen=True, kw_only=True)
 class SWAG(GaussianAveraging, FoundPosterior):
-    """A Gaussian fitted to networks along training; settings as in `GaussianAveraging`.
+    """A Gaussian of networks along training; settings as in `GaussianAveraging`.
 
     The posterior is a `LowRankCovariance`, or with `rank=0` a `Diagonal`. The network itself is set to the mean.
     """
@@ -80,7 +80,7 @@ class SWAG(GaussianAveraging, FoundPosterior):
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """Predict with the measured networks if there are any; before `fit` with the one network."""
+        """Predict with the measured networks; before `fit` with the one network."""
         if how == "local":
             raise ValueError('how="local" needs noise per example, and SWAG has none. Use how="sample".')
         networks = bnn.state.get("networks")

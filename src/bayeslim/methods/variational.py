@@ -137,7 +137,7 @@ class Variational(Method):
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:
-        """How priors can be learned; closed forms are optima of the KL of the weights only."""
+        """How priors can be learned; closed forms are optima of the KL only."""
         if isinstance(self.family, Point):
             return ()
         return ("gradient", "closed form") if self.renyi == 1 and self.gates is None else ("gradient",)
@@ -171,7 +171,7 @@ class Variational(Method):
         return None if self.gates is None else gating.Gating(self.gates, bnn)
 
     def _retype(self, bnn: Bayesian, inputs: Inputs) -> None:
-        """Switch on noise at the pre-activations of layers that run once in a forward pass."""
+        """Switch on noise at the pre-activations of layers that run once."""
         if self.noise_at == "shared" or bnn.state.get("noisy") is not None or torch.compiler.is_compiling():
             return
         tied = {site.name for site in bnn.sites if site.aliases}
@@ -199,7 +199,10 @@ class Variational(Method):
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | Tensor | None) -> Terms:
-        """Compute the mean NLL over K draws and the KL; for Rényi bounds see `full_weight_elbo.py`."""
+        """Compute the mean NLL over K draws, and the KL.
+
+        For Rényi bounds see `full_weight_elbo.py`.
+        """
         num_data = bnn.data_size()
         if kl_weight is None:
             kl_weight = bnn.scheduled(self.kl_schedule)
@@ -230,12 +233,14 @@ class Variational(Method):
         return Terms(nll, kl, kl_weight * self.temperature, num_data)
 
     def kl(self, bnn: Bayesian) -> Tensor:
-        """Compute KL(q ‖ p) of the mean field over the weights that are left, and of their gates."""
+        """Compute KL(q ‖ p) of the remaining weights and of their gates."""
         assert self.mean_field
         return self._weights(bnn)[2]
 
     def _weights(self, bnn: Bayesian, stds_of: list[str] | None = None) -> tuple[Params, Params, Tensor]:
-        """Compute μ and σ of every random parameter (points have no σ), and the KL of weights that are left.
+        """Compute μ and σ of every random parameter, and the KL.
+
+        Points have no σ. The KL is that of the weights that are left.
 
         Args:
             bnn: the network.

@@ -89,8 +89,13 @@ class Posterior(ABC):
         return f"{type(self).__name__} posterior over {self.num_parameters:,} weights in {len(self.names)} parameters"
 
 
+def like_means(values: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> Params:
+    """Convert moments to the dtypes of the means, but to float32 for half precision."""
+    return {name: value.to(torch.promote_types(mean[name].dtype, torch.float32)) for name, value in values.items()}
+
+
 def check_masks(masks: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> Params:
-    """Validate masks against a posterior's parameters; parameters without a mask are kept whole.
+    """Check masks against a posterior's parameters; those without one are kept whole.
 
     Returns:
         a boolean mask for every parameter in `mean`, True = kept, on the parameter's device.

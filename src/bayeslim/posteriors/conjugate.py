@@ -34,7 +34,7 @@ class Solver:
         max_iterations: stop after this many products.
     """
 
-    tolerance: float = 1e-6
+    tolerance: float = 1e-5
     max_iterations: int = 2000
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ def _recursion(
 
 
 def _worst(energy: Tensor, size: Tensor) -> float:
-    """Compute the largest √(energy / size) of a system; a system without any residual is solved."""
+    """Compute the largest √(energy / size) of a system; zero without any residual."""
     ratio = torch.where(energy > 0, energy / size, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
     return float(ratio.max().sqrt()) if ratio.numel() else 0.0
 
@@ -150,7 +150,7 @@ def _worst(energy: Tensor, size: Tensor) -> float:
 def log_det_estimate(
     product: Operator, support: Tensor, dtype: torch.dtype, *, probes: int = 16, steps: int = 64
 ) -> Tensor:
-    """Estimate log|P| for a batch of systems (..., m, n), restricted to where `support` is True.
+    """Estimate log|P| for systems (..., m, n), restricted to where `support` is True.
 
     Its standard error falls with 1/√probes; the probes are the same at every call, so estimates are reproducible and
     comparable. Scale the operator to a unit diagonal for a small error.

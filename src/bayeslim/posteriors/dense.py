@@ -18,6 +18,7 @@ from torch import Tensor
 from bayeslim.errors import BayeslimWarning, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
+from bayeslim.posteriors.base import like_means
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
@@ -88,7 +89,7 @@ class Dense(Gaussian):
     @property
     def variance(self) -> Params:
         """The diagonal of P⁻¹, zero at point masses."""
-        return self.scatter(self.covariance.diagonal())
+        return like_means(self.scatter(self.covariance.diagonal()), self._mean)
 
     @property
     def support(self) -> Params:

@@ -131,7 +131,7 @@ class Factor:
         return x if self.vectors is None else self.vectors.square() @ x
 
     def entries(self, group: Tensor | int, rows: Tensor, columns: Tensor) -> Tensor:
-        """Gather entries of the groups' matrices at `rows`, `columns` (shapes that broadcast)."""
+        """Gather entries of the groups' matrices at `rows`, `columns`, which broadcast."""
         if self.vectors is None:
             return torch.where(rows == columns, self.values[group, rows], 0.0)
         return self.matrix[group, rows, columns]

@@ -57,7 +57,7 @@ class Scales:
 
     @cached_property
     def expected(self) -> Tensor:
-        """E[z] of the scales, (count,): `fixed`, except for gates whose mean network uses other values."""
+        """E[z] of the scales, (count,); `fixed` for gates that use it in the mean network."""
         return self.gate.mean(self.own).masked_fill(self.closed, 0.0) if self.gate.multiplies else self.fixed
 
     @cached_property
@@ -96,7 +96,7 @@ class Gated(Posterior):
 
     @cached_property
     def mean(self) -> Params:
-        """E[w], exactly zero behind closed gates; hard-concrete gates use the E[z] of their paper."""
+        """E[w], zero behind closed gates; hard-concrete gates use the E[z] of their paper."""
         return self._moments[0]
 
     @cached_property

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayeslim.errors import CorruptFile, ShapeMismatch
 from bayeslim.io.registry import register, registered
-from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.base import Posterior, check_masks, like_means
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solve, Solver
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
@@ -60,7 +60,7 @@ class Gaussian(Posterior):
 
     @abstractmethod
     def log_det_precision(self) -> Tensor:
-        """Compute log|P| over the random weights, differentiable in a prior precision that requires gradients."""
+        """Compute log|P| over the random weights, differentiable in the prior precision."""
 
     @abstractmethod
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:
@@ -68,7 +68,7 @@ class Gaussian(Posterior):
 
     @abstractmethod
     def restrict(self, kept: Mapping[str, Tensor], solver: Solver) -> Restriction:
-        """Restrict P to the kept weights, given by a boolean mask of every parameter, True = kept."""
+        """Restrict P to the kept weights, a mask of every parameter, True = kept."""
 
     @abstractmethod
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Self:
@@ -130,7 +130,7 @@ class Gaussian(Posterior):
         tolerance: float = Solver.tolerance,
         max_iterations: int = Solver.max_iterations,
     ) -> Conditioned:
-        """Condition on w = 0 wherever a mask is False: survivors move to their conditional mean.
+        """Condition on w = 0 wherever a mask is False; survivors move.
 
         Args:
             masks: by name, True = kept; parameters without a mask are kept whole.
@@ -154,7 +154,7 @@ class Gaussian(Posterior):
         return survivors(self, self.restrict(kept, solver), kept, self.mean), {}
 
     def rowwise_mean(self, kept: Mapping[str, Tensor]) -> Params:
-        """Compute the conditional mean with each output's row on its own; only families with rows can."""
+        """Compute the conditional mean of each output's row alone; only families with rows can."""
         raise ValueError(
             f'how="row" needs a Kronecker posterior. {type(self).__name__} is solved exactly by how="joint".'
         )
@@ -163,7 +163,7 @@ class Gaussian(Posterior):
 def survivors(
     base: Gaussian, restriction: Restriction, kept: Mapping[str, Tensor], params: Mapping[str, Tensor]
 ) -> Params:
-    """Compute T(w), where kept weights go when the others are zero; leading dimensions are separate points."""
+    """Compute T(w) of points w; leading dimensions are separate points."""
     moved = restriction.solve(base.precision_product({name: params[name] * ~kept[name] for name in kept}))
     return {name: (params[name].to(moved[name]) + moved[name]) * kept[name] for name in kept}
 
@@ -213,7 +213,7 @@ class Conditioned(Gaussian):
         Exact, except for a Kronecker layer that keeps more than `kept.MAX_EXACT_WEIGHTS` weights: there it is each
         row's own variance times the factor by which correlations between rows raised it before the cut.
         """
-        return self.restriction.variance()
+        return like_means(self.restriction.variance(), self.base.mean)
 
     @property
     def support(self) -> Params:
@@ -229,7 +229,7 @@ class Conditioned(Gaussian):
         return self.restriction.solve(params)
 
     def log_det_precision(self) -> Tensor:
-        """Compute log|P_RR|; for a large Kronecker layer a stochastic estimate, the same at every call."""
+        """Compute log|P_RR|; for a large Kronecker layer a reproducible estimate."""
         return self.restriction.log_det()
 
     def noise(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Params:

@@ -1,7 +1,7 @@
 """P_RR of one Kronecker layer: solving for the weights that are kept, in float64.
 
 The joint solve is conjugate gradients on the masked product V ↦ K ∘ (G (K ∘ V) A + δ V), preconditioned by the masked
-inverse K ∘ P⁻¹(K ∘ V), which is free to set up. On LeNet-300-100 it takes 20 to 220 products for a residual of 1e-6, a
+inverse K ∘ P⁻¹(K ∘ V), which is free to set up. On LeNet-300-100 it takes 20 to 220 products for an error of 1e-6, a
 third of what the diagonal takes; with a weak prior, some hundreds. Where it does not converge, a layer with few kept
 weights is solved by Cholesky. The error of the iterates falls in the norm of P, so that wherever they end the posterior
 prefers the last one to weights that did not move.
@@ -129,7 +129,7 @@ class KeptBlock:
         return int(self.kept.flatten(1).sum(1).max()) <= MAX_EXACT_WEIGHTS
 
     def _exact(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield for each group the flat places of its kept weights, and the Cholesky factor of their precision."""
+        """Yield for each group the flat places of its kept weights, and their factor."""
         for group, kept in enumerate(self.kept):
             places = kept.flatten().nonzero()[:, 0]
             yield places, cholesky(self.entries(group, places))[0]
@@ -155,7 +155,7 @@ class KeptBlock:
 
 
 def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tensor:
-    """Move kept weights as if rows (outputs) were independent, each with precision G_oo A + δ I.
+    """Move kept weights as if rows were independent, each with G_oo A + δ I.
 
     Args:
         block: the layer.

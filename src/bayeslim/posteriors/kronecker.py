@@ -18,6 +18,7 @@ from torch import Tensor
 from bayeslim.errors import BayeslimWarning, NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
+from bayeslim.posteriors.base import like_means
 from bayeslim.posteriors.conjugate import Solve, Solver
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.gaussian import Gaussian, Restriction
@@ -78,7 +79,7 @@ class Kronecker(Gaussian):
         found = self.ordered(
             [b.layer.params(b.variance) for b in self.blocks], {name: p.reciprocal() for name, p in self.rest.items()}
         )
-        return {name: value.to(at_least_float32(self._mean[name])) for name, value in found.items()}
+        return like_means(found, self._mean)
 
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
         """Compute P v: G V A + δ V for each layer."""
@@ -162,7 +163,7 @@ class Kronecker(Gaussian):
         }
 
     def tensors(self) -> Params:
-        """Collect means, eigendecompositions, the rest's curvature and the prior precision."""
+        """Collect means, eigendecompositions, the rest's curvature and prior precision."""
         tensors = {f"mean:{name}": t for name, t in self._mean.items()}
         tensors |= {f"rest:{name}": t for name, t in self.rest_curvature.items()}
         for f in self.factors:
@@ -230,17 +231,11 @@ class KeptLayers(Restriction):
         return torch.stack([log.cpu() for log in logs]).sum()
 
     def variance(self) -> Params:
-        """Compute the diagonal of P_RR⁻¹: exact for small layers, estimated for large ones."""
-        found = self.base.ordered(
+        """Compute the diagonal of P_RR⁻¹: exact for small layers, else estimated."""
+        return self.base.ordered(
             [k.block.layer.params(k.variance()) for k in self.blocks],
             {name: self.kept[name] / p for name, p in self.base.rest.items()},
         )
-        return {name: value.to(at_least_float32(self.base.mean[name])) for name, value in found.items()}
-
-
-def at_least_float32(value: Tensor) -> torch.dtype:
-    """Choose the dtype of a parameter's moments: its own, but float32 for half precision."""
-    return torch.promote_types(value.dtype, torch.float32)
 
 
 def _warn(block: KroneckerBlock, solve: Solve, action: str) -> None:
@@ -259,7 +254,7 @@ def _matrix(block: KroneckerBlock, params: Mapping[str, Tensor]) -> Tensor:
 def _layers(
     mean: Mapping[str, Tensor], factors: Sequence[KroneckerFactors], rest: Mapping[str, Tensor]
 ) -> list[LayerMatrix]:
-    """Lay out the layers, after a check that every parameter has exactly one precision."""
+    """Lay out the layers; every parameter must have exactly one precision."""
     claimed = [name for f in factors for name in ((f.weight,) if f.bias is None else (f.weight, f.bias))] + list(rest)
     twice = {name for name in claimed if claimed.count(name) > 1}
     if twice or set(claimed) != set(mean):
@@ -280,7 +275,7 @@ def _layers(
 
 
 def _layer_prior(layer: LayerMatrix, resolved: Params, mean: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """Find a layer's prior precision: a scalar if shared, else (groups, outputs, inputs)."""
+    """Find a layer's prior precision: a scalar if shared, else one for each weight."""
     first, *others = (resolved[name] for name in layer.names)
     plain = not any(d.requires_grad for d in (first, *others))
     if first.numel() == 1 and all(d is first or (plain and d.numel() == 1 and bool(d == first)) for d in others):

@@ -63,7 +63,10 @@ class KroneckerFactors:
         bias: str | None = None,
         transposed: bool = False,
     ) -> KroneckerFactors:
-        """Decompose plain matrices G (O, O) and A (I, I); (groups, ·, ·) for groups, one dimension for a diagonal."""
+        """Decompose plain matrices G (O, O) and A (I, I).
+
+        With groups they are (groups, ·, ·); one dimension stands for a diagonal.
+        """
         g = Factor.of(outputs, f'output factor of "{weight}"')
         a = Factor.of(inputs, f'input factor of "{weight}"')
         return cls(weight, g, a, bias, transposed=transposed)
@@ -159,7 +162,7 @@ class KroneckerBlock:
 
     @cached_property
     def scale(self) -> Tensor | None:
-        """√δ of every weight, (groups, outputs, inputs), where the prior is not one number."""
+        """√δ of every weight, (groups, outputs, inputs); None for one number."""
         return None if self.scales is None else self.scales[0][:, :, None] * self.scales[1][:, None, :]
 
     def precision_product(self, v: Tensor) -> Tensor:
@@ -210,7 +213,7 @@ class KroneckerBlock:
 
     @cached_property
     def rowwise(self) -> KroneckerBlock:
-        """The same without correlations between outputs: row o has its own diagonal block of P, G_oo A + δ I."""
+        """The block without correlations between outputs: row o has precision G_oo A + δ I."""
         corrected = None if self.corrected is None else self.outputs.spread(self.corrected)
         return replace(self, outputs=Factor(self.outputs.diagonal, None), corrected=corrected)
 
@@ -284,7 +287,7 @@ class Eigenbasis:
 
 
 def _outer_product(prior: Tensor, layer: LayerMatrix) -> tuple[Tensor, Tensor]:
-    """Split δ_oi = r_o c_i into rows r (groups, outputs) and columns c (groups, inputs)."""
+    """Split δ_oi = r_o c_i into r (groups, outputs) and c (groups, inputs)."""
     if not bool((prior > 0).all()):
         raise ValueError(f'The prior precisions of "{layer.weight}" must be above zero where they differ.')
     row = prior[:, :, 0]

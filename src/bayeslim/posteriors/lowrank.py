@@ -19,6 +19,7 @@ from torch import Tensor
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
+from bayeslim.posteriors.base import like_means
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
@@ -78,7 +79,7 @@ class LowRank(Gaussian):
     @property
     def variance(self) -> Params:
         """The diagonal of P⁻¹."""
-        return self.kept.variance()
+        return like_means(self.kept.variance(), self._mean)
 
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
         """Compute P v."""

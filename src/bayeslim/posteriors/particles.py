@@ -88,7 +88,7 @@ class Particles(Posterior):
 
     @property
     def mode(self) -> Params:
-        """The particle nearest to the mean, which unlike the mean is a network that was trained."""
+        """The particle nearest to the mean: unlike the mean, a trained network."""
         return self.particle(self.nearest_to_mean())
 
     def nearest_to_mean(self) -> int:

@@ -32,7 +32,7 @@ Group = Mapping[str, Tensor]
 
 
 def slice_indices(shape: Sequence[int], dim: int, index: int | Sequence[int] | Tensor) -> Tensor:
-    """Find the flat indices of slices, such as a unit's rows (dim 0) or columns (dim 1).
+    """Find the flat indices of slices, such as a unit's rows (0) or columns (1).
 
     >>> slice_indices((2, 3), 1, 2).tolist()
     [2, 5]
@@ -182,7 +182,7 @@ class UnitSaliency:
         return total
 
     def _several(self, index: int, chosen: Tensor, by_column: bool = False) -> float:
-        """Solve for several whole rows (or columns), once per eigenvalue of the other side."""
+        """Solve for several whole rows (columns), once per eigenvalue of the other side."""
         mine, other = self.block.outputs, self.block.inputs
         variance, mean = self.block.eigenvalues.reciprocal()[index], self.mean[index]
         if by_column:

@@ -8,6 +8,7 @@ for inputs of another shape, and keeps what it compiled for as long as the `Comp
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -75,7 +76,9 @@ class Compiled:
             networks = ({n: v[k] for n, v in stack.items()} for k in range(len(next(iter(stack.values())))))
             return torch.stack([as_tensor(call_with(twin.model, p, args, kwargs), twin.model) for p in networks])
 
-        self._outputs = torch.compile(outputs, **options)
+        # torch compiles one piece of code at most eight times in a process: every network gets its own piece
+        own = FunctionType(outputs.__code__.replace(), globals(), "outputs", None, outputs.__closure__)
+        self._outputs = torch.compile(own, **options)
         self._summary = torch.compile(self._parts, **{k: v for k, v in options.items() if k != "mode"})
 
     def __call__(self, x: Inputs, generator: torch.Generator | None = None) -> Prediction:

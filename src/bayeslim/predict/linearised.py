@@ -44,14 +44,14 @@ MAX_NOISE_NUMBERS = 2**26
 
 
 def has_closed_form(posterior: Gaussian) -> bool:
-    """Decide whether J P⁻¹ Jᵀ can be had without an iterative solve for every row of J."""
+    """Decide whether J P⁻¹ Jᵀ needs no iterative solve for every row of J."""
     return not (isinstance(posterior, Conditioned) and isinstance(posterior.base, Kronecker) and posterior.base.blocks)
 
 
 def output_gaussians(
     model: nn.Module, posterior: Gaussian, batches: Iterable[Inputs]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield outputs (b, ...) and their covariances (b, O, O) for a few examples at a time.
+    """Yield outputs (b, ...) and covariances (b, O, O), a few examples at a time.
 
     Args:
         model: a replica of the network in evaluation mode, at the posterior's mean, that no other thread uses.
@@ -231,7 +231,7 @@ def _features(seen: LayerPass, layer: LayerMatrix, dtype: torch.dtype) -> Iterat
 def _jacobians(
     gradients: ExampleGradients, backward: Backward, names: Sequence[str], dtype: torch.dtype
 ) -> Iterator[tuple[int, Params]]:
-    """Yield Jacobians of whole parameters, (O, b, *shape) by name, in chunks of examples."""
+    """Yield Jacobians of parameters, (O, b, *shape) by name, in chunks of examples."""
     shapes = {name: gradients.model.get_parameter(name).shape for name in names}
     for start, found in GradientRows(gradients, dict.fromkeys(names), dtype)(backward):
         parts = found.split([shape.numel() for shape in shapes.values()], -1)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.noise import drawing_from, on_device
@@ -24,7 +25,7 @@ from bayeslim.predict.batches import batches_of
 from bayeslim.replica import Slots
 from bayeslim.results import Prediction
 from bayeslim.train.loaders import check_inputs
-from bayeslim.types import Batches, Inputs, Params, as_tensors, call, device_of, misfit, note_inputs
+from bayeslim.types import Batches, Inputs, Params, as_tensors, call, device_of, fitting, misfit, note_inputs
 
 DEFAULT_SAMPLES = 32
 """Networks to average where the posterior is not made of particles."""
@@ -137,8 +138,9 @@ def predictive(
 ) -> Tensor:
     """Give raw outputs of networks drawn from a posterior, (S, N, ...); register a posterior's type to change it."""
     if how in ("mean", "map"):
-        return outputs_of(bnn.model, [posterior.mean if how == "mean" else posterior.mode], batches)
-    return outputs_of(bnn.model, draws_of(posterior, samples, generator), batches)
+        params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
+        return outputs_of(bnn.model, [params], batches)
+    return outputs_of(bnn.model, draws_of(posterior, bnn.model, samples, generator), batches)
 
 
 @predictive.register
@@ -154,7 +156,15 @@ def _(
     if how == "mean":
         return outputs_of(bnn.model, [bnn.method.one_network(bnn)], batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
-    return outputs_of(bnn.model, (posterior.particle(k) | posterior.buffers_of(k) for k in chosen), batches)
+    networks = unstacked(posterior.values | posterior.buffers, bnn.model)
+    safe = {id(b) for m in bnn.model.modules() if isinstance(m, _NormBase) for b in m._buffers.values()}
+    own = Slots(bnn.model).own
+    written = [name for name in posterior.buffers if id(own[name]) not in safe]  # a forward may write to these
+
+    def copied(network: Params) -> Params:
+        return network | {name: network[name].clone() for name in written} if written else network
+
+    return outputs_of(bnn.model, (copied(networks[k]) for k in chosen), batches)
 
 
 def outputs_of(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
@@ -162,20 +172,27 @@ def outputs_of(model: nn.Module, networks: Iterable[Params], batches: Batches) -
 
     Args:
         model: a replica, whose slots take the tensors of each network in turn.
-        networks: the tensors of each network by name, of any precision and on any device.
+        networks: the tensors of each network by name, of the precision and on the device of the model's own.
         batches: the inputs.
     """
     slots, outputs = Slots(model), []
     for network in networks:
-        slots.put({name: tensor.to(slots.own[name]) for name, tensor in network.items()})
+        slots.put(network)
         outputs.append(torch.cat([call(model, inputs) for inputs in batches()]))
     return torch.stack(outputs)
 
 
-def draws_of(posterior: Posterior, samples: int, generator: torch.Generator | None) -> Iterator[Params]:
+def unstacked(stack: Params, model: nn.Module) -> list[Params]:
+    """Take stacked networks apart, (S, *shape) by name, in the precision and on the device of the model's own."""
+    own = Slots(model).own
+    parts = {name: values.to(own[name]).unbind() for name, values in stack.items()}
+    return [dict(zip(parts, tensors, strict=True)) for tensors in zip(*parts.values(), strict=True)]
+
+
+def draws_of(
+    posterior: Posterior, model: nn.Module, samples: int, generator: torch.Generator | None
+) -> Iterator[Params]:
     """Draw networks, as many in one call as memory allows, and give them one after the other."""
     at_once = max(1, MAX_NUMBERS_PER_DRAW // posterior.num_parameters)
     for first in range(0, samples, at_once):
-        count = min(at_once, samples - first)
-        stack = posterior.sample(count, generator=generator)
-        yield from ({name: values[k] for name, values in stack.items()} for k in range(count))
+        yield from unstacked(posterior.sample(min(at_once, samples - first), generator=generator), model)

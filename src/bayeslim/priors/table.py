@@ -104,7 +104,7 @@ class Priors(Mapping[str, Prior]):
 
     @property
     def used(self) -> dict[str, Prior]:
-        """The priors that the posterior was found under: others than those given for a subnetwork's weights."""
+        """The priors of the posterior; those of a subnetwork's weights are rescaled."""
         found = dict(self.items())
         for name, factor in self.factors.items():
             prior = found[name]

@@ -50,7 +50,7 @@ def apply_plan(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
 
 
 def _with_earlier_cuts(plan: Plan, bnn: Bayesian) -> Plan:
-    """Add the earlier cuts of a network to a plan; return the plan itself if it has them already."""
+    """Add the earlier cuts of a network to a plan, unless it has them already."""
     earlier = plan if bnn.plan_ is None else bnn.plan_  # cuts made without a plan have no words to add
     masks = {name: torch.ones_like(mask) for name, mask in earlier.masks.items()}
     masks |= {name: mask.cpu() for name, mask in bnn.masks.items()}
@@ -68,7 +68,7 @@ def _once(words: str) -> str:
 
 
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
-    """Set the mean of unread weights to zero, in place, so that no other weight compensates for them."""
+    """Set the mean of unread weights to zero, in place: no weight compensates for them."""
     posterior = bnn.posterior_ if unread else None
     if not isinstance(posterior, Gaussian):
         return
@@ -88,7 +88,10 @@ def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
 
 
 def condition(bnn: Bayesian, masks: Params, how: How) -> None:
-    """Condition a network's posterior on masks, in place; parameters without a posterior are set to zero."""
+    """Condition a network's posterior on masks, in place.
+
+    Parameters without a posterior are set to zero.
+    """
     posterior = bnn.posterior_
     inside = {name: mask for name, mask in masks.items() if name in posterior.names}
     # Independent survivors do not move, whether they are solved for jointly or by rows.

@@ -49,7 +49,9 @@ def correct_biases(before: nn.Module, bnn: Bayesian, loader: Iterable[Any]) -> i
         if isinstance(module, (nn.Linear, _ConvNd)) and module.bias is not None and f"{name}.weight" in bnn.masks
     }
     device, batches = device_of(network), 0
-    shifts: Params = {name: torch.zeros_like(module.bias, dtype=torch.float64) for name, module in layers.items()}
+    shifts: Params = {
+        name: torch.zeros_like(network.get_parameter(f"{name}.bias"), dtype=torch.float64) for name in layers
+    }
     wanted: Params = {}
 
     def record(name: str, output: Tensor) -> None:
@@ -70,7 +72,7 @@ def correct_biases(before: nn.Module, bnn: Bayesian, loader: Iterable[Any]) -> i
             batches += 1
         for name, shift in shifts.items():
             bias = bnn.model.get_parameter(f"{name}.bias")
-            bias += (shift / max(batches, 1)).to(bias)
+            bias.add_((shift / max(batches, 1)).to(bias))
     bnn.keep_zeros()
     return len(layers)
 
@@ -92,7 +94,7 @@ def _along(layer: nn.Module, shift: Tensor, ndim: int) -> Tensor:
 
 @contextmanager
 def _hooked(network: nn.Module, names: Iterable[str], hook: Hook) -> Iterator[None]:
-    """Call `hook` with the outputs of some layers while they run; what it returns replaces them."""
+    """Call `hook` with the outputs of layers while they run; its result replaces them."""
     handles = [
         network.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: hook(name, output))
         for name in names

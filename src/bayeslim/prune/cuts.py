@@ -108,12 +108,12 @@ class Cuts:
 
     @property
     def sparsity(self) -> float:
-        """The fraction of the weights it names (parameters with two or more dimensions) that it sets to zero."""
+        """The fraction of the weights it names, with two or more dimensions, that it cuts."""
         weights = [p for p in self.parameters if len(p.shape) > 1] or list(self.parameters)
         return sum(p.size - p.kept for p in weights) / max(1, sum(p.size for p in weights))
 
     def check(self, network: Bayesian | nn.Module) -> None:
-        """Raise unless the plan fits a network, cuts something, and leaves something in every weight.
+        """Raise unless the plan fits a network, cuts something and empties no weight.
 
         Raises:
             ShapeMismatch: for a plan of another network.

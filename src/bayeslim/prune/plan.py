@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.methods.shared.curvature_posterior import diagonal_factors
 from bayeslim.posteriors import Gated, Gaussian
 from bayeslim.prune.apply import apply_plan
+from bayeslim.prune.batch_norms import measure_batch_norms
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, weight_candidates
 from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
@@ -30,7 +32,7 @@ from bayeslim.types import Inputs, Params
 
 
 class Plan(Cuts):
-    """What to cut, as data: decided by `bayeslim.plan`, or written by hand; carried out by `bayeslim.prune`."""
+    """A plan of a cut, as data: made by `bayeslim.plan` or by hand, carried out by `bayeslim.prune`."""
 
     def tighten(self, bnn: Bayesian, budget: Budget, **options: Any) -> Plan:
         """Cut what this plan cuts, and more of `bnn`, to meet a tighter budget.
@@ -120,7 +122,9 @@ def decide(
     if count <= ranking.gone and not silent:
         raise NothingToCut(_nothing(budget, ranking))
     count = max(count, ranking.gone)
-    return plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+    found = plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+    notes = [f'"{name}": {why}' for name, why in diagonal_factors(bnn.posterior_).items() if name in found.masks]
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
@@ -201,9 +205,7 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
         if ranking.blocked:
             raise EmptyLayer(_emptied(budget, ranking, f"In the order of scores, weights can be cut to {reached}"))
         extreme = "most" if budget.goal == "sparsity" else "least"
-        raise ValueError(
-            f"{budget} cannot be met: the {extreme} that can be reached is {reached}. Protect less, or ask for less."
-        )
+        raise ValueError(f"{budget} cannot be met: the {extreme} possible is {reached}. Protect less, or ask for less.")
     return fewest(left, target, ranking.gone, ranking.limit)
 
 
@@ -215,7 +217,10 @@ def _harmless(
     is_fine = harm(reference or bnn, budget, settings.validate, share)
 
     def harmless(count: int) -> bool:
-        return is_fine(apply_plan(bnn, plan_of(ranking, count, "", settings.granularity, ""), settings.how))
+        pruned = apply_plan(bnn, plan_of(ranking, count, "", settings.granularity, ""), settings.how)
+        if settings.norm_data is not None:
+            measure_batch_norms(pruned, settings.norm_data)
+        return is_fine(pruned)
 
     return most(harmless, ranking.gone, ranking.limit, len(ranking.candidates))
 

@@ -74,7 +74,8 @@ def prune(
             their biases; for networks without norms.
         progress: whether to show progress bars; `BAYESLIM_PROGRESS=0` in the environment turns all of them off.
     """
-    settings = Settings(granularity, criterion, example, validate, how)
+    norm_data = refresh if batch_norms == "measure" else None
+    settings = Settings(granularity, criterion, example, validate, how, norm_data)
     _check(bnn, what, settings, refresh, steps, fine_tune, batch_norms, bias_correction)
     refit = Refresh(refresh, fine_tune, how, batch_norms, bias_correction)
     with showing(progress):
@@ -156,7 +157,7 @@ def _check(
         raise ValueError("fine_tune needs data to train on: pass refresh=loader.")
     if bias_correction and refresh is None:
         raise ValueError("bias_correction measures outputs on data: pass refresh=loader.")
-    plain = Settings(example=settings.example, how=settings.how)
+    plain = Settings(example=settings.example, how=settings.how, norm_data=settings.norm_data)
     if isinstance(what, Plan) and (settings != plain or steps != 1):
         raise TypeError(
             "steps, validate, granularity and criterion belong to a Budget: a Plan has decided already. "

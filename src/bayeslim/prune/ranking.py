@@ -47,7 +47,7 @@ class Ranking:
 def rank(
     candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False, min_capacity: float = 0.0
 ) -> Ranking:
-    """Rank candidates by score, equal ones by their ties, then by their place in the network.
+    """Rank candidates by score, then by their ties, then by their place in the network.
 
     Args:
         candidates: everything that could be cut.
@@ -111,7 +111,7 @@ def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
-    """Compute, for candidates in order of score, the fraction of its layer up to each, from 0 to 1."""
+    """Compute the fraction of its layer up to each candidate, in order of score."""
     by_layer = layers.argsort(stable=True)
     sizes = torch.bincount(layers, minlength=count)
     starts = sizes.cumsum(0) - sizes

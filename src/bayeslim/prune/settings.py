@@ -20,13 +20,23 @@ from bayeslim.types import Inputs
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `bayeslim.plan`, and `how` of `bayeslim.prune`."""
+    """The options of `bayeslim.plan`, and two of `bayeslim.prune`.
+
+    Attributes:
+        granularity: "weight", "unit" or N:M.
+        criterion: the score to rank by.
+        example: inputs of the network.
+        validate: validation data.
+        how: how survivors are solved for.
+        norm_data: data on which the batch norms of a cut that is tried out are measured; None leaves them.
+    """
 
     granularity: str = "weight"
     criterion: str | Criterion | WeightScores = "auto"
     example: Inputs = None
     validate: Iterable[Any] | None = None
     how: How = "joint"
+    norm_data: Iterable[Any] | None = None
 
 
 def check_settings(bnn: Bayesian, budget: Budget | None, settings: Settings) -> tuple[int, int] | None:

@@ -71,7 +71,7 @@ def _(posterior: Conditioned, groups: Sequence[Group]) -> tuple[Posterior, Seque
 
 
 def _separable(block: KroneckerBlock, masks: Params) -> bool:
-    """Tell whether a layer keeps whole rows and columns, with its bias, under one prior."""
+    """Tell whether a layer keeps whole rows and columns, its bias and one prior."""
     kept = block.layer.matrix(masks)
     rows, columns = kept.any(2, keepdim=True), kept.any(1, keepdim=True)
     whole = bool((kept == rows & columns).all()) and bool(rows.any())

@@ -51,7 +51,10 @@ class Checkpoint:
         write_folder(self.path, "checkpoint", config, tensors)
 
     def resume(self, run: TrainingRun) -> bool:
-        """Restore a run from the folder, if it holds one; check everything before changing anything."""
+        """Restore a run from the folder, if it holds one.
+
+        Everything is checked before anything is changed.
+        """
         settings = self._settings(run)
         if not (self.path / INDEX).is_file():
             return False
@@ -93,7 +96,7 @@ class Checkpoint:
 
 
 def settings_of(bnn: Bayesian) -> dict[str, Any]:
-    """Collect the settings of a network that must be equal for a checkpoint to belong to it."""
+    """Collect the settings of a network that a checkpoint must share."""
     ignored: Params = {}
     return {
         "method": encode(bnn.method, ignored),
@@ -175,7 +178,10 @@ def _listed(value: Any) -> Any:
 
 
 def pack(value: Any, path: str, tensors: Params) -> Any:
-    """Turn nested dicts, lists, numbers and tensors into JSON; tensors go to `tensors` under their path."""
+    """Turn nested dicts, lists, numbers and tensors into JSON.
+
+    Tensors go to `tensors` under their path.
+    """
     if isinstance(value, Tensor):
         tensors[path] = value
         return {"$tensor": path}

@@ -36,13 +36,15 @@ class Scale:
         return (values - self.mean.to(values)) / self.std.to(values)
 
     def restore(self, values: Tensor) -> Tensor:
-        """Convert standardised values back to the data's units; multiply *variances* by `std ** 2` instead."""
+        """Convert standardised values to the data's units (variances: times `std ** 2`)."""
         return values * self.std.to(values) + self.mean.to(values)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory. A part that was not asked for, or does not exist, has no rows.
+    """A data set in memory.
+
+    A part that was not asked for, or does not exist, has no rows.
 
     Attributes:
         name: as given to `load`.

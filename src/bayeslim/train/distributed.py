@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes; (0, 1) without a process group."""
+    """Return the rank of this process and the number of processes.
+
+    Without a process group it is (0, 1).
+    """
     d = torch.distributed
     return (d.get_rank(), d.get_world_size()) if d.is_available() and d.is_initialized() else (0, 1)
 
@@ -35,7 +38,7 @@ class Objective(nn.Module):
 
 
 def warn_if_past_wrapper(bnn: Bayesian) -> None:
-    """Warn of a loss taken outside a DDP wrapper, whose gradients are not averaged between processes."""
+    """Warn of a loss outside a DDP wrapper: its gradients are not averaged."""
     if rank_and_world()[1] == 1 or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     inside = getattr(DistributedDataParallel, "_active_ddp_module", None) is not None

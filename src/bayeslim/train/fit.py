@@ -124,7 +124,8 @@ def fit(
         clip: the largest allowed norm of the gradient.
         autocast: a lower precision for the forward pass: torch.bfloat16 or torch.float16.
         device: where to train, "auto" for a GPU if there is one; None for where the network is.
-        seed: makes the run repeatable, bit for bit on a CPU, and leaves the global random state unchanged.
+        seed: makes the run repeatable, bit for bit on a CPU: it seeds the global generators and the order of the
+            loader's data, and restores both afterwards.
         progress: show a progress bar.
     """
     if patience is not None and validate is None:
@@ -167,7 +168,7 @@ def fit(
 
 @dataclass
 class TrainingRun:
-    """One run of the fit loop in this process, with the arguments of `fit` and the state of training.
+    """One run of the fit loop: the arguments of `fit` and the state of training.
 
     Attributes:
         factor: the factor on the learning rates, as a function of the fraction of training done.
@@ -330,7 +331,7 @@ class TrainingRun:
             self.checkpoint.write(self)
 
     def _agreed(self, metrics: dict[str, float], stop: str | None) -> tuple[dict[str, float], str | None]:
-        """Share the metrics of the first rank, so that all ranks choose the same best epoch and stop together."""
+        """Share the metrics of the first rank, so that all ranks stop together."""
         if self.world == 1:
             return metrics, stop
         shared: list[Any] = [metrics, stop]
@@ -339,7 +340,9 @@ class TrainingRun:
 
 
 def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
-    """Measure the mean network on a loader: `val_nll`, with `val_error` for classes and `val_rmse` for values.
+    """Measure the mean network on a loader.
+
+    The metrics are `val_nll`, and `val_error` for classes or `val_rmse` for values.
 
     Several networks that are trained together are measured by their average prediction.
     """

@@ -40,7 +40,7 @@ def check_loader(loader: Any, name: str = "loader") -> None:
 
 
 def check_inputs(x: Any, name: str = "x") -> None:
-    """Raise if a numpy array or a data set is given instead of inputs or a loader of them.
+    """Raise if a numpy array or a data set is given instead of inputs.
 
     Args:
         x: the argument.
@@ -215,7 +215,10 @@ class Loader:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    """One for each pair; a large odd stride keeps the epochs of neighbouring seeds apart."""
+    """Make a generator for each pair of a seed and an epoch.
+
+    A large odd stride keeps the epochs of neighbouring seeds apart.
+    """
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
 
 

@@ -22,7 +22,9 @@ AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def check_values(options: Mapping[str, Any]) -> None:
-    """Raise if an option of `fit` has an impossible value; options that are not given or None are not checked.
+    """Raise if an option of `fit` has an impossible value.
+
+    Options that are not given, or None, are not checked.
 
     Raises:
         TypeError: for a value of the wrong type.

@@ -111,7 +111,10 @@ def progress(
 
 @contextmanager
 def showing(enabled: bool) -> Iterator[None]:
-    """Show the progress bars that begin inside, or none of them; other threads keep theirs."""
+    """Show the progress bars that begin inside, or none of them.
+
+    Other threads keep theirs.
+    """
     token = _shown.set(enabled and _shown.get())
     try:
         yield
@@ -120,7 +123,7 @@ def showing(enabled: bool) -> Iterator[None]:
 
 
 def _short(number: float) -> str:
-    """Format a number with three digits, such as 45.3M; whole numbers up to 99,999 in full."""
+    """Format a number in three digits, such as 45.3M; up to 99,999 in full."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size and number >= 1e5:
             return f"{number / size:.3g}{letter}"

@@ -61,7 +61,9 @@ class Uniform(Schedule):
 @register("schedule")
 @dataclass(frozen=True)
 class Blundell(Schedule):
-    """Most of the KL of an epoch in its first minibatches: π_i = 2^(M−i) / (2^M − 1), i = 1..M (Blundell et al. 2015).
+    """Most of the KL of an epoch in its first minibatches (Blundell et al. 2015).
+
+    π_i = 2^(M−i) / (2^M − 1), i = 1..M.
 
     The weight is M π_i, so that it averages 1 over an epoch; written as M 2^(−i) / (1 − 2^(−M)) it is finite for any M.
 

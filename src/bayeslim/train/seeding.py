@@ -18,7 +18,9 @@ CHAIN_SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @contextmanager
 def seeded(seed: int | None, rank: int, loader: Any = None) -> Iterator[None]:
-    """Seed the global generators and the order of a loader's data for a run, and restore them on exit.
+    """Seed the generators and the order of a loader's data inside.
+
+    Both are restored on exit.
 
     Args:
         seed: the seed of the run; None leaves everything alone.
@@ -42,7 +44,7 @@ def seed_of_chain(seed: int, index: int) -> int:
 
 
 def ordered_by(loader: Any, seed: int) -> AbstractContextManager[None]:
-    """Seed the global generators and the order of a loader's data alike on every rank, and restore them on exit."""
+    """Seed the generators and the order of a loader's data, alike on every rank."""
     return seeded(seed, 0, loader)
 
 

@@ -20,7 +20,7 @@ from bayeslim.types import Inputs
 
 
 def adversarial_loss(nll: Callable[[Inputs], Tensor], inputs: Inputs, epsilon: float) -> Tensor:
-    """Average the losses at the inputs and at inputs moved by ε in the direction of larger loss.
+    """Average the losses at the inputs and at their adversarial copies.
 
     Args:
         nll: the loss as a function of inputs, a scalar.

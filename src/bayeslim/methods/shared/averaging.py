@@ -91,7 +91,7 @@ class Averaging:
         return int(self.start * total + 1e-9)
 
     def check_fit(self, bnn: Bayesian, loader: Any, epochs: int, training: Mapping[str, Any]) -> None:
-        """Raise before training for options that are refused, and if too few networks would be taken."""
+        """Raise for refused options, and if too few networks would be taken."""
         reasons = {"lr_schedule": "it has the settings start, rate and schedule", "patience": "it averages to the end"}
         check_names(type(self).__name__, training, fit, reasons)
         if epochs < 1:
@@ -167,7 +167,10 @@ class _Recording:
             self.behind = False
 
     def finish_epoch(self, epoch: Epoch) -> None:
-        """Write the averages before the checkpoint of the epoch, and keep those of the epoch before."""
+        """Write the averages before the checkpoint of the epoch.
+
+        Those of the epoch before are kept.
+        """
         if self.folder is not None and rank_and_world()[0] == 0:
             folder = self.folder / f"averages-{epoch.number % 2}"
             self.trajectory.write(folder, self.first, epoch.bnn.step)
@@ -185,7 +188,9 @@ def averaged(
     accumulate: int = 1,
     **training: Any,
 ) -> tuple[Fit, Trajectory]:
-    """Train, and set the network to the mean of those taken; its batch norms stay as training left them.
+    """Train, and set the network to the mean of the networks taken.
+
+    Batch norms stay as training left them.
 
     Args:
         method: the settings of averaging.

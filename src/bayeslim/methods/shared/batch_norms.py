@@ -19,7 +19,7 @@ def norms_of(model: nn.Module) -> list[_NormBase]:
 
 @contextmanager
 def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
-    """Put norms in training mode and all else in evaluation mode inside; restore both on exit.
+    """Put only norms in training mode inside; restore all modes on exit.
 
     Args:
         model: the network.

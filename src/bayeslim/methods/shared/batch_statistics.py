@@ -41,7 +41,10 @@ def measure_again_(model: nn.Module, loader: Any) -> None:
 
 
 def drawn(bnn: Bayesian, posterior: Posterior, loader: Any, samples: int) -> Particles:
-    """Draw networks from a posterior, each with its own batch statistics; `bnn` is unchanged afterwards."""
+    """Draw networks from a posterior, each with its own batch statistics.
+
+    The network itself is restored.
+    """
     values, rest = snapshot(bnn)
     found = []
     try:

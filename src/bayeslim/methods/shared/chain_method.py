@@ -1,7 +1,14 @@
 """The base of methods that sample by stochastic gradients: chains, and the networks they keep.
 
 A chain is a training run whose optimizer is a sampler (`sampler.py`). The networks at some of its steps are the
-particles of the posterior. Several chains run one after the other. Under `torchrun` every rank runs its own chains on
+particles of the posterior.
+
+Without a learning rate, a chain chooses its own. It burns in at the usual rate of the optimizer, and watches the noise
+of minibatch gradients. That noise heats the chain in proportion to the learning rate. From the middle of the burn-in
+on, the rate is as low as it must be for an excess of variance of `MAX_EXCESS`, on average over the weights. (Noise of
+batches drawn with replacement has this effect. Over a shuffled epoch it partly cancels, and the excess is smaller.)
+
+Several chains run one after the other. Under `torchrun` every rank runs its own chains on
 all the data, and at the end the ranks exchange the kept networks and nothing else.
 """
 
@@ -44,6 +51,10 @@ from bayeslim.types import Batch, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
+
+
+MAX_EXCESS = 0.05
+"""The relative excess of variance by gradient noise that a chosen learning rate allows."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,10 @@ class ChainMethod(ParticleMethod):
     """The learning rate for a network with classes, or with values whose noise has standard deviation one."""
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the usual rate; σ² times that for noise σ below one, where the loss is 1/σ² as steep."""
+        """Return the usual rate, times σ² for Gaussian noise σ below one.
+
+        The loss is 1/σ² as steep there.
+        """
         likelihood = bnn.likelihood
         if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
             return self.usual_lr * min(1.0, float(likelihood.noise.detach()) ** 2)
@@ -118,7 +132,10 @@ class ChainMethod(ParticleMethod):
         """
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Make the sampler for your own loop; trainable parameters that are not random are optimised."""
+        """Make the sampler for your own loop.
+
+        Trainable parameters that are not random are optimised.
+        """
         if self.subset != "all":
             raise NoSiteMatched(
                 f"subset={self.subset!r} is chosen from the data. Use bnn.fit(loader), or bayesianize(..., sites=...) "
@@ -144,11 +161,11 @@ class ChainMethod(ParticleMethod):
         return Terms(nll, kl, weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
-        """Keep the network if its step is a chosen one, and set the temperature of the next step."""
+        """Keep the network if its step is a chosen one, and prepare the next step."""
         course = bnn.state.get("course")
         if course is not None:
             course.kept.observe(bnn)
-            course.warm(bnn.step)
+            course.advance(bnn.step)
 
     def fit(
         self,
@@ -173,7 +190,8 @@ class ChainMethod(ParticleMethod):
             bnn: the network; the first chain starts from its weights.
             loader: batches of inputs and targets.
             epochs: the length of every chain.
-            lr: the learning rate, in the scale of the loss (see the sampler's equation); `default_lr` if not given.
+            lr: the learning rate, in the scale of the loss (see the sampler's equation). If not given it is
+                `default_lr` in the first half of the burn-in, then as low as the noise of minibatches requires.
             start: a function that makes a new network, for modules that cannot draw new random weights themselves.
             dtype: the dtype to keep the networks in, such as torch.bfloat16; their own if not given.
             checkpoint: a folder for every kept network and for the state of the run after every epoch. An interrupted
@@ -191,6 +209,7 @@ class ChainMethod(ParticleMethod):
                 f"{type(self).__name__} takes no {', '.join(sorted(unknown))}. The step size follows the method's own "
                 "schedule, and the optimizer is the sampler."
             )
+        chosen = lr is None
         lr = self.default_lr(bnn) if lr is None else lr
         rank, world = rank_and_world()
         if self.chains * world > 1 and self.subset == "all" and start is None:
@@ -207,7 +226,7 @@ class ChainMethod(ParticleMethod):
                 stacklevel=3,
             )
         begin, noise = _copied(bnn.model), noise_of(bnn.likelihood)
-        result, found, noises = Fit(), [], []
+        result, found, noises, excesses = Fit(), [], [], []
         with restored_on_failure(bnn), ExitStack() as afterwards:
             afterwards.callback(bnn.state.pop, "course", None)
             for index in range(rank * self.chains, (rank + 1) * self.chains):
@@ -225,15 +244,16 @@ class ChainMethod(ParticleMethod):
                     decay = weight_decay(bnn) if training.get("clip") is None else None
                     if decay is not None:
                         sampler.param_groups[0]["weight_decay"] = decay
-                    course = _Course(kept_networks, sampler, self, total, decay is not None)
-                    course.warm(0)
+                    course = _Course(kept_networks, sampler, self, total, decay is not None, chosen)
+                    course.advance(0)
                     bnn.state["course"] = course
                     done = run_alone(
-                        bnn, loader, course.sampler, self.time.factor, epochs=epochs, checkpoint=folder,
+                        bnn, loader, course.sampler, course.factor, epochs=epochs, checkpoint=folder,
                         accumulate=accumulate, **training,
                     )  # fmt: skip
                     found.append(kept_networks.particles(bnn))
                     noises.append(noise_of(bnn.likelihood))
+                    excesses.append(course.excess(lr))
                 several = {"chain": index + 1} if self.chains * world > 1 else {}
                 result.history += [several | epoch for epoch in done.history]
                 result.seconds += done.seconds
@@ -241,11 +261,11 @@ class ChainMethod(ParticleMethod):
                 result.stopped = done.stopped
             average_noise_(bnn.likelihood, noises, between_ranks=True)
         self.keep(bnn, between_ranks(joined(found)))
-        result.details["chains"] = self.chains * world
+        result.details.update(chains=self.chains * world, minibatch_excess=excesses)
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:
-        """Set the network to the mean of one chain, or to the last network of several chains or cycles."""
+        """Set the network to the mean of one chain, or to the last of several."""
         several = self.chains * rank_and_world()[1] * self.time.windows > 1
         self.stand(bnn, posterior, at_mean=not several)
 
@@ -267,6 +287,7 @@ class _Course:
         method: the method.
         total: the number of steps of the chain.
         decays: whether the prior is the sampler's weight decay; then gradients and their norm exclude it.
+        chosen: whether the learning rate is lowered after half of the burn-in, as far as gradient noise requires.
     """
 
     kept: KeptNetworks
@@ -274,6 +295,29 @@ class _Course:
     method: ChainMethod
     total: int
     decays: bool
+    chosen: bool
+
+    def factor(self, done: float) -> float:
+        """Return the factor on the learning rate at a fraction of the run."""
+        time, group = self.method.time, self.sampler.param_groups[0]
+        return time.factor(done) * (1.0 if time.explores(done) else float(group.get("shrink", 1.0)))
+
+    def excess(self, lr: float) -> float | None:
+        """Estimate the excess of variance of the samples by gradient noise."""
+        group = self.sampler.param_groups[0]
+        return self.sampler.excess(group, lr * float(group.get("shrink", 1.0)), self.method.temperature)
+
+    def advance(self, step: int) -> None:
+        """Prepare the next step: gradient noise, learning rate and temperature."""
+        half, group = self.method.time.burn_in_steps(self.total) // 2, self.sampler.param_groups[0]
+        if step == half // 2:
+            self.sampler.watch_noise(group, on=True)
+        if step == half:
+            self.sampler.watch_noise(group, on=False)
+            found = self.sampler.excess(group, group["initial_lr"], self.method.temperature) if half else None
+            if self.chosen and found:
+                group["shrink"] = min(1.0, MAX_EXCESS / found)
+        self.warm(step)
 
     def warm(self, step: int) -> None:
         """Set the temperature of the step that comes next.

@@ -60,7 +60,7 @@ def run_alone(
     autocast: torch.dtype | None = None,
     progress: bool = True,
 ) -> Fit:
-    """Train in this process alone, apart from other ranks; arguments as in `bayeslim.train.fit`."""
+    """Train in this process alone; arguments as in `bayeslim.train.fit`."""
     bnn.count_steps_of(optimizer)
     run = TrainingRun(
         bnn, loader, optimizer, epochs, factor, validate, "val_nll", None, tuple(callbacks), accumulate, clip,
@@ -74,7 +74,10 @@ def run_alone(
 
 
 def joined(particles: Sequence[Particles]) -> Particles:
-    """Join the networks of several chains; if some have fewer, take as many of the last from each."""
+    """Join the networks of several chains.
+
+    If some have fewer, as many of the last are taken from each.
+    """
     if len(particles) == 1:
         return particles[0]
     count = min(each.count for each in particles)

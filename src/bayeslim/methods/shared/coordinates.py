@@ -46,7 +46,7 @@ class Coordinates(nn.Module):
         nn.init.normal_(self.z)
 
     def weights(self, z: Tensor) -> Params:
-        """Compute the weights at z (K,) by name; for several z, (S, K), with a leading dimension S."""
+        """Compute the weights by name at one z (K,), or at several (S, K)."""
         (bnn,) = self.owner
         parts = (self.centre + z @ self.directions.T).split(sizes(bnn, self.moving), dim=-1)
         found: Params = {}
@@ -66,7 +66,7 @@ class Coordinates(nn.Module):
         return call_with(bnn.model, points | self.weights(self.z), args, kwargs)
 
     def particles(self, draws: Tensor, dtype: torch.dtype | None, chains: int) -> Particles:
-        """Build the networks at draws of z (S, K) in a dtype, with the network's current buffers."""
+        """Build the networks at draws of z (S, K), with current buffers."""
         values = {name: value.to(dtype or value.dtype) for name, value in self.weights(draws).items()}
         buffers = {n: b.detach().clone().expand(len(draws), *b.shape) for n, b in self.owner[0].model.named_buffers()}
         return Particles(values, buffers=buffers, chains=chains)
@@ -90,7 +90,10 @@ class OnSubspace(Prior):
 
 
 def principal_directions(networks: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Compute the mean of networks (S, D), their principal directions (D, rank), and their share of variance."""
+    """Compute mean and principal directions (D, rank) of networks (S, D).
+
+    The third result is the share of the variance along these directions.
+    """
     rank = min(rank, len(networks) - 1)
     if rank < 1:
         raise BayeslimError(
@@ -110,7 +113,7 @@ def principal_directions(networks: Tensor, rank: int) -> tuple[Tensor, Tensor, f
 
 
 def flat(moving: Moving, values: Params) -> Tensor:
-    """Flatten the weights that move of several networks, (S, *shape) by name, to (S, D)."""
+    """Flatten the moving weights of networks, (S, *shape) by name, to (S, D)."""
     rows = {name: values[name].flatten(1) for name in moving.names}
     masks = {name: mask.to(rows[name].device).flatten() for name, mask in moving.masks.items()}
     return torch.cat([row[:, masks[name]] if name in masks else row for name, row in rows.items()], dim=1)
@@ -123,7 +126,10 @@ def sizes(bnn: Bayesian, moving: Moving) -> list[int]:
 
 
 def with_normal_prior(coordinates: Coordinates) -> tuple[Coordinates, Normal]:
-    """Rotate coordinates so that they are independent a priori; return them and their prior (Normal only)."""
+    """Rotate coordinates so that they are independent a priori.
+
+    Return them and their prior. The priors of the weights must be Normal.
+    """
     (bnn,), moving = coordinates.owner, coordinates.moving
     if bnn.anchor is not None:
         raise BayeslimError("Continual learning has no independent prior. Use a sampler as inner.")

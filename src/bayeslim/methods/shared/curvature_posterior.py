@@ -7,7 +7,7 @@ afterwards. A `Diagonal` holds standard deviations and could not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -21,7 +21,7 @@ from bayeslim.curvature.sweep import evaluation_replica
 from bayeslim.errors import BayeslimError, NoSiteMatched, NotFitted, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.subnetwork import Subnetwork
-from bayeslim.posteriors import Dense, Gaussian, Kronecker, LowRank
+from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker, LowRank, Posterior
 from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.sites import matcher, owner
 from bayeslim.train.loaders import size_of_data
@@ -60,11 +60,13 @@ class Measured:
         posterior: the Gaussian at the network's weights.
         points: sites that the structure could not express and that stay points, with the reason.
         curvature: the kind of curvature that was measured.
+        diagonal_factors: weights with a Kronecker factor so large that only its diagonal is kept, with the reason.
     """
 
     posterior: Gaussian
     points: Mapping[str, str]
     curvature: str = "exact"
+    diagonal_factors: Mapping[str, str] = field(default_factory=dict)
 
 
 def measured(
@@ -100,7 +102,7 @@ def measured(
 
 
 def chosen_curvature(bnn: Bayesian, method: Laplace, loader: Iterable[Any]) -> Curvature:
-    """Choose the curvature that "auto" stands for: "exact" for few outputs and data, else "signs"."""
+    """Choose for "auto": "exact" for few outputs and data, else "signs"."""
     if method.curvature != "auto":
         return method.curvature
     size = size_of_data(loader)
@@ -157,7 +159,7 @@ def prior_precisions(bnn: Bayesian, names: Iterable[str], scale: float = 1.0) ->
 
 
 def current(bnn: Bayesian) -> Gaussian:
-    """Check that the posterior belongs to the network's present weights, and return it."""
+    """Return the posterior, if it belongs to the network's present weights."""
     posterior = cast("Gaussian", bnn.posterior_)
     for name, value in posterior.mean.items():
         if not torch.equal(bnn.model.get_parameter(name).detach().to(value.dtype), value):
@@ -166,6 +168,22 @@ def current(bnn: Bayesian) -> Gaussian:
                 "Call bnn.fit(loader) again."
             )
     return posterior
+
+
+def diagonal_factors(posterior: Posterior) -> dict[str, str]:
+    """List weights with a Kronecker factor that is kept as a diagonal.
+
+    An embedding's input factor is diagonal by itself, and does not count.
+    """
+    base = posterior.base if isinstance(posterior, Conditioned) else posterior
+    found = {}
+    for factors in base.factors if isinstance(base, Kronecker) else ():
+        embedding = factors.transposed and base.mean[factors.weight].ndim == 2
+        sides = [("inputs", factors.inputs, not embedding), ("outputs", factors.outputs, True)]
+        diagonal = [f"{factor.size:,} {side}" for side, factor, counts in sides if counts and factor.vectors is None]
+        if diagonal:
+            found[factors.weight] = f"correlations between its {' and '.join(diagonal)} are left out"
+    return found
 
 
 def examples_in(loader: Any) -> int:
@@ -203,7 +221,12 @@ class _At:
             factors = curvature.kfra(*data, names=self.mean, **options)
         else:
             factors = curvature.kfac(
-                *data, names=self.mean, columns=self.columns, sharing=self.method.sharing, **self.options
+                *data,
+                names=self.mean,
+                columns=self.columns,
+                sharing=self.method.sharing,
+                max_side=self.method.max_side,
+                **self.options,
             )
         layers = factors.decompose()
         if self.method.corrected and factors.layers:
@@ -225,7 +248,8 @@ class _At:
             rest=self._diagonal(rest) if rest else {},
             damping=self.method.damping,
         )
-        return Measured(posterior, factors.unsupported if point else {})
+        points = factors.unsupported if point else {}
+        return Measured(posterior, points, diagonal_factors=factors.diagonal_factors)
 
     def diagonal(self) -> Measured:
         prior = prior_precisions(self.bnn, self.mean)

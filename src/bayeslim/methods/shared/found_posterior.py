@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoundPosterior(Method):
-    """A method whose posterior is there once `fit` has put it into `bnn.state["posterior"]`."""
+    """A method whose `fit` puts the posterior into `bnn.state["posterior"]`."""
 
     missing: ClassVar[str]
     """The error message while there is no posterior."""

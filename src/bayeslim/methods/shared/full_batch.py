@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class FullBatch:
-    """U as a function of the weights that move, flattened; the network must be in evaluation mode.
+    """U as a function of the weights that move, flattened.
+
+    The network must be in evaluation mode.
 
     Args:
         bnn: the network; evaluating U overwrites its weights.

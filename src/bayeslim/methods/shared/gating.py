@@ -91,7 +91,7 @@ def strip(model: nn.Module, places: Collection[Place], gate: Gate) -> None:
 
 
 def _of_priors(places: tuple[Place, ...], sites: Collection[str]) -> tuple[Place, ...]:
-    """Keep the places of random weights, and raise if a weight has two scales: its prior has one."""
+    """Keep the places of random weights, and raise if a weight has two scales."""
     kept = tuple(place for place in places if any(part.parameter in sites for part in place.parts))
     scaled = [part.parameter for place in kept for part in place.parts]
     twice = next((name for name in scaled if scaled.count(name) > 1), None)
@@ -160,7 +160,7 @@ class AtOutputs(AtLayer):
 
 
 def _channel_dim(module: nn.Module, values: Tensor) -> int:
-    """Return the channel dimension of inputs and outputs; 0 if there is no dimension of examples."""
+    """Return the channel dimension; 0 if there is no dimension of examples."""
     if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):
         return values.ndim - 1
     if isinstance(module, _ConvNd):
@@ -172,7 +172,10 @@ def _channel_dim(module: nn.Module, values: Tensor) -> int:
 
 @contextmanager
 def drawing(model: nn.Module, on: bool) -> Iterator[list[AtLayer]]:
-    """Switch gates at layers on or off inside, in any mode; return those that record, with empty records."""
+    """Switch gates at layers on or off inside, in any mode.
+
+    Those that record their draws are returned, with empty records.
+    """
     changed: list[AtLayer] = []
     recording: list[AtLayer] = []
     for module in model.modules():
@@ -231,7 +234,7 @@ class Gating:
         return found
 
     def stand_at(self, layers: Collection[str]) -> None:
-        """Scale these layers at their inputs or outputs from now on, instead of their weights."""
+        """Scale these layers at inputs or outputs from now on, not their weights."""
         for place in self.places:
             module = self.bnn.model.get_submodule(place.layer)
             if place.layer not in layers:
@@ -262,7 +265,7 @@ class Gating:
         return torch.stack(kls).sum()
 
     def weight_kl(self, name: str, mean: Tensor, log_std: Tensor | None, prior: Prior) -> Tensor | None:
-        """Compute the KL of a parameter's remaining weights where it depends on the gates, else None.
+        """Compute the KL of a parameter's remaining weights; None if gates have none.
 
         Args:
             name: the name of the parameter.
@@ -285,7 +288,7 @@ class Gating:
         return self.gate.weight_kl(self.own(place), mean, std, groups, prior, others)
 
     def _mean_squares(self, gates: Sequence[tuple[Place, Part]], ndim: int) -> Tensor | None:
-        """Compute E[z²] of the product of several gates, broadcastable to the parameter they scale."""
+        """Compute E[z²] of the product of several gates of a parameter."""
         product = None
         for place, part in gates:
             own = self.own(place)
@@ -294,7 +297,9 @@ class Gating:
         return product
 
     def run(self, inputs: Inputs, params: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the outputs for one draw of the gates; return also the draws a surrogate loss needs, by place.
+        """Compute the outputs for one draw of the gates.
+
+        The second result are the draws that a surrogate loss needs, by place.
 
         Args:
             inputs: the inputs of the network.
@@ -312,7 +317,7 @@ class Gating:
         return outputs, draws
 
     def log_likelihood(self, inputs: Inputs, targets: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        """Compute the mean over examples, with gradients of the surrogate where draws have none."""
+        """Compute the mean over examples, with gradients of the surrogate loss."""
         outputs, draws = self.run(inputs, params)
         each = self.bnn.likelihood.log_prob(outputs, targets)
         if not self.gate.has_surrogate:

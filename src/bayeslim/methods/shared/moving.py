@@ -52,7 +52,7 @@ class Moving:
         return [bnn.model.get_parameter(name) for name in self.names]
 
     def points(self, bnn: Bayesian) -> list[nn.Parameter]:
-        """List the parameters of network and likelihood that are optimised instead of sampled."""
+        """List the parameters that are optimised instead of sampled."""
         random = {id(p) for p in self.parameters(bnn)}
         rest = [p for p in bnn.parameters() if p.requires_grad and id(p) not in random]
         return rest if self.everything else []
@@ -63,7 +63,7 @@ class Moving:
         return {parameter: mask.to(parameter.device) for parameter, mask in found.items()}
 
     def others(self, bnn: Bayesian) -> tuple[str, ...]:
-        """List by name all else that changes in the network: buffers and optimised parameters."""
+        """List the names of buffers and optimised parameters."""
         if not self.everything:
             return ()
         return tuple(

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def weight_decay(bnn: Bayesian) -> float | None:
-    """Return λ = 1 / (s² N) for a sampler whose loss omits the prior; None unless it is N(0, s²) for all weights.
+    """Return λ = 1 / (s² N) for a sampler whose loss omits the prior.
+
+    It is None unless the prior is N(0, s²) for all weights.
 
     For your own loop:
 
@@ -35,7 +37,7 @@ def weight_decay(bnn: Bayesian) -> float | None:
 
 
 def log_prior(bnn: Bayesian) -> Tensor:
-    """Compute `bnn.log_prior()`, faster where all priors are Normal around zero with one scale each."""
+    """Compute `bnn.log_prior()`, faster for simple Normal priors."""
     found = None if torch.compiler.is_compiling() else _plain(bnn)
     if found is None:
         return bnn.log_prior()
@@ -44,7 +46,7 @@ def log_prior(bnn: Bayesian) -> Tensor:
 
 
 def _plain(bnn: Bayesian) -> tuple[list[float], list[Tensor]] | None:
-    """Return scales and weights if all priors are Normal around zero with one scale each, else None."""
+    """Return scales and weights if all priors are simple Normal ones, else None."""
     priors = {} if len(bnn.priors.learned) else bnn.priors.given
     stds = [_plain_scale(prior) for prior in priors.values()]
     weights: list[Tensor] = [bnn.model.get_parameter(name) for name in priors]

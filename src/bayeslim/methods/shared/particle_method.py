@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParticleMethod(Method):
-    """A method whose posterior is `Particles`, stored by `keep` in `bnn.state["posterior"]`."""
+    """A method whose posterior is `Particles`, in `bnn.state["posterior"]`."""
 
     stands_at: ClassVar[Literal["mean", "last"]] = "mean"
     """The weights of the network itself after `fit`: the mean of the particles, or, where their mean is not a useful
@@ -73,7 +73,7 @@ class ParticleMethod(Method):
         return call(bnn.model, inputs, posterior.network(k, bnn.model))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Set masked weights of every particle to zero, also of parameters that are not random."""
+        """Set masked weights of every particle to zero."""
         posterior = self.posterior(bnn)
         every = {**bnn.masks, **masks}
         own = {name: mask for name, mask in every.items() if name in posterior.values or name in posterior.buffers}

@@ -64,5 +64,5 @@ class ParticleStack(nn.Module):
         return f"{STACK}{self.names.index(name)}"
 
     def tensors(self) -> Params:
-        """Return trained parameters and buffers of all networks under their own names, (S, *shape)."""
+        """Return parameters and buffers of all networks by name, (S, *shape)."""
         return {name: tensor.detach() for name, tensor in self._tensors().items()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def restored_on_failure(bnn: Bayesian) -> Iterator[None]:
-    """Remove the posterior inside; on an exception restore it, with its weights, buffers and noise.
+    """Remove the posterior inside; on an exception restore it and its weights.
 
     A network that had no posterior is not restored.
     """

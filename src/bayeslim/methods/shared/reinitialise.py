@@ -65,7 +65,7 @@ def _reset_all(model: nn.Module) -> None:
 
 @contextmanager
 def _written_through(module: nn.Module) -> Iterator[None]:
-    """Copy weights drawn inside to the parameters that an old-style norm computes them from."""
+    """Copy weights drawn inside to the parameters of old-style norms."""
     norms = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, (SpectralNorm, WeightNorm))]
     for norm in norms:
         whole = getattr(module, f"{norm.name}_{'orig' if isinstance(norm, SpectralNorm) else 'v'}")

@@ -58,7 +58,8 @@ class Sampler(torch.optim.Optimizer):
         if weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative. Got {weight_decay}.")
         common = {"lr": lr, "num_data": num_data, "temperature": temperature, "weight_decay": weight_decay}
-        super().__init__(params, {**common, **settings})
+        noise = {"watches_noise": False, "noise_sum": 0.0, "noise_steps": 0}
+        super().__init__(params, {**common, **noise, **settings})
         self.masks = dict(masks or {})
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
 
@@ -93,8 +94,48 @@ class Sampler(torch.optim.Optimizer):
                     "Use nn.Embedding(..., sparse=False)."
                 )
             if params:
-                self.update(group, params, self._masked(params, grads))
+                masked = self._masked(params, grads)
+                if group["watches_noise"]:
+                    self._watch_noise(group, params, masked)
+                self.update(group, params, masked)
         return loss
+
+    def damping(self, group: dict[str, Any]) -> float:
+        """Return the share of the velocity that is lost in a step: 1 without momentum."""
+        return 1.0
+
+    def scaled(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
+        """Return gradients in coordinates with one step size for all weights."""
+        return grads
+
+    def excess(self, group: dict[str, Any], lr: float, temperature: float) -> float | None:
+        """Estimate the relative excess of variance by gradient noise.
+
+        It is None if the noise was not watched.
+
+        Independent minibatches add lr² B to the variance 2 α lr T / N that a step injects, where B is the variance of
+        their gradients and α the damping. This is the ratio of the two, averaged over the weights.
+        """
+        if not group["noise_steps"]:
+            return None
+        noise = group["noise_sum"] / group["noise_steps"]
+        return float(lr * noise * group["num_data"] / (2 * self.damping(group) * temperature))
+
+    def _watch_noise(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
+        """Add ½ (g_t − g_{t−1})², whose mean over batches is B, averaged over the weights."""
+        scaled = self.scaled(group, params, grads)
+        if all("last_gradient" in self.state[p] for p in params):
+            norms = torch._foreach_norm(torch._foreach_sub(scaled, [self.state[p]["last_gradient"] for p in params]))
+            group["noise_sum"] += 0.5 * sum(float(norm) ** 2 for norm in norms) / self.count(params)
+            group["noise_steps"] += 1
+        for p, grad in zip(params, scaled, strict=True):
+            self.state[p]["last_gradient"] = grad.detach().clone()
+
+    def watch_noise(self, group: dict[str, Any], on: bool) -> None:
+        """Start the measurement of gradient noise in a group, or end it."""
+        group["watches_noise"] = on
+        for p in () if on else group["params"]:
+            self.state[p].pop("last_gradient", None)
 
     def noise(self, params: Tensors) -> Tensors:
         """Draw ε ~ N(0, 1) like the parameters, with zeros in entries that do not move."""

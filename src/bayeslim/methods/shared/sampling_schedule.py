@@ -56,7 +56,7 @@ class SamplingSchedule:
         return self.cycles if self.kind == "cyclical" else 1
 
     def factor(self, done: float) -> float:
-        """Return the step size at a fraction of the run, as a fraction of the first step size.
+        """Return the factor on the step size at a fraction of the run.
 
         >>> [round(SamplingSchedule("cyclical", cycles=2).factor(done), 2) for done in (0, 0.25, 0.49, 0.5, 0.75)]
         [1.0, 0.5, 0.0, 1.0, 0.5]

@@ -64,7 +64,7 @@ class Trajectory:
         return self.squares[MODEL + name].clamp_min(0) / self.count
 
     def gaussian(self, scale: float) -> Diagonal | LowRankCovariance:
-        """Build N(θ̄, scale · (Σ_diag + D Dᵀ / (K − 1))) with the deviations there are; no D for K = 0."""
+        """Build N(θ̄, scale · (Σ_diag + D Dᵀ / (K − 1))); without D for K = 0."""
         if self.count < 2:
             raise BayeslimError(
                 f"A variance needs at least two networks. Got {self.count}. Train for more epochs, start earlier "
@@ -84,7 +84,7 @@ class Trajectory:
         return LowRankCovariance(mean, std, factor)
 
     def write(self, folder: Path, first: int, step: int) -> None:
-        """Write the moments beside a checkpoint, with the first and the current step of training."""
+        """Write the moments beside a checkpoint."""
         tensors = {f"mean:{n}": t for n, t in self.mean.items()} | {f"squares:{n}": t for n, t in self.squares.items()}
         for index, each in enumerate(self.deviations):
             tensors |= {f"deviation-{index}:{name}": value for name, value in each.items()}
@@ -121,7 +121,7 @@ class Trajectory:
 
 
 def trained(bnn: Bayesian) -> Mapping[str, Tensor]:
-    """Collect the trained parameters of network, likelihood and priors, at least in single precision."""
+    """Collect all trained parameters, at least in single precision."""
     return {
         name: p.detach().to(torch.promote_types(p.dtype, torch.float32))
         for name, p in bnn.named_parameters()

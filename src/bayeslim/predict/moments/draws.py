@@ -67,11 +67,11 @@ class Outputs:
 
     @property
     def noises(self) -> int:
-        """Dimensions of the noise that a draw takes: one for each column of the root, then one for each output."""
+        """The dimensions of the noise of a draw: columns of the root, then outputs."""
         return sum(part.shape[-1] for part in (self.root, self.std) if part is not None)
 
     def draw(self, rows: slice, noise: Tensor, out: Tensor) -> None:
-        """Write draws of some inputs' outputs into `out`, (b, O, S), from `noise`, (noises, S)."""
+        """Write draws of some outputs into `out`, (b, O, S), from `noise`, (noises, S)."""
         mean = self.mean[rows].flatten(1).unsqueeze(-1)
         if self.root is None:
             out.copy_(mean.expand(out.shape))
@@ -112,7 +112,7 @@ def of_draws(likelihood: Likelihood, draws: Tensor) -> Prediction:
 
 @of_draws.register
 def _(likelihood: Categorical, draws: Tensor) -> Prediction:
-    """Predict classes as `Categorical.predict` does, for draws that are last in memory.
+    """Predict classes as `Categorical.predict`, for draws that are last in memory.
 
     The entropy of one draw needs no logarithm of every probability: −Σ p log p = log Σ eᵍ − Σ p g, with g = f − max f.
     """

@@ -61,7 +61,7 @@ class SharedNoise:
 
 
 def through_linear(variance: Tensor, common: SharedNoise | None, weight: Tensor) -> tuple[Tensor, SharedNoise]:
-    """Propagate noise in the inputs, (..., J), through a layer of known weights, (O, J)."""
+    """Propagate noise in inputs, (..., J), through known weights, (O, J)."""
     private = variance.reshape(-1, weight.shape[1])
     if common is not None:
         private = (private - common.variance()).clamp_(min=0)
@@ -83,7 +83,7 @@ def through_linear(variance: Tensor, common: SharedNoise | None, weight: Tensor)
 
 
 def leading(weight: Tensor) -> Tensor:
-    """Find the leading left singular vectors of a weight, (O, R), by subspace iteration."""
+    """Find leading left singular vectors of a weight, (O, R), by subspace iteration."""
     outputs = len(weight)
     if outputs <= MAX_EXACT_UNITS:
         return torch.eye(outputs, dtype=weight.dtype, device=weight.device)
@@ -94,7 +94,7 @@ def leading(weight: Tensor) -> Tensor:
 
 
 def cholesky(covariance: Tensor) -> Tensor:
-    """Compute a root of each matrix, (..., R, R), with negative eigenvalues set to zero."""
+    """Compute a root of each matrix, (..., R, R), without negative eigenvalues."""
     tiny = 1e-6 if covariance.dtype == torch.float32 else 1e-12
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=torch.finfo(covariance.dtype).tiny)

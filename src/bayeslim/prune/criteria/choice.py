@@ -11,7 +11,7 @@ from bayeslim.prune.criteria.base import CRITERIA, Criterion, WeightScores
 
 @singledispatch
 def default_criterion(posterior: Posterior, units: bool) -> str:
-    """Name the criterion that "auto" stands for, for weights or units; register new posteriors here."""
+    """Name the criterion that "auto" stands for; register new posteriors here."""
     return "magnitude" if units else "snr"
 
 

@@ -53,7 +53,10 @@ def unit_density(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequ
 
 
 def kernel_density(values: Tensor) -> Tensor:
-    """Compute −log of the kernel density of values (S, ...) at zero, by Silverman's rule; a point mass is one."""
+    """Compute −log of the kernel density of values (S, ...) at zero, by Silverman's rule.
+
+    Values that are all equal are a point mass.
+    """
     values, count = values.double(), len(values)
     std = spread_of(values)
     width = 1.06 * std * count**-0.2

@@ -18,7 +18,7 @@ from bayeslim.posteriors.saliency import Group, UnitSaliency
 
 @singledispatch
 def group_log_det(posterior: Posterior, groups: Sequence[Group]) -> Tensor:
-    """Compute log|Σ_SS| of groups of random weights, float64; register new posteriors here."""
+    """Compute log|Σ_SS| of groups of random weights; register new posteriors here."""
     raise TypeError(f"The joint density of a unit needs a Gaussian posterior. Got {type(posterior).__name__}.")
 
 

@@ -32,7 +32,7 @@ MAX_NARROW_RATIO = 1e-4
 
 
 def mass(posterior: Posterior, priors: Mapping[str, Prior], epsilon: float = DEFAULT_EPSILON) -> Params:
-    """Score weights by −log P(|w| < ε), accurately far out in the tails and for an ε far below σ.
+    """Score weights by −log P(|w| < ε), accurately in the tails and for a small ε.
 
     Args:
         posterior: over the weights.

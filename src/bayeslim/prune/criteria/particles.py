@@ -18,7 +18,7 @@ from bayeslim.posteriors.saliency import Group
 
 
 def score_each_group(posterior: Particles, groups: Sequence[Group], score: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a score to the weights of every group, (S, n) float64, and stack the results."""
+    """Apply a score to the weights of every group, (S, n), and stack the results."""
     values = {name: value.flatten(1) for name, value in posterior.values.items()}
     found = []
     for group in groups:

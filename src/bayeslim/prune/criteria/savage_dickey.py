@@ -37,7 +37,7 @@ def savage_dickey(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
 
 
 def unit_savage_dickey(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
-    """Score units by log p_S(0) − log q_S(0), for the priors of all their weights together."""
+    """Score units by log p_S(0) − log q_S(0), for all their weights together."""
     if isinstance(posterior, Particles):
         raise TypeError(
             f"{posterior.count} particles have no joint density of all the weights of a unit to compare with the "
@@ -52,7 +52,7 @@ def unit_savage_dickey(posterior: Posterior, priors: Mapping[str, Prior], groups
 
 
 def log_prior_at_zero(priors: Mapping[str, Prior], name: str, like: Tensor) -> Tensor:
-    """Compute log p(0) of every weight of a parameter, of the shape and dtype of `like`."""
+    """Compute log p(0) of every weight of a parameter, shaped like `like`."""
     prior = priors.get(name)
     if prior is None:
         raise NoSiteMatched(f'savage_dickey compares with a prior, and "{name}" has none. Use criterion="density".')

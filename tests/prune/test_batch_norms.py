@@ -1,0 +1,123 @@
+"""After a cut: statistics of batch norms measured anew, and biases that bring mean outputs back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bayeslim as bl
+from bayeslim.errors import BayeslimError
+
+
+def normed(norm: bool = True):
+    """A small convolutional network, trained a little, with its posterior and data."""
+    torch.manual_seed(0)
+    middle = nn.BatchNorm2d(12) if norm else nn.Identity()
+    network = nn.Sequential(
+        nn.Conv2d(2, 12, 3), middle, nn.ReLU(), nn.Conv2d(12, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)
+    )
+    x = torch.randn(120, 2, 8, 8) + 1.0
+    y = (x.mean((1, 2, 3)) * 6).long().clamp(0, 2)
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), y).backward()
+        optimizer.step()
+    loader = [(x[:60], y[:60]), (x[60:], y[60:])]
+    bnn = bl.bayesianize(network.eval(), bl.Laplace(), likelihood=bl.likelihoods.Categorical())
+    bnn.fit(loader, progress=False)
+    return bnn, loader
+
+
+BUDGET = bl.Budget(sparsity=0.8)
+
+
+def test_statistics_are_those_of_the_cut_network():
+    bnn, loader = normed()
+    before = bnn.mean_network()[1].running_mean.clone()
+    pruned = bl.prune(bnn, BUDGET, refresh=loader, progress=False)
+    network = pruned.mean_network().eval()
+    with torch.no_grad():
+        outputs = [network[0](x) for x, _ in loader]
+    mean = torch.stack([o.mean((0, 2, 3)) for o in outputs]).mean(0)
+    variance = torch.stack([o.var((0, 2, 3)) for o in outputs]).mean(0)
+    torch.testing.assert_close(network[1].running_mean, mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network[1].running_var, variance, rtol=1e-4, atol=1e-5)
+    assert torch.equal(bnn.mean_network()[1].running_mean, before)  # the network before is not touched
+    kept = bl.prune(bnn, BUDGET, refresh=loader, batch_norms="keep", progress=False)
+    assert torch.equal(kept.mean_network()[1].running_mean, before)
+    assert torch.equal(bl.prune(bnn, BUDGET).mean_network()[1].running_mean, before)  # without data
+    with pytest.raises(ValueError, match="batch_norms"):
+        bl.prune(bnn, BUDGET, refresh=loader, batch_norms="fresh")
+
+
+def test_measured_statistics_help_on_digits():
+    data = bl.data.load("digits")
+    x, y = data.train_x.view(-1, 1, 8, 8)[:600], data.train_y[:600]
+    torch.manual_seed(0)
+    parts = [(1, 12), (12, 12), (12, 12), (12, 12)]
+    layers = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU()) for a, b in parts]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(48, 10))
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    for _ in range(8):
+        for rows in torch.randperm(len(x)).split(60):
+            optimizer.zero_grad()
+            F.cross_entropy(network(x[rows]), y[rows]).backward()
+            optimizer.step()
+    loader = list(zip(x.split(100), y.split(100), strict=True))
+    bnn = bl.bayesianize(network.eval(), bl.Laplace(), likelihood=bl.likelihoods.Categorical())
+    bnn.fit(loader, progress=False)
+    test_x, test_y = data.test_x.view(-1, 1, 8, 8), data.test_y
+
+    def error(batch_norms: str) -> float:
+        options = {"steps": 3, "refresh": loader, "batch_norms": batch_norms, "progress": False}
+        pruned = bl.prune(bnn, bl.Budget(sparsity=0.8), **options).mean_network().eval()
+        with torch.no_grad():
+            return 100 * float((pruned(test_x).argmax(-1) != test_y).double().mean())
+
+    assert error("measure") < error("keep") - 1
+
+
+def test_biases_bring_mean_outputs_back():
+    bnn, loader = normed(norm=False)
+    dense = bnn.mean_network().eval()
+    plan = bl.plan(bnn, BUDGET, criterion="magnitude")
+    whole = [(torch.cat([x for x, _ in loader]), torch.cat([y for _, y in loader]))]
+    plain = bl.prune(bnn, plan, refresh=whole, progress=False).mean_network().eval()
+    corrected = bl.prune(bnn, plan, refresh=whole, bias_correction=True, progress=False).mean_network().eval()
+    with torch.no_grad():
+        x = whole[0][0]
+        wanted, without, found = (net(x).mean(0) for net in (dense, plain, corrected))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    assert (without - wanted).abs().max() > 10 * (found - wanted).abs().max()
+    for name, mask in plan.masks.items():
+        assert not bool(corrected.get_parameter(name)[~mask].any())
+    with pytest.raises(ValueError, match="refresh"):
+        bl.prune(bnn, plan, bias_correction=True)
+
+
+def test_validation_data_that_are_no_numbers_are_refused():
+    bnn, loader = normed()
+    nothing = [(torch.full_like(x, torch.nan), y) for x, y in loader]
+    with pytest.raises(BayeslimError, match="NaN"):
+        bl.prune(bnn, bl.Budget(max_error_increase=5), validate=nothing)
+
+
+def test_a_search_judges_the_network_that_it_returns():
+    """Cuts that are tried out have their batch norms measured, as the final one has."""
+    bnn, loader = normed()
+    budget = bl.Budget(max_error_increase=3.0)
+    found, kept = (
+        bl.prune(bnn, budget, validate=loader, refresh=loader, batch_norms=norms, progress=False)
+        for norms in ("measure", "keep")
+    )
+
+    def wrong(network):
+        with torch.no_grad():
+            return 100 * sum(float((network(x).argmax(-1) != y).sum()) for x, y in loader) / 120
+
+    assert wrong(found.mean_network().eval()) <= wrong(bnn.mean_network().eval()) + 3.0 + 1e-6
+    assert found.plan_.sparsity > 0
+    assert not torch.equal(found.mean_network()[1].running_mean, kept.mean_network()[1].running_mean)
