@@ -16,6 +16,7 @@ from bayeslim.methods.shared.abreast import Abreast, AbreastLoader
 from bayeslim.methods.shared.particle_method import snapshot
 from bayeslim.methods.shared.reinitialise import reinitialise_
 from bayeslim.train.fit import fit
+from bayeslim.train.seeding import seeded
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long() + (X[:, 0] > 1).long()
@@ -76,9 +77,9 @@ def test_a_member_is_the_network_trained_by_itself():
     data = loader()
     for member in range(2):
         alone = bayesian(bl.DeepEnsemble())
-        torch.manual_seed(3 + member * 1_000_003)
-        reinitialise_(alone.model)
-        fit(alone, data, epochs=2, lr=0.05, progress=False)
+        with seeded(3 + member * 1_000_003, 0, data):
+            reinitialise_(alone.model)
+            fit(alone, data, epochs=2, lr=0.05, progress=False)
         for name, value in alone.model.named_parameters():
             torch.testing.assert_close(bnn.posterior_.particle(member)[name], value.detach(), rtol=0, atol=0)
 

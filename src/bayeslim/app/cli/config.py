@@ -42,7 +42,7 @@ class Settings(TomlSettings):
     evidence: bool = False
     scope: str = "global"
     protect: list[str] | None = None
-    keep_best: bool = False
+    keep_best: bool = True
     granularity: str = "weight"
     criterion: str | None = None
     steps: int | None = None
@@ -116,7 +116,7 @@ def budget(given: Mapping[str, Any], needs_none: bool = False) -> Budget | None:
     rest: dict[str, Any] = {
         "scope": given.get("scope") or "global",
         "protect": given.get("protect") or (),
-        "empty_layers": "keep best" if given.get("keep_best") else "refuse",
+        "empty_layers": "refuse" if given.get("keep_best") is False else "keep best",
     }
     try:
         return Budget(**goals, **rest)

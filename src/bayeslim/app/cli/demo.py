@@ -26,14 +26,13 @@ SETTINGS = {
     "epochs": 30,
     "sparsity": 0.9,
     "granularity": "unit",
-    "keep_best": True,
     "steps": 6,
     "batch_size": 64,
     "validation": 0.2,
 }
 
 
-CUT = ("sparsity", "granularity", "keep_best", "steps")
+CUT = ("sparsity", "granularity", "steps")
 """Settings that a recipe has itself."""
 TRAINING = {"epochs": 60, "lr": 5e-3}
 """Training of a recipe: the data set is small, so it needs more epochs and a higher rate."""

@@ -82,7 +82,9 @@ EvidenceGoal = Annotated[
 ]
 Scope = Annotated[str | None, typer.Option(help='Rank all weights together ("global") or in each "layer".')]
 Protect = Annotated[list[str] | None, typer.Option(help="A parameter, module or pattern to leave alone; repeatable.")]
-KeepBest = Annotated[bool | None, typer.Option("--keep-best", help="Leave a layer its best rather than refuse.")]
+KeepBest = Annotated[
+    bool | None, typer.Option("--keep-best/--refuse-empty", help="Leave an emptied layer its best weight, or refuse.")
+]
 Granularity = Annotated[str | None, typer.Option(help='"weight", "unit", or N:M such as "2:4".')]
 CriterionName = Annotated[str | None, typer.Option("--criterion", help='"auto", "snr", "curvature", "magnitude", ...')]
 Steps = Annotated[int | None, typer.Option(help="Cuts on the way, the posterior found again after each.")]
