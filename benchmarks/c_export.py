@@ -4,9 +4,9 @@
 
 LeNet-5 with 1 % and LeNet-300-100 with 5 % of their weights are compacted and exported. The weights are cut at random,
 the same share of every layer; or one by one during a short training on MNIST, which keeps far more of the first
-convolution, where a weight takes the most time. Every contender computes the same inputs, one thread each; they take turns, and the fastest and
-the median of the rounds are kept. "C" is called from Python (`bl.load_c`), "C alone" from a loop in C, as a program
-without Python calls it.
+convolution, where a weight takes the most time. Every contender computes the same inputs, one thread each; they take
+turns, and the fastest and the median of the rounds are kept. "C" is called from Python (`bl.load_c`), "C alone" from a
+loop in C, as a program without Python calls it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ import bayeslim as bl
 from bayeslim.app.benchmark import Benchmark, Size
 from bayeslim.errors import MissingExtra, ShapeMismatch
 from bayeslim.export import onnx as exporter
+from bayeslim.export.c.library import find_compiler
+
+COMPILED = ("C",) if find_compiler() else ()
 
 X = torch.randn(3, 20)
 
@@ -36,10 +39,10 @@ def measured() -> Benchmark:
 
 
 def test_all_runtimes_and_sizes_are_there(measured):
-    assert measured.runtimes == ("eager", "onnxruntime", "onnxruntime-int8")
+    assert measured.runtimes == ("eager", "onnxruntime", "onnxruntime-int8", *COMPILED)
     assert measured.batch_sizes == (1, 32)
     assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in measured.seconds.values())
-    assert len(measured.seconds) == 12
+    assert len(measured.seconds) == 4 * len(measured.runtimes)
     dense, slim = measured.sizes["dense"], measured.sizes["slim"]
     assert (dense.parameters, slim.parameters) == (20 * 400 + 400 + 400 * 5 + 5, 20 * 20 + 20 + 20 * 5 + 5)
     assert slim.flops == 2 * (20 * 20 + 20 * 5)
@@ -58,8 +61,8 @@ def test_the_table_and_the_json_say_the_same(measured, tmp_path):
     content = json.loads(measured.to_json(tmp_path / "b.json"))
     assert content == json.loads((tmp_path / "b.json").read_text())
     assert content["sizes"]["slim"]["parameters"] == 525
-    assert len(content["timings"]) == 12
-    assert len(content["speedups"]) == 6
+    assert len(content["timings"]) == 4 * len(measured.runtimes)
+    assert len(content["speedups"]) == 2 * len(measured.runtimes)
     assert content["environment"]["torch"] == torch.__version__
 
 
@@ -89,7 +92,7 @@ def test_a_runtime_that_does_not_take_a_network_is_left_out(monkeypatch):
 
     monkeypatch.setattr(exporter, "traced", fails)
     result = bl.benchmark(mlp(8), mlp(4), example=X, batch_sizes=(1,), rounds=2)
-    assert result.runtimes == ("eager",)
+    assert result.runtimes == ("eager", *COMPILED)
     assert "onnxruntime-int8 was left out: no such operator" in repr(result)
     with pytest.raises(RuntimeError, match="no such operator"):
         bl.benchmark(mlp(8), mlp(4), example=X, runtimes=("eager", "onnxruntime-int8"), rounds=2)

@@ -408,7 +408,7 @@ def nan_network():
         ({"fine_tune": 3}, TypeError, "options of training"),
         ({"fine_tune": {"epochs": 1, "lrr": 1}}, TypeError, 'does not take lrr. Closest: "lr".* It takes: epochs, lr,'),
         ({"fine_tune": {"epochs": 1, "tune": "evidence"}}, TypeError, "does not take tune"),
-        ({"formats": ("exe",)}, ValueError, "some of onnx, pt2"),
+        ({"formats": ("exe",)}, ValueError, "some of onnx, pt2, c"),
         ({"method": bl.Variational()}, ValueError, "is trained"),
         ({"model": "lenet"}, TypeError, "model must be"),
     ],

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from bayeslim.compact.example import tensors_in
 from bayeslim.export import onnx
+from bayeslim.export.c.library import CNetwork, find_compiler
+from bayeslim.export.c.write import compiled
 from bayeslim.types import Inputs, arguments
 
-RUNTIMES = ("eager", "compile", "onnxruntime", "onnxruntime-int8")
-"""Eager PyTorch, compiled PyTorch, and onnxruntime in float32 and in 8 bits."""
+RUNTIMES = ("eager", "compile", "onnxruntime", "onnxruntime-int8", "C")
+"""Eager PyTorch, compiled PyTorch, onnxruntime in float32 and in 8 bits, and C on one thread."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Contender:
 def available() -> tuple[str, ...]:
     """List the installed runtimes that are quick to prepare: all but "compile"."""
     installed = all(find_spec(package) for package in ("onnx", "onnxscript", "onnxruntime"))
-    return ("eager", *(("onnxruntime", "onnxruntime-int8") if installed else ()))
+    compiler = ("C",) if find_compiler() is not None else ()
+    return ("eager", *(("onnxruntime", "onnxruntime-int8") if installed else ()), *compiler)
 
 
 class Preparation:
@@ -58,8 +62,15 @@ class Preparation:
             return Contender(_in_torch(self._network))
         if runtime == "compile":
             return Contender(_in_torch(torch.compile(self._network, dynamic=False)))
+        if runtime == "C":
+            library, size = compiled(self._network, self._inputs)
+            return Contender(_in_c(library), size)
         content = onnx.serialised(self._proto) if runtime == "onnxruntime" else onnx.quantised(self._proto)
         return Contender(onnx.Session(content).bind, len(content))
+
+
+def _in_c(network: CNetwork) -> Callable[[Inputs], Callable[[], Any]]:
+    return lambda example: network.bind(tensors_in(example)[0].contiguous())
 
 
 def _in_torch(network: Callable[..., Any]) -> Callable[[Inputs], Callable[[], Any]]:

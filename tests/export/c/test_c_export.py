@@ -355,6 +355,18 @@ def test_without_a_compiler_the_file_is_written_and_a_warning_says_it_is_uncheck
 
 
 @needs_a_compiler
+@pytest.mark.parametrize("rows", [1, LANES + 1])
+def test_bound_inputs_are_read_at_every_call(tmp_path, rows):
+    net, x = network("residual")
+    bl.export(net, tmp_path / "net.c", example=x)
+    x = torch.randn(rows, *x.shape[1:])
+    run = bl.load_c(tmp_path / "net.c").bind(x)
+    torch.testing.assert_close(run(), net(x), atol=2e-6, rtol=1e-5)
+    x.mul_(2)
+    torch.testing.assert_close(run(), net(x), atol=2e-6, rtol=1e-5)
+
+
+@needs_a_compiler
 def test_names_of_files_become_names_in_c(tmp_path):
     net, x = network("mlp")
     bl.export(net, tmp_path / "my-net 2.c", example=x)

@@ -33,7 +33,7 @@ from bayeslim.train.fit import fit as training
 from bayeslim.train.loaders import Loader, size_of_data
 from bayeslim.types import Inputs, device_of, split_batch, to_device
 
-FORMATS = ("onnx", "pt2")
+FORMATS = ("onnx", "pt2", "c")
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from bayeslim.app.report.scores import collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, NotFitted
 from bayeslim.export import export
+from bayeslim.export.c.library import find_compiler
 from bayeslim.io.saving import load, save
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.base import Method
@@ -55,6 +56,8 @@ from bayeslim.train.fit import fit as training
 from bayeslim.types import Inputs, split_batch
 
 MAGNITUDE = "magnitude"
+FASTER = 1.2
+"""A speed-up that counts as one."""
 MUCH_WORSE = 0.05
 """An increase of the error, as a fraction of the answers, from which on a note warns."""
 STAGES = (
@@ -120,7 +123,8 @@ def compress(
         fine_tune: options of training after the cut, such as {"epochs": 3, "lr": 1e-3}; zeros stay zeros.
         test: data to measure on in the end; `val` if not given.
         example: inputs to trace and to time; the first batch of `val` if not given.
-        formats: files to export beside the folder of safetensors: "onnx", "pt2". By default ONNX, if it is installed.
+        formats: files to export beside the folder of safetensors: "onnx", "pt2", "c". By default ONNX, if it is
+            installed, and C, if a compiler is.
         baseline: whether to put a network cut by magnitude beside it.
         seed: of everything random.
 
@@ -158,6 +162,24 @@ def too_much(rows: Mapping[str, Row]) -> list[str]:
         f"Too much was cut: {slim.error_text} of the answers are wrong now, {dense.error_text} before. Ask for a "
         "smaller budget, or fine-tune; of a recipe, for less strength or more epochs."
     ]
+
+
+def not_faster(timed: Benchmark) -> list[str]:
+    """Write a note on runtimes in which the slim network is not faster, and on the one in which it is fastest."""
+    batch = min(timed.batch_sizes)
+    gains = {runtime: timed.speedup(runtime, batch).median for runtime in timed.runtimes}
+    slow = [f"{runtime} ({gain:.2g}x)" for runtime, gain in gains.items() if gain < FASTER]
+    best = min(timed.runtimes, key=lambda runtime: timed.latency("slim", runtime, batch))
+    if not slow:
+        return []
+    note = (
+        f"The cut network is not faster than the dense one in {', '.join(slow)}, one input at a time: these compute "
+        "single zeros like other weights. "
+    )
+    if gains[best] >= FASTER:
+        where = "C, which leaves zeros out" if best == "C" else best
+        return [f"{note}It is {gains[best]:.2g}x as fast in {where}."]
+    return [note + 'Cut whole units (granularity="unit"), or export it to C (formats=["c"]), which leaves zeros out.']
 
 
 def untrained(rows: Mapping[str, Row], test: Iterable[Any]) -> list[str]:
@@ -226,7 +248,7 @@ class _Run:
             records.save_rows,
             records.load_rows,
         )
-        self.notes += untrained(rows, self.test) + too_much(rows)
+        self.notes += untrained(rows, self.test) + too_much(rows) + not_faster(timed)
         if importlib.util.find_spec("jinja2") is None:
             self.notes.append("No report: jinja2 is not installed. Run: pip install 'bayeslim[report]'")
         else:
@@ -302,7 +324,8 @@ class _Run:
 
     def _exported(self, slim: nn.Module, settings: Mapping[str, str]) -> list[str]:
         by_choice = self.job.formats is not None
-        formats = self.job.formats if self.job.formats is not None else ("onnx",) * has_onnx()
+        usual = ("onnx",) * has_onnx() + ("c",) * (find_compiler() is not None)
+        formats = usual if self.job.formats is None else self.job.formats
 
         def make(_: Path) -> records.ExportedFiles:
             files, notes = {}, []
