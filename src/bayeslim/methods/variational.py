@@ -78,7 +78,8 @@ class Variational(Method):
             `bayeslim.gates.placement`).
         std_rate: a factor on the learning rate of log σ, for `family=DiagonalGaussian()` without gates. Adam moves
             every parameter by about the same amount, and log σ has further to go than μ: from log 0.01 often to near
-            the prior's width. `fit` warns if σ still moves at the end.
+            the prior's width. Ten reaches it in a few epochs, but on little data the noise then grows before the means
+            have learned. `fit` warns if σ still moves at the end.
     """
 
     family: Family = field(default_factory=DiagonalGaussian)
@@ -90,7 +91,7 @@ class Variational(Method):
     temperature: float = 1.0
     gates: Gate | None = None
     gate_at: GateAt | None = None
-    std_rate: float = 10.0
+    std_rate: float = 2.0
 
     name: ClassVar[str] = "variational"
     default_sites: ClassVar[str] = "weights"
