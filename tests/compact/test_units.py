@@ -96,7 +96,7 @@ class SelfNormalising(nn.Module):
     ("norm", "reason"),
     [
         (nn.LayerNorm(6), "LayerNorm"),
-        (nn.GroupNorm(2, 6), "GroupNorm"),
+        (nn.GroupNorm(1, 6), "GroupNorm"),
         (nn.Softmax(-1), "only channel"),
         (Fourier(), "fft_fft is not understood"),
         (SelfNormalising(), "only channel"),
@@ -163,3 +163,8 @@ def test_settled_labels_are_the_same_and_know_where_they_vary(shape, seed):
     settled = settle(labels)
     assert torch.equal(settled, labels)
     assert varying(settled) == [d for d in range(len(shape)) if not bool((labels == labels.narrow(d, 0, 1)).all())]
+
+
+def test_each_group_of_a_group_norm_is_a_unit():
+    found = units(Odd(nn.GroupNorm(2, 6)), torch.randn(3, 4))
+    assert [unit.incoming[0].indices for unit in found.units] == [(0, 1, 2), (3, 4, 5)]

@@ -254,7 +254,7 @@ def _group_norm(walk: Channels, call: Call) -> Any:
     source = call.nodes["input"]
     labels = walk.labels_along(source, 1)
     groups = call.values["num_groups"] if "num_groups" in call.values else call.values["group"]
-    if isinstance(call.result, Tensor):  # each group has a mean of its own: whole groups can go
+    if isinstance(call.result, Tensor) and groups > 1:  # each group has a mean of its own: whole groups can go
         labels = walk.labels.unite_along(labels.view(groups, -1), [1]).reshape(-1)
     else:
         walk.labels.freeze(labels, "it feeds a GroupNorm, whose mean runs over a group of channels")
