@@ -23,7 +23,7 @@ LAYERS = (
     "version errors",
     "io.registry",
     "types metrics results",
-    "replica",
+    "attention replica",
     "noise sites",
     # a problem: what is believed, and how targets follow from outputs
     "likelihoods priors",

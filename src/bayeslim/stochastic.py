@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from bayeslim.attention import ExplicitAttention
 from bayeslim.errors import UnsupportedModel
 from bayeslim.noise import current_generator, kept_random_state, standard_normal_like
 from bayeslim.replica import Uses
@@ -360,7 +360,7 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
     for layer, values in told.items():
         layer.given = values  # type: ignore[assignment]
     try:
-        with own_layers() if changed else nullcontext():
+        with ExplicitAttention() if changed else nullcontext():
             yield
     finally:
         for layer in changed:
@@ -408,7 +408,7 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
     handles = [layer.register_forward_pre_hook(counter(path), with_kwargs=True) for path, layer in layers.items()]
     args, kwargs = arguments(inputs)
     try:
-        with torch.no_grad(), kept_random_state(), own_layers(), uses:
+        with torch.no_grad(), kept_random_state(), ExplicitAttention(), uses:
             call_with(model, buffers, args, kwargs)
     finally:
         for handle in handles:
@@ -421,24 +421,3 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
         for path, layer in layers.items()
         if runs[path] == 1 and all(uses.counts[id(p)] <= 1 for p in layer.parameters(recurse=False))
     }
-
-
-class own_layers(TorchFunctionMode):  # noqa: N801 - used as a context, as in `with own_layers():`
-    """Make transformer layers call their linear layers, and attention follow its formula, in this thread.
-
-    torch hands both to fused kernels, which no exporter reads, no hook sees inside, and which draw dropout masks of
-    their own and have no forward-mode derivative. The kernel of a whole layer also returns zeros at padded positions of
-    `nn.TransformerEncoder`; the layers themselves, as in training, do not. torch leaves that kernel out in a thread
-    where functions are overridden, as they are here.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call the function, or the formula of attention."""
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
-        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
-            return func(*args, **kwargs | {"need_weights": True})[0], None  # with weights it follows the formula
-        return func(*args, **kwargs)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from bayeslim.attention import ExplicitAttention
 from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.compact.trace import evaluating_copy
-from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, to_device
 
 
@@ -57,7 +57,7 @@ def cost(model: nn.Module, example: Inputs) -> Cost:
     network = evaluating_copy(model).cpu()
     parameters = list(network.parameters())
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops})
-    with own_layers(), counter:
+    with ExplicitAttention(), counter:
         run_example(network, to_device(example, "cpu"))
     return Cost(
         parameters=sum(p.numel() for p in parameters),

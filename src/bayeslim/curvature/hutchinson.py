@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from bayeslim.curvature.explicit_attention import ExplicitAttention
+from bayeslim.attention import ExplicitAttention
 from bayeslim.curvature.probe import graph_nodes
 from bayeslim.curvature.sweep import data_pass, seeded, sum_over_processes
 from bayeslim.errors import UnsupportedModel

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bayeslim.curvature.explicit_attention import ExplicitAttention
+from bayeslim.attention import ExplicitAttention
 from bayeslim.curvature.recurrent import is_unrolled
 from bayeslim.curvature.sweep import examples
 from bayeslim.types import Inputs, Params, call

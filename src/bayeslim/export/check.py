@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayeslim.attention import ExplicitAttention
 from bayeslim.compact.example import rows_of, run_example, tensors_in
 from bayeslim.compact.program import first_line
 from bayeslim.errors import BayeslimError
-from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs
 
 _RELATIVE_ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -52,7 +52,7 @@ def prove(
     """
     worst = 0.0
     for example in inputs:
-        with own_layers():
+        with ExplicitAttention():
             expected = tensors_in(run_example(network, example))
         rounding = max((_RELATIVE_ROUNDING.get(x.dtype, 0.0) for x in expected), default=0.0)
         try:

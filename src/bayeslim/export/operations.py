@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -79,7 +78,6 @@ def function(name: Any) -> Callable[..., Any]:
     raise CorruptFile(f"The file's graph calls {name!r}, which is not in the table of operations that are safe.")
 
 
-@cache
 def _is_safe(op: torch._ops.OpOverload) -> bool:
     name = op._schema.name.partition("::")[2]
     if op._schema.is_mutable:

@@ -40,12 +40,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bayeslim.attention import ExplicitAttention
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.noisy_network import NoisyNetwork
 from bayeslim.noise import current_generator, random_seed
 from bayeslim.results import Prediction
-from bayeslim.stochastic import own_layers
 from bayeslim.train.seeding import seed_of_chain
 from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of, with_batch_size
 
@@ -278,7 +278,7 @@ def dropping_out(model: nn.Module) -> Iterator[Always]:
         module.training = True
     always = Always()
     try:
-        with own_layers(), always:
+        with ExplicitAttention(), always:
             yield always
     finally:
         for module in modules:

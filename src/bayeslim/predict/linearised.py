@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from bayeslim.attention import ExplicitAttention
 from bayeslim.curvature.diag import chunks_of
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
-from bayeslim.curvature.explicit_attention import ExplicitAttention
 from bayeslim.curvature.layers import MatrixLayer
 from bayeslim.curvature.recurrent import unroll_
 from bayeslim.curvature.rows import GradientRows

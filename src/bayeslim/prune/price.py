@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +17,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from bayeslim.attention import ExplicitAttention
 from bayeslim.compact import compaction, cost
 from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.prune.candidates import Candidates
-from bayeslim.stochastic import own_layers
 from bayeslim.types import Inputs, Params, device_of, to_device
 
 Price = Callable[[Params], float]
@@ -69,11 +68,8 @@ def flops_by_parameter(model: nn.Module, example: Inputs) -> dict[str, float]:
     """Count the additions and multiplications of one call by parameter."""
     network = evaluating_copy(model).cpu()
     attribution = _Attribution({p.untyped_storage().data_ptr(): name for name, p in network.named_parameters()})
-    with own_layers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the switch itself warns about hardware it does not find
-        # fused kernels would hide the products they are made of
-        with torch.backends.mkldnn.flags(enabled=False), attribution:
-            run_example(network, to_device(example, "cpu"))
+    with ExplicitAttention(), attribution:
+        run_example(network, to_device(example, "cpu"))
     return attribution.flops
 
 
@@ -88,7 +84,13 @@ class _Attribution(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         rule = flop_registry.get(func._overloadpacket)
-        if rule is not None:
+        if func is torch.ops.aten.mkldnn_rnn_layer.default:
+            for weight in args[1:3]:  # each is multiplied with the inputs, or the state, of every step
+                name = self.owners.get(weight.untyped_storage().data_ptr())
+                if name is not None:
+                    count = 2 * args[0].shape[:-1].numel() * weight.numel()
+                    self.flops[name] = self.flops.get(name, 0.0) + count
+        elif rule is not None:
             for tensor in pytree.tree_leaves(args):
                 name = self.owners.get(tensor.untyped_storage().data_ptr()) if isinstance(tensor, Tensor) else None
                 if name is not None and tensor.ndim > 1:

@@ -1,9 +1,10 @@
-"""Attention by explicit matrix products, for derivatives that fused kernels do not have.
+"""Attention by explicit matrix products, in place of fused kernels.
 
-Fused attention kernels cannot be differentiated twice, and `torch.func.vmap` has no rule for some of them. Inside
-`ExplicitAttention` the same attention is computed by products and a softmax. The mode is that of the calling thread
-alone, unlike torch's own switches of attention kernels, which are those of the whole process. While it is on, torch's
-transformer layers do not take their fused path either.
+Fused attention kernels cannot be differentiated twice, draw dropout masks of their own, and `torch.func.vmap` has no
+rule for some of them. Inside `ExplicitAttention` the same attention is computed by products and a softmax. While it is
+on, torch's transformer layers do not take their fused path either: they call their linear layers, so that hooks see
+them. That path also returns zeros at padded positions of `nn.TransformerEncoder`; the layers themselves do not. The
+mode is that of the calling thread alone, unlike torch's own switches, which are those of the whole process.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bayeslim.curvature.explicit_attention import ExplicitAttention
+from bayeslim.attention import ExplicitAttention
 
 
 @pytest.mark.parametrize(
