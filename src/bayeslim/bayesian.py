@@ -79,7 +79,10 @@ def bayesianize_(
     sites: Selection | None = None,
     num_data: int | None = None,
 ) -> Bayesian:
-    """Make `model` itself Bayesian, in place; its parameters become the mean. Arguments as `bayesianize`."""
+    """Make `model` itself Bayesian, in place; its parameters become the mean.
+
+    The arguments are those of `bayesianize`.
+    """
     return Bayesian(usable(model), method, likelihood, prior, sites, num_data)
 
 
@@ -151,7 +154,7 @@ class Bayesian(nn.Module):
         self.hyperparameters = self._priors.learned
 
     def data_size(self) -> int:
-        """`num_data`, or an error that says how to give it."""
+        """Return `num_data`, or raise an error that says how to give it."""
         if self.num_data is None:
             raise MissingDataSize(
                 "The loss weighs the KL against the whole training set and needs its size. "
@@ -178,7 +181,7 @@ class Bayesian(nn.Module):
         self._move(Position(self.position.step, steps))
 
     def _move(self, position: Position) -> None:
-        """Be at this position of training, and have the KL's weight there also as a tensor."""
+        """Set the position of training, and the KL weight there as a tensor."""
         self._set(position=position)
         schedule: Schedule | None = getattr(self.method, "kl_schedule", None)
         if schedule is None or type(schedule) is Uniform:
@@ -187,7 +190,10 @@ class Bayesian(nn.Module):
             self._kl_weight.fill_(schedule.weight(position))
 
     def scheduled(self, schedule: Schedule) -> float | Tensor:
-        """Return the weight of the KL now; under a compiler as a tensor, since a new number would compile anew."""
+        """Return the present weight of the KL.
+
+        Under a compiler it is a tensor, since every new number would compile again.
+        """
         if torch.compiler.is_compiling() and (self.steps_per_epoch or not schedule.counts_epochs):
             return self._kl_weight.clone()
         return schedule.weight(self.position)
@@ -198,7 +204,7 @@ class Bayesian(nn.Module):
         return self.method.posterior(self)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """One draw in training mode, the mean network in evaluation mode."""
+        """Call one drawn network in training mode, the mean network in evaluation mode."""
         if self.training:
             return self.method.draw(self, inputs)
         params = self.method.mean_params(self)
@@ -208,7 +214,9 @@ class Bayesian(nn.Module):
             return call(self.model, inputs, params)
 
     def replica(self, inputs: Inputs | None = None) -> Self:
-        """Make a copy to evaluate that shares all but the slots of parameters, so that this network stays untouched.
+        """Make a copy to evaluate, so that this network stays untouched.
+
+        The copy shares everything but the slots of parameters.
 
         Where the forward of the model reaches past its module tree (see `bayeslim.replica`), the model is copied whole.
 
@@ -266,7 +274,10 @@ class Bayesian(nn.Module):
 
     @property
     def objective(self) -> Objective:
-        """A module whose forward is the loss, to wrap for distributed training or to compile."""
+        """A module whose forward is the loss.
+
+        Wrap it for distributed training, or compile it.
+        """
         return Objective(self)
 
     def optimizer(self, lr: float | None = None, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:
@@ -285,7 +296,10 @@ class Bayesian(nn.Module):
         return optimizer
 
     def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count this optimizer's steps as training steps; for one that `bnn.optimizer` did not make."""
+        """Count the steps of an optimizer as training steps.
+
+        Call it for an optimizer that `bnn.optimizer` did not make.
+        """
         # Bound methods of one object are equal, so an optimizer that is used again is not counted twice.
         if self._stepped not in optimizer._optimizer_step_post_hooks.values():
             optimizer.register_step_post_hook(self._stepped)
@@ -298,24 +312,33 @@ class Bayesian(nn.Module):
         self._maximise_priors()
 
     def _set(self, **values: Any) -> None:
-        """Set what changes at every step, past `nn.Module`, which looks each time whether it is a parameter."""
+        """Set attributes that change at every step.
+
+        It bypasses `nn.Module`, which checks at every assignment whether the value is a parameter.
+        """
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _maximise_priors(self) -> None:
-        """Priors that are learned in closed form follow the posterior."""
+        """Update the priors that are learned in closed form."""
         if self.priors.has_closed_forms:
             self.priors.maximise_(self.posterior_, self.masks)
 
     @torch.no_grad()
     def keep_zeros(self) -> None:
-        """Put weights that were cut back to exactly zero; called after every optimizer step."""
+        """Reset pruned weights to exactly zero.
+
+        Called after every optimizer step.
+        """
         for name, mask in self.masks.items():
             weight = self.model.get_parameter(name)
             weight.masked_fill_(~mask.to(weight.device), 0)
 
     def fit(self, loader: Any, **options: Any) -> Fit:
-        """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
+        """Find the posterior from a loader of batches.
+
+        `bayeslim.train.fit` documents the options.
+        """
         check_loader(loader)
         check_values(options)
         self.seed = options.get("seed")
@@ -325,7 +348,9 @@ class Bayesian(nn.Module):
             self.seed = None
 
     def mean_network(self) -> nn.Module:
-        """Make a plain copy of the model with the posterior's mean as weights; it runs without bayeslim.
+        """Make a plain copy of the model with the posterior's mean as weights.
+
+        It runs without bayeslim.
 
         The mean of an ensemble is a bad network, because its members lie far apart: there the copy is one of them,
         unless `bayeslim.align(..., average=True)` has put their units into one order.
@@ -348,7 +373,10 @@ class Bayesian(nn.Module):
         return self
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Collect the state under the model's own names, with prefixes `likelihood:` and `prior:` for the rest."""
+        """Collect the state under the model's own names.
+
+        The states of the likelihood and the priors have the prefixes `likelihood:` and `prior:`.
+        """
         destination = self.model.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         for start, place in PREFIXES.items():
             part: nn.Module = getattr(self, place)
@@ -356,7 +384,7 @@ class Bayesian(nn.Module):
         return destination
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         for start, place in PREFIXES.items():
             part: nn.Module = getattr(self, place)
             own = {k.removeprefix(start): v for k, v in state_dict.items() if k.startswith(start)}
@@ -365,7 +393,10 @@ class Bayesian(nn.Module):
         return self.model.load_state_dict(own, strict=strict, assign=assign)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """Translate the names of `state_dict` to those of the modules, for a module that holds this one."""
+        """Translate the names in `state_dict` to those of the modules.
+
+        torch calls it when it loads a module that holds this one.
+        """
         for name in [name for name in state_dict if name.startswith(prefix)]:
             own = name.removeprefix(prefix)
             start = next((start for start in PREFIXES if own.startswith(start)), "")

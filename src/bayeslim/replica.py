@@ -95,7 +95,7 @@ class Slots:
                         self._places[name].append((slots, leaf))
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put tensors into the slots of these names, and of the weights that are tied to them."""
+        """Put tensors into the slots of these names, and of weights tied to them."""
         for name, tensor in tensors.items():
             for slots, leaf in self._places[name]:
                 slots[leaf] = tensor
@@ -134,7 +134,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def reads_its_own_tensors(model: nn.Module, inputs: Inputs) -> bool:
-    """Check that a replica of `model` reads no tensor but those in its slots, and answers as a deep copy does.
+    """Check that a replica of `model` reads only the tensors in its slots.
+
+    It must also answer as a deep copy does.
 
     Raises:
         UnsupportedModel: if not even a deep copy reads its own tensors, as when a global variable holds a weight.
@@ -169,7 +171,10 @@ def _agree(answer: Tensor, wanted: Tensor) -> bool:
 
 
 def _watched(model: nn.Module, twin: nn.Module, inputs: Inputs) -> tuple[Tensor, str]:
-    """Call a copy; give its answer and the first parameter of `model` itself that it read, if any."""
+    """Call a copy of `model`, and find out whether it reads the model's own tensors.
+
+    Returns the answer, and the first parameter of `model` itself that it read, if any.
+    """
     own = dict(model.named_parameters())
     with Uses(own.values()) as uses:
         answer = call(twin, inputs)
@@ -177,7 +182,10 @@ def _watched(model: nn.Module, twin: nn.Module, inputs: Inputs) -> tuple[Tensor,
 
 
 def deep_copy(model: M) -> M:
-    """Copy a model whole; functions that it holds see the copy where they enclosed a part of the model."""
+    """Copy a model whole.
+
+    Functions that it holds see the copy where they enclosed a part of the model.
+    """
     memo: dict[int, Any] = {}
     twin = copy.deepcopy(model, memo)
     functions: dict[int, FunctionType] = {}

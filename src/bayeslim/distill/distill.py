@@ -134,7 +134,10 @@ def distill(
 
 
 def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples: int | None) -> None:
-    """Warn if the epistemic uncertainty of a student is far from its teacher's on the first batch."""
+    """Warn if a student's epistemic uncertainty is far from its teacher's.
+
+    They are compared on the first batch.
+    """
     with kept_random_state():
         mine, others = (float(p.epistemic.mean()) for p in (predict(student, first), predict(teacher, first, samples)))
     if abs(mine - others) > MAX_DIFFERENCE_NATS and not 1 / MAX_RATIO < mine / max(others, 1e-9) < MAX_RATIO:
@@ -148,7 +151,10 @@ def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples
 
 
 def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
-    """Return a loader and its first batch; an iterator, which can be read only once, becomes a list."""
+    """Return a loader and its first batch.
+
+    An iterator, which can be read only once, becomes a list.
+    """
     if isinstance(loader, Iterator):
         loader = list(loader)
     for batch in loader:
@@ -169,7 +175,10 @@ def _start(source: nn.Module) -> tuple[nn.Module, Params]:
 
 
 def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelihood:
-    """Choose the student's likelihood: the teacher's, or for values the one that fits the number of outputs."""
+    """Choose the student's likelihood.
+
+    It is the teacher's, or for values the Gaussian that fits the number of outputs.
+    """
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)

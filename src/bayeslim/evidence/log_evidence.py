@@ -82,7 +82,10 @@ def log_evidence(
 
 
 def _explain(found: Evidence, loader: Iterable[Any]) -> None:
-    """Raise an error that names the batch with NaN or infinity; likelihoods of zero, log p(D) = −∞, may pass."""
+    """Raise an error that names the batch with NaN or infinity.
+
+    If log p(D) = −∞ and all data are finite, a likelihood is zero, and nothing is raised.
+    """
     for number, batch in enumerate(loader):
         inputs, targets = split_batch(batch)
         for what, values in (("inputs", inputs), ("targets", targets)):

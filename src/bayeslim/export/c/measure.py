@@ -28,7 +28,7 @@ class _Timed:
 
 
 def faster_kernels(program: Program) -> dict[int, bool]:
-    """Time the kernels of each layer; return whether the sparse one is faster, by the number of the step.
+    """Time the kernels of each layer, and tell by step whether the sparse is faster.
 
     Layers without zeros are dense, and layers without a dense kernel are sparse, untimed.
     """
@@ -58,7 +58,10 @@ def _alone(step: Weighted) -> Program:
 
 
 def _seconds(candidates: list[_Timed]) -> dict[tuple[int, bool], float]:
-    """Compile each layer on its own and time it; candidates take turns, and the fastest round counts."""
+    """Compile each layer on its own and time it.
+
+    Candidates take turns, and the fastest round counts.
+    """
     found: dict[tuple[int, bool], float] = {}
     with tempfile.TemporaryDirectory() as folder:
         runs = [(timed, _compiled(timed, Path(folder))) for timed in candidates]

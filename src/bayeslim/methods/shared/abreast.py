@@ -34,7 +34,9 @@ MAX_WEIGHTS_PER_NETWORK = {"cpu": 100_000, "cuda": 1_000_000}
 
 
 def is_faster(model: nn.Module) -> bool:
-    """Tell whether to train such networks abreast: small ones made of linear layers, without hooks.
+    """Check whether networks train faster abreast.
+
+    Small networks of linear layers without hooks do.
 
     Convolutions with weights of their own each are slower than one network after the other.
     """
@@ -89,7 +91,7 @@ class Abreast(nn.Module):
         return call(self.skeleton, inputs, tensors)
 
     def tensors(self) -> Params:
-        """Return the parameters and buffers of all networks under their own names, (S, *shape)."""
+        """Return the stacked parameters and buffers by name, (S, *shape)."""
         return {name: tensor.detach() for name, tensor in tensors_of(self.skeleton).items()}
 
 
