@@ -95,13 +95,13 @@ class Bayesian(nn.Module):
         model: the network; its own parameters hold the posterior's mean (or the point estimate).
         method: how the posterior is found.
         likelihood: what the outputs mean.
-        priors: the prior of every random parameter; what is learned of it, as it is now.
+        priors: the prior of every random parameter, with the present values of learned hyperparameters.
         sites: which parameters are random, and why.
         num_data: the size of the training set.
-        num_data_given: whether it was said to `bayesianize`; if not, `fit` reads it from its loader.
+        num_data_given: whether `num_data` was passed to `bayesianize`; if not, `fit` reads it from its loader.
         position: where training is, for schedules: optimizer steps taken (`step`), and minibatches in an epoch.
-        state: what a method keeps beside the model's parameters.
-        anchor: while learning on (`bayeslim.continual`), the posterior that stands in for the prior, and its strength.
+        state: the state of the method beside the model's parameters.
+        anchor: in continual learning (`bayeslim.continual`), the posterior that replaces the prior, and its strength.
         masks: for a pruned network, which weights are left (True) by parameter name; training keeps the others at zero.
         plan_: the plan it was pruned by, or None.
     """
@@ -136,8 +136,8 @@ class Bayesian(nn.Module):
         self.masks: Params = {}
         self.anchor: tuple[Gaussian, float] | None = None
         self.plan_: Any = None
-        self.seed: int | None = None  # of the run of `fit` that is under way
-        self._replicates: bool | None = None  # whether a replica of the model will do; the first one finds out
+        self.seed: int | None = None  # of the present run of `fit`
+        self._replicates: bool | None = None  # whether a replica of the model suffices; None before the check
         method.convert(self)
         self._maximise_priors()
 
@@ -221,7 +221,7 @@ class Bayesian(nn.Module):
         Where the forward of the model reaches past its module tree (see `bayeslim.replica`), the model is copied whole.
 
         Args:
-            inputs: an example of the inputs, to find out once which it is; without, the last finding counts.
+            inputs: example inputs for the check, which runs once; without them the result of an earlier check counts.
         """
         if self._replicates is None and inputs is not None:
             self._set(_replicates=reads_its_own_tensors(self.model, inputs))
@@ -234,8 +234,8 @@ class Bayesian(nn.Module):
     def loss(self, batch: Batch, *, kl_weight: float | None = None) -> Tensor:
         """Compute the training loss of a batch: mean NLL + kl_weight · KL / num_data.
 
-        Hyperpriors of what is learned of the priors count as part of the KL.
-        Its parts can be read from `bnn.terms` afterwards. Under DDP wrap `bnn.objective` and call the wrapper.
+        Hyperpriors of learned hyperparameters count as part of the KL. The terms of the loss can be read from
+        `bnn.terms` afterwards. Under DDP wrap `bnn.objective` and call the wrapper.
 
         Args:
             batch: inputs and targets.
@@ -245,7 +245,7 @@ class Bayesian(nn.Module):
         try:
             terms = self.method.loss(self, batch, kl_weight)
         except (RuntimeError, ValueError) as error:
-            if not isinstance(error, BayeslimError):  # else it may be about the batch
+            if not isinstance(error, BayeslimError):  # torch's own errors may be about the shape of the inputs
                 note_inputs(error, self.model, inputs_of(batch))
             raise
         log_hyperprior = self.priors.log_hyperprior()
@@ -257,10 +257,10 @@ class Bayesian(nn.Module):
     def log_prior(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """Compute log p(w) of the network's own weights, or of others.
 
-        In continual learning the posterior of the earlier tasks stands in for the prior.
+        In continual learning the posterior of the earlier tasks replaces the prior.
 
         Args:
-            weights: by name, to take instead of the network's own.
+            weights: by name, to use instead of the network's own.
         """
         names = self.priors if self.anchor is None else self.anchor[0].mean
         weights = {name: self.model.get_parameter(name) for name in names} if weights is None else weights

@@ -11,8 +11,8 @@ a module, so every prediction makes its own.
     y = twin(x)
 
 Some forwards reach past the module tree: through a plain list of modules, a closure or a bound method of another
-module. A replica of such a network would read the network's own tensors. `reads_its_own_tensors` finds out by one pass,
-and a deep copy stands in for the replica.
+module. A replica of such a network would read the network's own tensors. `reads_its_own_tensors` checks it by one
+pass, and a deep copy then replaces the replica.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Slots:
 
 
 class Uses(TorchFunctionMode):
-    """Count the operations that take certain tensors and give a tensor. Reading a shape is not a use."""
+    """Counts of the operations that take certain tensors and give a tensor. Reading a shape does not count."""
 
     def __init__(self, tensors: Iterable[Tensor]):
         super().__init__()
@@ -153,14 +153,14 @@ def reads_its_own_tensors(model: nn.Module, inputs: Inputs) -> bool:
     if also_leaked:
         raise UnsupportedModel(
             f'The forward of {type(model).__name__} reads "{also_leaked}" past the module tree, so that drawn weights '
-            "cannot stand in for it. Read it as an attribute of the module, not as a global variable."
+            "cannot replace it. Read it as an attribute of the module, not as a global variable."
         )
     if leaked:
         return False
     if _agree(answer, wanted):
         return True
     again, _ = _watched(model, whole, inputs)
-    return not _agree(again, wanted)  # a forward that draws numbers never answers twice alike
+    return not _agree(again, wanted)  # a forward that draws random numbers gives a new answer each time
 
 
 def _agree(answer: Tensor, wanted: Tensor) -> bool:
@@ -207,7 +207,7 @@ def deep_copy(model: M) -> M:
         return value
 
     def rebound_function(function: FunctionType) -> FunctionType:
-        functions[id(function)] = function  # it may enclose itself
+        functions[id(function)] = function  # a function may enclose itself
         cells = []
         for cell in function.__closure__ or ():
             cells.append(CellType())

@@ -8,7 +8,7 @@ and Flipout (Wen et al. 2018, arXiv:1803.04386) turns one draw ΔW = σ ε into 
 Both run the layer's *own* forward twice, so there is no Bayesian class per dimension. A layer is retyped in place
 (`layer.__class__`), which keeps its names, hooks and parameters; it draws in training mode and is its plain self in
 evaluation mode. Both need every weight to be used once per example: layers that run never or several times in a forward
-pass, and tied weights, are sampled whole instead (`seen_once` finds out). Positions that share a weight (convolutions,
+pass, and tied weights, are sampled whole instead (`seen_once` checks it). Positions that share a weight (convolutions,
 sequences) get independent noise, the usual mean-field approximation of the local estimator.
 """
 
@@ -117,13 +117,13 @@ class _Noisy:
         The spread is None if the parameter is not random.
 
         Activation checkpointing runs a layer again in the backward pass, when `given` is gone. It checks that the layer
-        saves the same tensors as the first time, so the computation of μ and σ here hides its own from it.
+        saves the same tensors as the first time, so those that the computation of μ and σ saves are hidden from it.
         """
         if self.given is not None and leaf in self.given:
             return self.given[leaf]
         layer: Any = self
         own: Any = getattr(self, leaf, None)
-        if self.given is not None and "weight" in self.given:  # it holds all random parameters of the layer
+        if self.given is not None and "weight" in self.given:  # `given` holds all random parameters of the layer
             return own, None
         with _unseen_by_checkpoints():
             log_std = self.family.log_std_of(layer, leaf)
@@ -140,7 +140,7 @@ def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
 
 
 class _LocalLinear(torch.autograd.Function):
-    """x Wᵀ + b + √(x² Vᵀ) ∘ ε: a linear layer with local noise, without the many small steps it is made of."""
+    """x Wᵀ + b + √(x² Vᵀ) ∘ ε: a linear layer with local noise, as one fused autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, variance: Tensor, bias: Tensor | None) -> Tensor:
@@ -156,7 +156,7 @@ class _LocalLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
         x, squares, weight, variance, slope = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again: by steps that can be
+        if torch.is_grad_enabled():  # for second derivatives, recompute by differentiable steps
             squares = x.square()
             twice = 2 * F.linear(squares, variance).add(TINY).sqrt()
             slope = (slope * twice).detach() / twice
@@ -183,7 +183,7 @@ class _Local(_Noisy):
                 variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
-        std = variance.clamp_min(TINY).sqrt_()  # convolutions by transforms may round to below zero
+        std = variance.clamp_min(TINY).sqrt_()  # convolutions by FFT or Winograd may round to below zero
         return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
 
@@ -391,9 +391,8 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a network that is being fitted into evaluation mode.
 
-    Every module's own mode is restored afterwards.
-
-    To predict, call a replica instead (`bayeslim.replica`): another thread may use the network.
+    Every module's own mode is restored afterwards. To predict, call a replica instead (`bayeslim.replica`): another
+    thread may use the network.
     """
     training = [module for module in model.modules() if module.training]
     for module in training:
@@ -410,8 +409,8 @@ def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> se
 
     A module counts if it runs exactly once on `inputs`, and no other module uses its weights.
 
-    The pass is in the model's own mode, since a module may do something else in another, and changes nothing: no
-    gradients, no random numbers and no buffers are kept.
+    The pass is in the model's own mode, since a module may behave differently in another. It changes no
+    gradients, no random state and no buffers.
     """
     runs: dict[str, int] = dict.fromkeys(candidates, 0)
     declared: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}

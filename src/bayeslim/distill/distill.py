@@ -10,7 +10,7 @@ The targets of the student:
     "dirichlet"   the probabilities of all draws. The student outputs a distribution over them, which separates
                   aleatoric from epistemic uncertainty
 
-Labels are not used, so any inputs will do. Inputs far from the data teach the student where to be unsure.
+Labels are not used, so any inputs serve. Inputs far from the data teach the student where to be unsure.
 
 Balan et al. 2015, arXiv:1506.04416 · Malinin, Mlodozeniec & Gales 2020, arXiv:1905.00076
 """
@@ -120,7 +120,7 @@ def distill(
         else:
             options: dict[str, Any] = {"samples": samples, "size": size, "progress": progress}
             targets = stored(teacher, loader, unlabelled, dirichlet=how == "dirichlet", **options)
-    # The size of the data weighs a prior, and a student has none: `fit` reads it where there is one to read.
+    # num_data only weighs a prior, and a student has none: any value serves where `fit` cannot read it.
     learner = Bayesian(network, method, likelihood, None, None, 1 if how == "online" else None)
     learner.masks = masks
     learner.keep_zeros()

@@ -156,8 +156,8 @@ def _joined(parts: list[Inputs]) -> Inputs:
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ShapeMismatch(
-            f"The batches cannot be put together to be kept: {error}. Give inputs of one shape, unlabelled ones, too; "
-            'or, if the teacher takes several shapes, how="online", which takes them one by one.'
+            f"The inputs cannot be joined into one tensor: {error}. Give all inputs one shape, unlabelled ones too; "
+            'or, if the teacher takes several shapes, use how="online", which takes batches one by one.'
         ) from error
 
 

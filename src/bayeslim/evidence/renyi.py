@@ -37,7 +37,7 @@ from torch import Tensor
 
 
 def check(alpha: float) -> None:
-    """Raise unless `alpha` is a number on the extended line."""
+    """Raise unless `alpha` is a real number or ±inf."""
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or math.isnan(alpha):
         raise ValueError(f"renyi is an order α, any number or ±inf; 1 is the ELBO. Got {alpha!r}.")
 
@@ -107,8 +107,8 @@ def standard_error(log_weights: Tensor, alpha: float) -> float:
 
 
 def log_shares(log_weights: Tensor, samples: int) -> Tensor:
-    """Compute the log-weights of draws from a mixture, (C · samples,).
+    """Compute `log_shares` of draws from a mixture of C components, (C · samples,).
 
-    Each of the C components has `samples` draws, which share its weight equally.
+    Each component has `samples` draws, which share its weight equally.
     """
     return log_weights.repeat_interleave(samples) - math.log(samples)

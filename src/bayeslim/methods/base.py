@@ -1,6 +1,6 @@
-"""The base of methods. A method is a frozen dataclass that turns a model and data into a posterior.
+"""The base of methods: a method is a frozen dataclass that turns a model and data into a posterior.
 
-Its hooks, in the order of their life; all have defaults but `posterior`:
+Its hooks; all but `posterior` have defaults:
 
     convert      prepare the model (already a copy, or the user's own for `bayesianize_`)
     strip        undo `convert` on a copy of the model
@@ -14,9 +14,9 @@ Its hooks, in the order of their life; all have defaults but `posterior`:
     mean_params  the parameters of the mean network that differ from the model's own
     draw         one random network's outputs on inputs, for `bnn(x)` in training mode
     condition    condition the posterior on zeros (on a copy, for pruning)
-    predictive   predictions, where the method knows better than the posterior's type
+    predictive   predictions, where the method has its own way to predict
     improper     the priors that rule an evidence out
-    evidence     the evidence, where the method knows better than the posterior's type
+    evidence     the evidence, where the method has its own estimate
 
 A method holds settings only. State that changes lives in the model's parameters or in `bnn.state`.
 """
@@ -44,9 +44,9 @@ class Terms:
 
     Args:
         nll: the mean over examples of −log p(y|x, w).
-        kl: the whole KL(q ‖ p), or −log p(w) for point estimates; summed, never averaged. A function is called when
-            its value is asked for: then gradients are not taken of it.
-        kl_weight: what the schedule says.
+        kl: the whole KL(q ‖ p), or −log p(w) for point estimates; summed, never averaged. A function is called
+            when its value is read, without gradients.
+        kl_weight: the weight of the KL from the schedule.
         num_data: the size of the training set.
     """
 
@@ -144,7 +144,7 @@ class Method:
         It is fused where torch has a fused kernel for the parameters.
         """
         params = [p for p in bnn.parameters() if p.requires_grad]
-        # On a CPU the fused kernel takes a parameter's numbers to lie next to each other, and writes beside a view's.
+        # On a CPU the fused kernel assumes memory without gaps: it would write outside of a view.
         fusable = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() and _is_dense(p) for p in params)
         return torch.optim.Adam(params, lr=lr, fused=fusable)
 

@@ -147,7 +147,7 @@ def fit(
 ) -> None:  # fmt: skip
     """Find the posterior of a network, by training it or around trained weights.
 
-    Laplace also takes a network that is already trained (--weights). Other methods train it.
+    Methods such as laplace also take a network that is already trained (--weights).
     """
     flags = dict(locals())
     settings = FitSettings.read(flags.pop("config"), flags)

@@ -28,9 +28,10 @@ class _Timed:
 
 
 def faster_kernels(program: Program) -> dict[int, bool]:
-    """Time the kernels of each layer, and tell by step whether the sparse is faster.
+    """Choose the faster kernel of each layer by its time.
 
-    Layers without zeros are dense, and layers without a dense kernel are sparse, untimed.
+    Returns whether it is the sparse one, by the number of the step. Two kinds of layers are not timed: layers
+    without zeros are dense, and layers without a dense kernel are sparse.
     """
     chosen: dict[int, bool] = {}
     candidates: list[_Timed] = []
