@@ -192,7 +192,7 @@ class Bayesian(nn.Module):
     def scheduled(self, schedule: Schedule) -> float | Tensor:
         """Return the present weight of the KL.
 
-        Under a compiler it is a tensor, since every new number would compile again.
+        Under a compiler it is a tensor, since a Python number would trigger a compilation at every change.
         """
         if torch.compiler.is_compiling() and (self.steps_per_epoch or not schedule.counts_epochs):
             return self._kl_weight.clone()

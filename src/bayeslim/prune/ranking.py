@@ -47,7 +47,7 @@ class Ranking:
 def rank(
     candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False, min_capacity: float = 0.0
 ) -> Ranking:
-    """Rank candidates by score, then by `ties`, then by place in the network.
+    """Rank candidates by score, then by their `ties`, then by place in the network.
 
     Args:
         candidates: everything that could be cut.

@@ -40,7 +40,7 @@ class Quantised:
     def expected_loss(self) -> float:
         """Expected loss of log-posterior by rounding, in nats: ½ δᵀ P δ.
 
-        It is over the whole training set.
+        It is for the log-posterior of the whole training set.
         """
         return sum(self.losses.values())
 
