@@ -395,7 +395,7 @@ def nan_network():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"model": nan_network()}, BayeslimError, "holds NaN or infinite.*retrain"),
+        ({"model": nan_network()}, BayeslimError, "holds NaN or infinite"),
         ({"model": Untraceable()}, bl.errors.UnsupportedModel, "cannot trace"),
         ({"example": torch.zeros(2, 5)}, bl.errors.ShapeMismatch, "does not run on the example"),
         ({"budget": bl.Plan({"0.weight": torch.ones(12, 8).bool()})}, BayeslimError, "cuts nothing"),
@@ -434,7 +434,7 @@ def test_data_that_say_nothing_are_refused(tmp_path):
 
 
 def test_everything_cut_is_refused_and_the_fit_is_kept(tmp_path):
-    with pytest.raises(BayeslimError, match="without cutting everything"):
+    with pytest.raises(BayeslimError, match="the least possible is"):
         run(tmp_path, budget=bl.Budget(parameters=1))
     assert list(json.loads((tmp_path / "run.json").read_text())["done"]) == ["fitted"]
     assert run(tmp_path).plan.sparsity == pytest.approx(0.6, abs=0.01)
@@ -498,7 +498,8 @@ def test_a_network_that_knew_nothing_is_said_to_have(targets, knew_nothing, fini
 
 
 def test_a_network_that_lost_little_is_left_in_peace(tmp_path):
-    assert run(tmp_path, budget=bl.Budget(sparsity=0.05), steps=1, baseline=False).notes == ()
+    notes = run(tmp_path, budget=bl.Budget(sparsity=0.05), steps=1, baseline=False).notes
+    assert not [note for note in notes if "faster" not in note]  # time is another matter
 
 
 HELD = (

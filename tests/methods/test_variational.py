@@ -352,7 +352,7 @@ def width_problem() -> tuple[bl.data.Loader, Tensor]:
 def test_standard_deviations_arrive_within_short_training():
     """At the rate of the means they would have moved by a factor of 1.8 in as many steps."""
     data, exact = width_problem()
-    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(), likelihood=Gaussian(0.5))
+    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(std_rate=10.0), likelihood=Gaussian(0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = bnn.fit(data, epochs=100, seed=0, progress=False)
@@ -363,6 +363,6 @@ def test_standard_deviations_arrive_within_short_training():
 
 def test_a_fit_whose_standard_deviations_still_move_warns():
     data, _ = width_problem()
-    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(), likelihood=Gaussian(0.5))
+    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(std_rate=10.0), likelihood=Gaussian(0.5))
     with pytest.warns(BayeslimWarning, match=r"still moving .* by a factor of 1\..*understated.*more epochs"):
         bnn.fit(data, epochs=30, seed=0, progress=False)

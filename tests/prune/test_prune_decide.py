@@ -118,7 +118,7 @@ def test_parameters_left(bnn):
         bl.plan(bnn, bl.Budget(parameters=9, empty_layers="refuse"))
     with pytest.raises(ValueError, match="the least possible is 11 "):
         bl.plan(bnn, bl.Budget(parameters=9, empty_layers="keep best"))
-    with pytest.raises(ValueError, match=r"the most that can be reached is a sparsity of 0\.9583"):
+    with pytest.raises(ValueError, match=r"the most possible is a sparsity of 0\.9583"):
         bl.plan(bnn, bl.Budget(sparsity=0.99, empty_layers="keep best"))
     with pytest.raises(NothingToCut, match="met without"):
         bl.plan(bnn, bl.Budget(parameters=57))

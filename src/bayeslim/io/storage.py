@@ -269,7 +269,9 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if group not in SETTINGS:
         raise CorruptFile(f"The settings name a class that cannot be part of them: {value.get('$type')!r}.")
     try:
-        return registered(group, name)(**decode(value["fields"], tensors))
+        # torch.compile turns the checks of distributions off for the whole process
+        checked = {"validate_args": True} if group == "distribution" else {}
+        return registered(group, name)(**decode(value["fields"], tensors), **checked)
     except NotRegistered as error:
         raise CorruptFile(f"The settings name a class that is not known here. {error}") from error
     except BayeslimError:

@@ -176,8 +176,8 @@ def not_faster(timed: Benchmark) -> list[str]:
     if not slow:
         return []
     note = (
-        f"The cut network is not faster than the dense one in {', '.join(slow)}, one input at a time: these compute "
-        "single zeros like other weights. "
+        f"The cut network is not faster than the dense one in {', '.join(slow)}, one input at a time. These runtimes "
+        "gain from smaller layers, not from single zeros. "
     )
     if gains[best] >= FASTER:
         where = "C, which leaves zeros out" if best == "C" else best
