@@ -1,4 +1,4 @@
-"""Bayes by Backprop on MNIST with a Gaussian prior: two hidden layers of 400 units.
+"""Bayes by Backprop on MNIST: a Gaussian prior, two hidden layers of 400 units.
 
     python benchmarks/bayes_by_backprop.py --device cuda
 

@@ -32,7 +32,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with separate matrices for queries, keys, values and output."""
+    """Causal self-attention with separate linear layers for Q, K, V and output."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each behind a layer norm and added to its input."""
+    """Attention and an MLP, each behind a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()

@@ -1,7 +1,7 @@
 """Training runs of a benchmark, in parallel, each kept as soon as it ends.
 
-A job is a dictionary of settings; its result is the same dictionary with measurements added. A job that
-has a result is not run again. A result belongs to a job if all settings agree, except the device and the folder.
+A job is a dictionary of settings; its result is the same dictionary with measurements added. A job that has a result is
+not run again. A result belongs to a job if all settings agree, except the device and the folder.
 """
 
 from __future__ import annotations

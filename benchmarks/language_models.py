@@ -1,4 +1,4 @@
-"""One-shot pruning of a language model, without retraining: perplexity against sparsity.
+"""Perplexity of a language model after one-shot pruning, without retraining.
 
     python benchmarks/language_models.py --device cuda              6 blocks of 384, about 60 MB of Python source
     python benchmarks/language_models.py --small                    2 blocks of 64: a check on a CPU, about a minute
