@@ -93,7 +93,7 @@ class Method:
 
     Attributes:
         name: in files, reports and on the command line.
-        default_sites: what is random, if nobody says.
+        default_sites: the parameters that are random by default.
     """
 
     name: ClassVar[str]
