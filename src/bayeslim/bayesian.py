@@ -79,7 +79,10 @@ def bayesianize_(
     sites: Selection | None = None,
     num_data: int | None = None,
 ) -> Bayesian:
-    """Make `model` itself Bayesian, in place; its parameters become the mean. Arguments as `bayesianize`."""
+    """Make `model` itself Bayesian, in place; its parameters become the mean.
+
+    The arguments are those of `bayesianize`.
+    """
     return Bayesian(usable(model), method, likelihood, prior, sites, num_data)
 
 
@@ -92,13 +95,13 @@ class Bayesian(nn.Module):
         model: the network; its own parameters hold the posterior's mean (or the point estimate).
         method: how the posterior is found.
         likelihood: what the outputs mean.
-        priors: the prior of every random parameter; what is learned of it, as it is now.
+        priors: the prior of every random parameter, with the present values of learned hyperparameters.
         sites: which parameters are random, and why.
         num_data: the size of the training set.
-        num_data_given: whether it was said to `bayesianize`; if not, `fit` reads it from its loader.
+        num_data_given: whether `num_data` was passed to `bayesianize`; if not, `fit` reads it from its loader.
         position: where training is, for schedules: optimizer steps taken (`step`), and minibatches in an epoch.
-        state: what a method keeps beside the model's parameters.
-        anchor: while learning on (`bayeslim.continual`), the posterior that stands in for the prior, and its strength.
+        state: the state of the method beside the model's parameters.
+        anchor: in continual learning (`bayeslim.continual`), the posterior that replaces the prior, and its strength.
         masks: for a pruned network, which weights are left (True) by parameter name; training keeps the others at zero.
         plan_: the plan it was pruned by, or None.
     """
@@ -133,8 +136,8 @@ class Bayesian(nn.Module):
         self.masks: Params = {}
         self.anchor: tuple[Gaussian, float] | None = None
         self.plan_: Any = None
-        self.seed: int | None = None  # of the run of `fit` that is under way
-        self._replicates: bool | None = None  # whether a replica of the model will do; the first one finds out
+        self.seed: int | None = None  # of the present run of `fit`
+        self._replicates: bool | None = None  # whether a replica of the model suffices; None before the check
         method.convert(self)
         self._maximise_priors()
 
@@ -151,7 +154,7 @@ class Bayesian(nn.Module):
         self.hyperparameters = self._priors.learned
 
     def data_size(self) -> int:
-        """`num_data`, or an error that says how to give it."""
+        """Return `num_data`, or raise an error that says how to give it."""
         if self.num_data is None:
             raise MissingDataSize(
                 "The loss weighs the KL against the whole training set and needs its size. "
@@ -178,7 +181,7 @@ class Bayesian(nn.Module):
         self._move(Position(self.position.step, steps))
 
     def _move(self, position: Position) -> None:
-        """Be at this position of training, and have the KL's weight there also as a tensor."""
+        """Set the position of training, and the KL weight there as a tensor."""
         self._set(position=position)
         schedule: Schedule | None = getattr(self.method, "kl_schedule", None)
         if schedule is None or type(schedule) is Uniform:
@@ -187,7 +190,10 @@ class Bayesian(nn.Module):
             self._kl_weight.fill_(schedule.weight(position))
 
     def scheduled(self, schedule: Schedule) -> float | Tensor:
-        """Return the weight of the KL now; under a compiler as a tensor, since a new number would compile anew."""
+        """Return the present weight of the KL.
+
+        Under a compiler it is a tensor, since a Python number would trigger a compilation at every change.
+        """
         if torch.compiler.is_compiling() and (self.steps_per_epoch or not schedule.counts_epochs):
             return self._kl_weight.clone()
         return schedule.weight(self.position)
@@ -198,7 +204,7 @@ class Bayesian(nn.Module):
         return self.method.posterior(self)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """One draw in training mode, the mean network in evaluation mode."""
+        """Call one drawn network in training mode, the mean network in evaluation mode."""
         if self.training:
             return self.method.draw(self, inputs)
         params = self.method.mean_params(self)
@@ -208,12 +214,14 @@ class Bayesian(nn.Module):
             return call(self.model, inputs, params)
 
     def replica(self, inputs: Inputs | None = None) -> Self:
-        """Make a copy to evaluate that shares all but the slots of parameters, so that this network stays untouched.
+        """Make a copy to evaluate, so that this network stays untouched.
+
+        The copy shares everything but the slots of parameters.
 
         Where the forward of the model reaches past its module tree (see `bayeslim.replica`), the model is copied whole.
 
         Args:
-            inputs: an example of the inputs, to find out once which it is; without, the last finding counts.
+            inputs: example inputs for the check, which runs once; without them the result of an earlier check counts.
         """
         if self._replicates is None and inputs is not None:
             self._set(_replicates=reads_its_own_tensors(self.model, inputs))
@@ -226,8 +234,8 @@ class Bayesian(nn.Module):
     def loss(self, batch: Batch, *, kl_weight: float | None = None) -> Tensor:
         """Compute the training loss of a batch: mean NLL + kl_weight · KL / num_data.
 
-        Hyperpriors of what is learned of the priors count as part of the KL.
-        Its parts can be read from `bnn.terms` afterwards. Under DDP wrap `bnn.objective` and call the wrapper.
+        Hyperpriors of learned hyperparameters count as part of the KL. The terms of the loss can be read from
+        `bnn.terms` afterwards. Under DDP wrap `bnn.objective` and call the wrapper.
 
         Args:
             batch: inputs and targets.
@@ -237,7 +245,7 @@ class Bayesian(nn.Module):
         try:
             terms = self.method.loss(self, batch, kl_weight)
         except (RuntimeError, ValueError) as error:
-            if not isinstance(error, BayeslimError):  # else it may be about the batch
+            if not isinstance(error, BayeslimError):  # torch's own errors may be about the shape of the inputs
                 note_inputs(error, self.model, inputs_of(batch))
             raise
         log_hyperprior = self.priors.log_hyperprior()
@@ -249,10 +257,10 @@ class Bayesian(nn.Module):
     def log_prior(self, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """Compute log p(w) of the network's own weights, or of others.
 
-        In continual learning the posterior of the earlier tasks stands in for the prior.
+        In continual learning the posterior of the earlier tasks replaces the prior.
 
         Args:
-            weights: by name, to take instead of the network's own.
+            weights: by name, to use instead of the network's own.
         """
         names = self.priors if self.anchor is None else self.anchor[0].mean
         weights = {name: self.model.get_parameter(name) for name in names} if weights is None else weights
@@ -266,7 +274,10 @@ class Bayesian(nn.Module):
 
     @property
     def objective(self) -> Objective:
-        """A module whose forward is the loss, to wrap for distributed training or to compile."""
+        """A module whose forward is the loss.
+
+        Wrap it for distributed training, or compile it.
+        """
         return Objective(self)
 
     def optimizer(self, lr: float | None = None, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:
@@ -285,7 +296,10 @@ class Bayesian(nn.Module):
         return optimizer
 
     def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count this optimizer's steps as training steps; for one that `bnn.optimizer` did not make."""
+        """Count the steps of an optimizer as training steps.
+
+        Call it for an optimizer that `bnn.optimizer` did not make.
+        """
         # Bound methods of one object are equal, so an optimizer that is used again is not counted twice.
         if self._stepped not in optimizer._optimizer_step_post_hooks.values():
             optimizer.register_step_post_hook(self._stepped)
@@ -298,24 +312,33 @@ class Bayesian(nn.Module):
         self._maximise_priors()
 
     def _set(self, **values: Any) -> None:
-        """Set what changes at every step, past `nn.Module`, which looks each time whether it is a parameter."""
+        """Set attributes that change at every step.
+
+        It bypasses `nn.Module`, which checks at every assignment whether the value is a parameter.
+        """
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _maximise_priors(self) -> None:
-        """Priors that are learned in closed form follow the posterior."""
+        """Update the priors that are learned in closed form."""
         if self.priors.has_closed_forms:
             self.priors.maximise_(self.posterior_, self.masks)
 
     @torch.no_grad()
     def keep_zeros(self) -> None:
-        """Put weights that were cut back to exactly zero; called after every optimizer step."""
+        """Reset pruned weights to exactly zero.
+
+        Called after every optimizer step.
+        """
         for name, mask in self.masks.items():
             weight = self.model.get_parameter(name)
             weight.masked_fill_(~mask.to(weight.device), 0)
 
     def fit(self, loader: Any, **options: Any) -> Fit:
-        """Find the posterior from a loader of batches; see `bayeslim.train.fit` for the options."""
+        """Find the posterior from a loader of batches.
+
+        `bayeslim.train.fit` documents the options.
+        """
         check_loader(loader)
         check_values(options)
         self.seed = options.get("seed")
@@ -325,7 +348,9 @@ class Bayesian(nn.Module):
             self.seed = None
 
     def mean_network(self) -> nn.Module:
-        """Make a plain copy of the model with the posterior's mean as weights; it runs without bayeslim.
+        """Make a plain copy of the model with the posterior's mean as weights.
+
+        It runs without bayeslim.
 
         The mean of an ensemble is a bad network, because its members lie far apart: there the copy is one of them,
         unless `bayeslim.align(..., average=True)` has put their units into one order.
@@ -348,7 +373,10 @@ class Bayesian(nn.Module):
         return self
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Collect the state under the model's own names, with prefixes `likelihood:` and `prior:` for the rest."""
+        """Collect the state under the model's own names.
+
+        The states of the likelihood and the priors have the prefixes `likelihood:` and `prior:`.
+        """
         destination = self.model.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         for start, place in PREFIXES.items():
             part: nn.Module = getattr(self, place)
@@ -356,7 +384,7 @@ class Bayesian(nn.Module):
         return destination
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         for start, place in PREFIXES.items():
             part: nn.Module = getattr(self, place)
             own = {k.removeprefix(start): v for k, v in state_dict.items() if k.startswith(start)}
@@ -365,7 +393,10 @@ class Bayesian(nn.Module):
         return self.model.load_state_dict(own, strict=strict, assign=assign)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """Translate the names of `state_dict` to those of the modules, for a module that holds this one."""
+        """Translate the names in `state_dict` to those of the modules.
+
+        torch calls it when it loads a module that holds this one.
+        """
         for name in [name for name in state_dict if name.startswith(prefix)]:
             own = name.removeprefix(prefix)
             start = next((start for start in PREFIXES if own.startswith(start)), "")

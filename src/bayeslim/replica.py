@@ -11,8 +11,8 @@ a module, so every prediction makes its own.
     y = twin(x)
 
 Some forwards reach past the module tree: through a plain list of modules, a closure or a bound method of another
-module. A replica of such a network would read the network's own tensors. `reads_its_own_tensors` finds out by one pass,
-and a deep copy stands in for the replica.
+module. A replica of such a network would read the network's own tensors. `reads_its_own_tensors` checks it by one
+pass, and a deep copy then replaces the replica.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Slots:
                         self._places[name].append((slots, leaf))
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put tensors into the slots of these names, and of the weights that are tied to them."""
+        """Put tensors into the slots of these names, and of weights tied to them."""
         for name, tensor in tensors.items():
             for slots, leaf in self._places[name]:
                 slots[leaf] = tensor
@@ -106,7 +106,7 @@ class Slots:
 
 
 class Uses(TorchFunctionMode):
-    """Count the operations that take certain tensors and give a tensor. Reading a shape is not a use."""
+    """Counts of the operations that take certain tensors and give a tensor. Reading a shape does not count."""
 
     def __init__(self, tensors: Iterable[Tensor]):
         super().__init__()
@@ -134,7 +134,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def reads_its_own_tensors(model: nn.Module, inputs: Inputs) -> bool:
-    """Check that a replica of `model` reads no tensor but those in its slots, and answers as a deep copy does.
+    """Check that a replica of `model` reads only the tensors in its slots.
+
+    It must also answer as a deep copy does.
 
     Raises:
         UnsupportedModel: if not even a deep copy reads its own tensors, as when a global variable holds a weight.
@@ -151,14 +153,14 @@ def reads_its_own_tensors(model: nn.Module, inputs: Inputs) -> bool:
     if also_leaked:
         raise UnsupportedModel(
             f'The forward of {type(model).__name__} reads "{also_leaked}" past the module tree, so that drawn weights '
-            "cannot stand in for it. Read it as an attribute of the module, not as a global variable."
+            "cannot replace it. Read it as an attribute of the module, not as a global variable."
         )
     if leaked:
         return False
     if _agree(answer, wanted):
         return True
     again, _ = _watched(model, whole, inputs)
-    return not _agree(again, wanted)  # a forward that draws numbers never answers twice alike
+    return not _agree(again, wanted)  # a forward that draws random numbers gives a new answer each time
 
 
 def _agree(answer: Tensor, wanted: Tensor) -> bool:
@@ -169,7 +171,10 @@ def _agree(answer: Tensor, wanted: Tensor) -> bool:
 
 
 def _watched(model: nn.Module, twin: nn.Module, inputs: Inputs) -> tuple[Tensor, str]:
-    """Call a copy; give its answer and the first parameter of `model` itself that it read, if any."""
+    """Call a copy of `model`, and find out whether it reads the model's own tensors.
+
+    Returns the answer, and the first parameter of `model` itself that it read, if any.
+    """
     own = dict(model.named_parameters())
     with Uses(own.values()) as uses:
         answer = call(twin, inputs)
@@ -177,7 +182,10 @@ def _watched(model: nn.Module, twin: nn.Module, inputs: Inputs) -> tuple[Tensor,
 
 
 def deep_copy(model: M) -> M:
-    """Copy a model whole; functions that it holds see the copy where they enclosed a part of the model."""
+    """Copy a model whole.
+
+    Functions that it holds see the copy where they enclosed a part of the model.
+    """
     memo: dict[int, Any] = {}
     twin = copy.deepcopy(model, memo)
     functions: dict[int, FunctionType] = {}
@@ -199,7 +207,7 @@ def deep_copy(model: M) -> M:
         return value
 
     def rebound_function(function: FunctionType) -> FunctionType:
-        functions[id(function)] = function  # it may enclose itself
+        functions[id(function)] = function  # a function may enclose itself
         cells = []
         for cell in function.__closure__ or ():
             cells.append(CellType())

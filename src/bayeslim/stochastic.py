@@ -8,7 +8,7 @@ and Flipout (Wen et al. 2018, arXiv:1803.04386) turns one draw ΔW = σ ε into 
 Both run the layer's *own* forward twice, so there is no Bayesian class per dimension. A layer is retyped in place
 (`layer.__class__`), which keeps its names, hooks and parameters; it draws in training mode and is its plain self in
 evaluation mode. Both need every weight to be used once per example: layers that run never or several times in a forward
-pass, and tied weights, are sampled whole instead (`seen_once` finds out). Positions that share a weight (convolutions,
+pass, and tied weights, are sampled whole instead (`seen_once` checks it). Positions that share a weight (convolutions,
 sequences) get independent noise, the usual mean-field approximation of the local estimator.
 """
 
@@ -112,16 +112,18 @@ class _Noisy:
         return output
 
     def mean_and_spread(self, leaf: str) -> tuple[Any, Any]:
-        """Return μ and σ, or σ², of the weight or the bias; the spread is None if it is not random.
+        """Return μ and σ, or σ², of the weight or the bias.
+
+        The spread is None if the parameter is not random.
 
         Activation checkpointing runs a layer again in the backward pass, when `given` is gone. It checks that the layer
-        saves the same tensors as the first time, so the computation of μ and σ here hides its own from it.
+        saves the same tensors as the first time, so those that the computation of μ and σ saves are hidden from it.
         """
         if self.given is not None and leaf in self.given:
             return self.given[leaf]
         layer: Any = self
         own: Any = getattr(self, leaf, None)
-        if self.given is not None and "weight" in self.given:  # it holds all random parameters of the layer
+        if self.given is not None and "weight" in self.given:  # `given` holds all random parameters of the layer
             return own, None
         with _unseen_by_checkpoints():
             log_std = self.family.log_std_of(layer, leaf)
@@ -138,7 +140,7 @@ def _unseen_by_checkpoints() -> AbstractContextManager[Any]:
 
 
 class _LocalLinear(torch.autograd.Function):
-    """x Wᵀ + b + √(x² Vᵀ) ∘ ε: a linear layer with local noise, without the many small steps it is made of."""
+    """x Wᵀ + b + √(x² Vᵀ) ∘ ε: a linear layer with local noise, as one fused autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, variance: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,7 +156,7 @@ class _LocalLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
         x, squares, weight, variance, slope = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again: by steps that can be
+        if torch.is_grad_enabled():  # for second derivatives, recompute by differentiable steps
             squares = x.square()
             twice = 2 * F.linear(squares, variance).add(TINY).sqrt()
             slope = (slope * twice).detach() / twice
@@ -181,7 +183,7 @@ class _Local(_Noisy):
                 variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
-        std = variance.clamp_min(TINY).sqrt_()  # convolutions by transforms may round to below zero
+        std = variance.clamp_min(TINY).sqrt_()  # convolutions by FFT or Winograd may round to below zero
         return mean.add_(std.to(mean.dtype) * standard_normal_like(mean))
 
 
@@ -202,7 +204,7 @@ class _Flipout(_Noisy):
 
 
 def _is_simple(*tensors: Tensor) -> bool:
-    """Tell whether tensors are plain, of one full precision, outside of a compiler and of autocast."""
+    """Check whether tensors have one full precision, without compiler or autocast."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(tensors[0].device.type):
         return False
     dtype = tensors[0].dtype
@@ -217,7 +219,10 @@ def _half_precision(input: Tensor, mean: Tensor) -> bool:
 
 
 def _signs(like: Tensor, channel: int) -> Tensor:
-    """Random signs for every example and channel of a batch, the same at all positions."""
+    """Draw random signs for every example and channel of a batch.
+
+    They are the same at all positions.
+    """
     shape = [1] * like.ndim
     shape[0], shape[channel] = like.shape[0], like.shape[channel]
     return (
@@ -247,7 +252,9 @@ for _classes in NOISY.values():  # importable by name, so that copies and pickle
 
 
 def linear_in_parameters(layer: type[L] | None = None, *, channel_dim: int = -1) -> Any:
-    """Declare a layer class linear in its parameters, so that noise can be at its outputs.
+    """Declare a layer class linear in its parameters.
+
+    Then noise can be added at its outputs.
 
     `Variational` then uses local reparametrisation or Flipout for it, as for `nn.Linear`. Every output must be a sum of
     products of one input and one weight, each with the factor 1, plus a bias:
@@ -275,7 +282,10 @@ def linear_in_parameters(layer: type[L] | None = None, *, channel_dim: int = -1)
 
 
 def _reduce_foreign(layer: Any, protocol: SupportsIndex) -> tuple[Any, ...]:
-    """Pickle a noisy layer by its plain class, which is importable and declares itself linear when imported."""
+    """Pickle a noisy layer by its plain class.
+
+    The plain class is importable, and declares itself linear when it is imported.
+    """
     return _new_foreign, (layer.plain, layer.estimator), vars(layer)
 
 
@@ -285,12 +295,15 @@ def _new_foreign(plain: type[nn.Module], estimator: str) -> nn.Module:
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether a layer is known to be linear in its parameters."""
+    """Check whether a layer is known to be linear in its parameters."""
     return type(layer) in NOISY["local"]
 
 
 def _check_variance(layer: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> None:
-    """Refuse a declared layer where f(x²; σ²) is not the variance of f(x; w), Σ_j (∂f/∂w_j)² σ_j²."""
+    """Raise if f(x²; σ²) is not the variance of the outputs of a declared layer.
+
+    The variance of f(x; w) is Σ_j (∂f/∂w_j)² σ_j².
+    """
     kind = type(layer)
     named = {leaf: getattr(layer, leaf, None) for leaf in ("weight", "bias")}
     own = {leaf: p.detach().clone() for leaf, p in named.items() if p is not None}
@@ -323,7 +336,10 @@ def make_noisy(layer: nn.Module, estimator: str, family: DiagonalGaussian) -> No
 
 
 def plain_type(layer: nn.Module) -> type[nn.Module]:
-    """Return a layer's type; for a noisy layer, the plain type that it is in evaluation mode."""
+    """Return a layer's type.
+
+    For a noisy layer it is the plain type, which the layer is in evaluation mode.
+    """
     return layer.plain if isinstance(layer, _Noisy) else type(layer)
 
 
@@ -341,7 +357,9 @@ def is_noisy(layer: nn.Module) -> bool:
 
 @contextmanager
 def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> Iterator[None]:
-    """Turn the noise of noisy layers on or off, whatever the model's mode; everything else keeps its mode.
+    """Turn the noise of noisy layers on or off, whatever the model's mode.
+
+    Everything else keeps its mode.
 
     Args:
         model: the network.
@@ -371,9 +389,10 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network that is being fitted into evaluation mode; every module's own mode is restored afterwards.
+    """Put a network that is being fitted into evaluation mode.
 
-    To predict, call a replica instead (`bayeslim.replica`): another thread may use the network.
+    Every module's own mode is restored afterwards. To predict, call a replica instead (`bayeslim.replica`): another
+    thread may use the network.
     """
     training = [module for module in model.modules() if module.training]
     for module in training:
@@ -386,10 +405,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
-    """Find the named modules that run exactly once on `inputs` and are alone in using their weights.
+    """Find the named modules that run exactly once and share no weights.
 
-    The pass is in the model's own mode, since a module may do something else in another, and changes nothing: no
-    gradients, no random numbers and no buffers are kept.
+    A module counts if it runs exactly once on `inputs`, and no other module uses its weights.
+
+    The pass is in the model's own mode, since a module may behave differently in another. It changes no
+    gradients, no random state and no buffers.
     """
     runs: dict[str, int] = dict.fromkeys(candidates, 0)
     declared: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}

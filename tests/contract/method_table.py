@@ -46,6 +46,8 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "ivon": lambda: bl.IVON(),
 }
 
-NOT_COMPILED_WHOLE = {"deep-ensemble-adversarial", "mc-dropout", "mc-batch-norm"}
-"""Methods whose loss takes a gradient inside, at which Dynamo breaks the graph unless it is told otherwise; and those
-that have the plain loss, but refuse a network without dropout or batch norms."""
+A_THIRD = (
+    "variational-local", "variational-flipout", "variational-lowrank", "variational-renyi", "variational-gates",
+    "laplace-kron", "deep-ensemble", "sghmc", "swag", "svgd", "ivon",
+)  # fmt: skip
+"""One method of each kind of loss, for promises that are slow to check."""

@@ -454,7 +454,7 @@ def test_what_cannot_be_done_is_said():
         bl.distill(bnn, [])
     with pytest.raises(ShapeMismatch, match=r"\(20, 3\), do not match its targets, \(20, 2\)"):
         bl.distill(bnn, data(), nn.Linear(4, 3), progress=False)
-    with pytest.raises(ShapeMismatch, match="cannot be put together"):
+    with pytest.raises(ShapeMismatch, match="cannot be joined into one tensor"):
         bl.distill(bnn, [(torch.randn(2, 4), None), (torch.randn(2, 5), None)], progress=False)
     with pytest.raises(NotFitted):
         bl.distill(bl.bayesianize(mlp(), bl.Laplace(), likelihood=likelihoods.Categorical()), data())

@@ -261,7 +261,11 @@ def _shown(value: float) -> str:
 def _prepared(
     networks: dict[str, nn.Module], example: Inputs, runtimes: Sequence[str], forgiving: bool, skipped: dict[str, str]
 ) -> dict[tuple[str, str], Contender]:
-    """Prepare both networks in every runtime; skip one that fails, unless it was asked for by name."""
+    """Prepare both networks in every runtime.
+
+    With `forgiving`, a runtime other than eager that fails is left out, and `skipped` gets the reason. Otherwise its
+    error is raised.
+    """
     entries: dict[tuple[str, str], Contender] = {}
     preparations = {name: Preparation(network, batches(network, example)) for name, network in networks.items()}
     for runtime in runtimes:
@@ -296,7 +300,10 @@ def _take_turns(
 
 
 def _timed(run: Callable[[], Any], calls: int) -> float:
-    """Return the median seconds of a call, which a pause of the process during one of them does not change."""
+    """Return the median seconds of a call.
+
+    A pause of the process during one call does not change the median.
+    """
     taken = []
     for _ in range(calls):
         started = time.perf_counter()

@@ -38,7 +38,10 @@ class Bits:
 
 
 def _code_bit(coder: Coder, value: int, counts: Sequence[list[int]], pseudocount: int = 1) -> int:
-    """Code one bit by the counts of zeros and ones in each of its contexts, and add it to them."""
+    """Code one bit by the counts in each of its contexts, and update the counts.
+
+    The counts are of zeros and of ones.
+    """
     probability = _ONE >> 1
     for zeros, ones in counts:
         probability = (ones * _ONE + pseudocount * probability) // (zeros + ones + pseudocount)

@@ -85,7 +85,9 @@ def encode(
     example: Inputs | None = None,
     raw: bool = False,
 ) -> Encoded:
-    """Write a network as one entropy-coded file; zeros and few distinct values make it small.
+    """Write a network as one entropy-coded file.
+
+    Zeros and few distinct values make the file small.
 
     Args:
         network: a plain network whose values lie on grids or in tables, tensor by tensor, or the result of `quantise`.
@@ -128,7 +130,9 @@ def encode(
 
 
 def decode(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
-    """Read a network that `encode` wrote; every value is restored to the bit, but for the sign of zeros.
+    """Read a network that `encode` wrote.
+
+    Every value is restored to the bit, but for the sign of zeros.
 
     Args:
         path: the file.

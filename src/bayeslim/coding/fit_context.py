@@ -58,7 +58,7 @@ class Choices:
 
 
 def gather_choices(rows: Sequence[Integers], features: ColumnFeatures) -> Choices:
-    """Gather the choices of a sample of rows, given the columns of every row's non-zeros.
+    """Gather the choices of a sample of rows from the columns of their non-zeros.
 
     Full rows are left out, since they leave no choice.
     """
@@ -98,7 +98,10 @@ def fit_context(choices: Choices) -> ContextModel:
 
 
 def _neighbours(model: ContextModel, feature: int | None) -> list[ContextModel]:
-    """List the model, then its copies with every coefficient of one feature, or with every γ."""
+    """List the model and its copies with each coefficient of one feature.
+
+    Without a feature, the copies have each value of γ.
+    """
     if feature is None:
         return [model, *(ContextModel(model.choices, gamma) for gamma in range(GAMMAS + 1))]
     before, after = model.choices[:feature], model.choices[feature + 1 :]

@@ -134,7 +134,10 @@ class NetworkCoder:
 
 
 def _uses_of_units(sizes: Mapping[str, int], plans: Mapping[str, Layout], weights: Params) -> dict[str, list[Integers]]:
-    """Count, for vectors with an entry per unit of the weight before, the entries a unit reads and is read by."""
+    """Count the non-zero weights that each unit reads, and those that read it.
+
+    The counts are by vector, for vectors with an entry per unit of the weight before.
+    """
     found: dict[str, list[Integers]] = {}
     order, last = list(plans), -1
     for name in sizes:

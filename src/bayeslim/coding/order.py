@@ -44,7 +44,10 @@ def sort_units(network: nn.Module, example: Inputs) -> nn.Module:
 
 
 def _reads(members: Alike, tensors: Params) -> list[tuple[int, ...]]:
-    """Compute a sort key per unit: more entries first; among equals, the earlier first entry first."""
+    """Compute a sort key per unit.
+
+    Units with more entries come first; among equals, the unit with the earlier first entry.
+    """
     rows = next((axis for axis in members.places if axis in members.made and _is_rows(axis, tensors)), None)
     if rows is None:
         return [()] * len(members)

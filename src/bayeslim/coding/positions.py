@@ -66,7 +66,10 @@ class ContextModel:
 
 
 def is_sorted(rows: Sequence[Integers]) -> bool:
-    """Check that rows are sorted: more non-zeros first, and among equals the earlier first column first."""
+    """Check whether rows are sorted.
+
+    Rows with more non-zeros come first; among equals, the row with the earlier first column.
+    """
     keys = [(-len(columns), int(columns[0]) if len(columns) else 0) for columns in rows]
     return keys == sorted(keys)
 

@@ -82,7 +82,7 @@ class Values:
 
     @staticmethod
     def lie_on_grids(patterns: Patterns, nonzeros: NonZeros, form: Format) -> bool:
-        """Check whether values are small integers times one step, or times one step per row."""
+        """Check whether values are small integers times one step, or one step per row."""
         for parts in ([patterns], nonzeros.split(patterns)):
             try:
                 for part in parts:
@@ -152,7 +152,10 @@ class Values:
         return self._sizes.code(coder, given[0]), self._sizes.code(coder, given[1])
 
     def _choose_table(self, coder: Coder, patterns: Patterns | None, form: Format) -> tuple[Patterns, Patterns]:
-        """Code which earlier table to use, or a new one: the values of either sign, sorted by size."""
+        """Code the index of an earlier table, or a new table.
+
+        A table holds the negative and the positive values, each sorted by size.
+        """
         wanted = np.unique(patterns) if patterns is not None else np.zeros(0, np.uint64)
         fitting = (index for index, table in enumerate(self._tables) if _holds(table, wanted))
         index = coder.uniform(next(fitting, len(self._tables)), len(self._tables) + 1)
@@ -183,13 +186,19 @@ def _on_step(patterns: Patterns, form: Format) -> tuple[Step, Integers]:
 
 
 def _entropy(symbols: NDArray[Any]) -> float:
-    """Estimate the bits of adaptive symbols: their entropy, and four bits per distinct symbol."""
+    """Estimate the bits of adaptive symbols.
+
+    They are the entropy of the symbols, and four bits per distinct symbol.
+    """
     counts = np.unique(symbols, return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum()) + 4.0 * len(counts)
 
 
 def _elias_gamma(codes: Integers) -> float:
-    """Estimate the bits of codes with a large alphabet: the sign, the adaptive length and the digits."""
+    """Estimate the bits of codes with a large alphabet.
+
+    They are the bits of the sign, of the adaptive length and of the digits.
+    """
     digits = np.floor(np.log2(np.abs(codes)))
     return float(digits.sum()) + len(codes) + _entropy(digits)
 

@@ -10,7 +10,7 @@ The targets of the student:
     "dirichlet"   the probabilities of all draws. The student outputs a distribution over them, which separates
                   aleatoric from epistemic uncertainty
 
-Labels are not used, so any inputs will do. Inputs far from the data teach the student where to be unsure.
+Labels are not used, so any inputs serve. Inputs far from the data teach the student where to be unsure.
 
 Balan et al. 2015, arXiv:1506.04416 · Malinin, Mlodozeniec & Gales 2020, arXiv:1905.00076
 """
@@ -120,7 +120,7 @@ def distill(
         else:
             options: dict[str, Any] = {"samples": samples, "size": size, "progress": progress}
             targets = stored(teacher, loader, unlabelled, dirichlet=how == "dirichlet", **options)
-    # The size of the data weighs a prior, and a student has none: `fit` reads it where there is one to read.
+    # num_data only weighs a prior, and a student has none: any value serves where `fit` cannot read it.
     learner = Bayesian(network, method, likelihood, None, None, 1 if how == "online" else None)
     learner.masks = masks
     learner.keep_zeros()
@@ -134,7 +134,10 @@ def distill(
 
 
 def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples: int | None) -> None:
-    """Warn if the epistemic uncertainty of a student is far from its teacher's on the first batch."""
+    """Warn if a student's epistemic uncertainty is far from its teacher's.
+
+    They are compared on the first batch.
+    """
     with kept_random_state():
         mine, others = (float(p.epistemic.mean()) for p in (predict(student, first), predict(teacher, first, samples)))
     if abs(mine - others) > MAX_DIFFERENCE_NATS and not 1 / MAX_RATIO < mine / max(others, 1e-9) < MAX_RATIO:
@@ -148,7 +151,10 @@ def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples
 
 
 def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
-    """Return a loader and its first batch; an iterator, which can be read only once, becomes a list."""
+    """Return a loader and its first batch.
+
+    An iterator, which can be read only once, becomes a list.
+    """
     if isinstance(loader, Iterator):
         loader = list(loader)
     for batch in loader:
@@ -169,7 +175,10 @@ def _start(source: nn.Module) -> tuple[nn.Module, Params]:
 
 
 def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelihood:
-    """Choose the student's likelihood: the teacher's, or for values the one that fits the number of outputs."""
+    """Choose the student's likelihood.
+
+    It is the teacher's, or for values the Gaussian that fits the number of outputs.
+    """
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)

@@ -33,14 +33,17 @@ SMOOTHING = 1e-4
 
 
 def targets_of(prediction: Prediction) -> Tensor:
-    """Return the mean of a prediction, (B, ...); for values mean and variance, (B, 2, ...)."""
+    """Return a prediction's mean, (B, ...); for values mean and variance, (B, 2, ...)."""
     if prediction.kind != "values":
         return prediction.mean
     return torch.stack([prediction.mean, prediction.variance], 1)
 
 
 def dirichlet_targets(likelihood: Categorical, outputs: Tensor) -> Tensor:
-    """Compute E_s[log p_s] from the teacher's raw outputs (S, B, ...), classes last, (B, ..., C)."""
+    """Compute E_s[log p_s], (B, ..., C), from the teacher's raw outputs (S, B, ...).
+
+    The classes are the last dimension of the result.
+    """
     where = likelihood.class_dim + 1 if likelihood.class_dim >= 0 else likelihood.class_dim
     probs = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).movedim(where, -1).softmax(-1)
     return ((1 - SMOOTHING) * probs + SMOOTHING / probs.shape[-1]).log().mean(0)
@@ -48,7 +51,7 @@ def dirichlet_targets(likelihood: Categorical, outputs: Tensor) -> Tensor:
 
 @singledispatch
 def divergence(likelihood: Likelihood, outputs: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """Compute the divergence of a student's outputs from its targets, for each example, (B,).
+    """Compute the divergence (B,) of a student's outputs from its targets.
 
     Args:
         likelihood: the student's likelihood; register a type of likelihood to support it.
@@ -95,7 +98,7 @@ def _(likelihood: Gaussian, outputs: Tensor, teacher: Tensor, temperature: float
 
 
 def dirichlet_divergence(likelihood: Categorical, outputs: Tensor, teacher: Tensor) -> Tensor:
-    """Compute −E_s[log Dir(p_s | exp(outputs))] of each example from E_s[log p_s], (B,)."""
+    """Compute −E_s[log Dir(p_s | exp(outputs))] (B,) from E_s[log p_s]."""
     # In double precision: for large α the logarithms of the gamma function are large and nearly cancel.
     alpha = _like(outputs.movedim(likelihood.class_dim, -1), teacher).double().exp()
     log_normaliser = torch.lgamma(alpha).sum(-1) - torch.lgamma(alpha.sum(-1))
@@ -112,7 +115,10 @@ def _summed(values: Tensor) -> Tensor:
 
 
 def _like(outputs: Tensor, teacher: Tensor) -> Tensor:
-    """Return the outputs in the precision of the targets; raise if their shapes differ."""
+    """Convert the outputs to the precision of the targets.
+
+    Raises `ShapeMismatch` if their shapes differ.
+    """
     if outputs.shape != teacher.shape:
         raise ShapeMismatch(
             f"The student's outputs, {tuple(outputs.shape)}, do not match its targets, "

@@ -62,7 +62,10 @@ class Student(PointNetwork):
             )
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """Compute the divergence from the teacher's predictions; there is no prior, as the teacher has used it."""
+        """Compute the divergence from the teacher's predictions.
+
+        The loss has no prior term, because the teacher's posterior already includes the prior.
+        """
         inputs, teacher = split_batch(batch)
         if not teacher.is_floating_point():
             raise ShapeMismatch(
@@ -79,7 +82,10 @@ class Student(PointNetwork):
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """Predict in closed form for a Dirichlet, with draws as samples; "sample" uses the draws alone."""
+        """Predict with the student; for a Dirichlet in closed form, with draws as samples.
+
+        With how="sample" the prediction of a Dirichlet uses the draws alone.
+        """
         if how not in ("auto", "sample", "mean", "map"):
             return None
         outputs = torch.cat([call(bnn.model, x) for x in batches()])

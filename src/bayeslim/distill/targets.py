@@ -38,7 +38,10 @@ class Online:
 
     @classmethod
     def of(cls, teacher: Bayesian, loader: Any, unlabelled: Any, size: int) -> Online:
-        """Make one from labelled and unlabelled inputs; a tensor is cut into batches of `size`."""
+        """Combine a loader with unlabelled inputs.
+
+        A tensor of unlabelled inputs is cut into batches of `size`.
+        """
         if isinstance(unlabelled, Tensor):
             unlabelled = Loader(unlabelled, torch.zeros(len(unlabelled)), size) if len(unlabelled) else None
         return cls(teacher, (loader,) if unlabelled is None else (loader, unlabelled))
@@ -153,8 +156,8 @@ def _joined(parts: list[Inputs]) -> Inputs:
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ShapeMismatch(
-            f"The batches cannot be put together to be kept: {error}. Give inputs of one shape, unlabelled ones, too; "
-            'or, if the teacher takes several shapes, how="online", which takes them one by one.'
+            f"The inputs cannot be joined into one tensor: {error}. Give all inputs one shape, unlabelled ones too; "
+            'or, if the teacher takes several shapes, use how="online", which takes batches one by one.'
         ) from error
 
 

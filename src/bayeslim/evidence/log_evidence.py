@@ -44,10 +44,10 @@ def log_evidence(
 
     Args:
         bnn: a Bayesian network.
-        loader: the training data, in batches; it is gone through once for every draw.
+        loader: the training data, in batches; it is read once for every draw.
         samples: Monte-Carlo draws, where the method needs them.
         renyi: estimate it at this order α from draws of the posterior, instead of as the method does: 0 is the
-            importance-weighted bound, 1 the ELBO. A bound for α ≥ 0; below, the estimate is on no known side.
+            importance-weighted bound, 1 the ELBO. A lower bound for α ≥ 0; no bound for α < 0.
         generator: where the random numbers come from.
         progress: whether to show progress bars; `BAYESLIM_PROGRESS=0` in the environment turns all of them off.
     """
@@ -82,7 +82,10 @@ def log_evidence(
 
 
 def _explain(found: Evidence, loader: Iterable[Any]) -> None:
-    """Raise an error that names the batch with NaN or infinity; likelihoods of zero, log p(D) = −∞, may pass."""
+    """Raise an error that names the batch with NaN or infinity.
+
+    If log p(D) = −∞ and all data are finite, a likelihood is zero, and nothing is raised.
+    """
     for number, batch in enumerate(loader):
         inputs, targets = split_batch(batch)
         for what, values in (("inputs", inputs), ("targets", targets)):
@@ -115,7 +118,7 @@ def _(
     values, count = [], 0
     for params in _draws(posterior, samples, generator):
         log_lik, count = _log_likelihood(bnn, loader, params)
-        # Anew for every draw, since it has a spread of its own where it is estimated.
+        # The KL is computed for every draw: where it is estimated, it adds to the standard error.
         values.append(log_lik - _kl(posterior, bnn))
     return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
 
@@ -137,7 +140,7 @@ def _(
     posterior: LowRankCovariance, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
     log_stds = [posterior.std[name][random].double().log().sum() for name, random in posterior.support.items()]
-    # The KL of the marginals says nothing of how weights go together.
+    # The KL of the marginals ignores correlations between weights.
     correlation = float(torch.stack(log_stds).sum() + 0.5 * posterior.log_det_precision())
     values, count = [], 0
     for params in _draws(posterior, samples, generator):

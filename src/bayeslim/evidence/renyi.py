@@ -37,13 +37,13 @@ from torch import Tensor
 
 
 def check(alpha: float) -> None:
-    """Raise unless `alpha` is a number on the extended line."""
+    """Raise unless `alpha` is a real number or ±inf."""
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or math.isnan(alpha):
         raise ValueError(f"renyi is an order α, any number or ±inf; 1 is the ELBO. Got {alpha!r}.")
 
 
 def is_lower_bound(alpha: float) -> bool:
-    """Tell whether the estimate's expectation is at most log p(D) for every number of draws."""
+    """Check whether the expected estimate is at most log p(D) for any number of draws."""
     return alpha >= 0
 
 
@@ -53,7 +53,7 @@ def kind(alpha: float) -> str:
 
 
 def bound(log_weights: Tensor, alpha: float, log_shares: Tensor | None = None) -> Tensor:
-    """Compute L̂_α from the log-weights of K draws, (K, ...), over the first dimension.
+    """Compute L̂_α from the log-weights (K, ...) of K draws, over the first dimension.
 
     Args:
         log_weights: log p(D, w_k) − log q(w_k).
@@ -82,7 +82,10 @@ def bound(log_weights: Tensor, alpha: float, log_shares: Tensor | None = None) -
 
 
 def influence(log_weights: Tensor, alpha: float, log_shares: Tensor) -> Tensor:
-    """Compute the share of each of K draws in L̂_α: ∂L̂_α / ∂log w_k, (K,), which sum to one."""
+    """Compute the share of each draw in L̂_α, ∂L̂_α / ∂log w_k, (K,).
+
+    The shares sum to one.
+    """
     if math.isinf(alpha):
         chosen = log_weights.argmin(0) if alpha > 0 else log_weights.argmax(0)
         return F.one_hot(chosen, len(log_weights)).to(log_weights.dtype)
@@ -90,7 +93,10 @@ def influence(log_weights: Tensor, alpha: float, log_shares: Tensor) -> Tensor:
 
 
 def standard_error(log_weights: Tensor, alpha: float) -> float:
-    """Estimate the standard error of L̂_α by the delta method; infinite where K draws do not determine it."""
+    """Estimate the standard error of L̂_α by the delta method.
+
+    It is infinite where K draws do not determine it.
+    """
     count = len(log_weights)
     if count == 1 or math.isinf(alpha):
         return math.inf
@@ -101,5 +107,8 @@ def standard_error(log_weights: Tensor, alpha: float) -> float:
 
 
 def log_shares(log_weights: Tensor, samples: int) -> Tensor:
-    """Compute the logs of the draws' weights for `samples` draws of each component of a mixture, (C · samples,)."""
+    """Compute `log_shares` of draws from a mixture of C components, (C · samples,).
+
+    Each component has `samples` draws, which share its weight equally.
+    """
     return log_weights.repeat_interleave(samples) - math.log(samples)

@@ -1,6 +1,6 @@
-"""The base of methods. A method is a frozen dataclass that turns a model and data into a posterior.
+"""The base of methods: a method is a frozen dataclass that turns a model and data into a posterior.
 
-Its hooks, in the order of their life; all have defaults but `posterior`:
+Its hooks; all but `posterior` have defaults:
 
     convert      prepare the model (already a copy, or the user's own for `bayesianize_`)
     strip        undo `convert` on a copy of the model
@@ -14,9 +14,9 @@ Its hooks, in the order of their life; all have defaults but `posterior`:
     mean_params  the parameters of the mean network that differ from the model's own
     draw         one random network's outputs on inputs, for `bnn(x)` in training mode
     condition    condition the posterior on zeros (on a copy, for pruning)
-    predictive   predictions, where the method knows better than the posterior's type
+    predictive   predictions, where the method has its own way to predict
     improper     the priors that rule an evidence out
-    evidence     the evidence, where the method knows better than the posterior's type
+    evidence     the evidence, where the method has its own estimate
 
 A method holds settings only. State that changes lives in the model's parameters or in `bnn.state`.
 """
@@ -44,9 +44,9 @@ class Terms:
 
     Args:
         nll: the mean over examples of −log p(y|x, w).
-        kl: the whole KL(q ‖ p), or −log p(w) for point estimates; summed, never averaged. A function is called when
-            its value is asked for: then gradients are not taken of it.
-        kl_weight: what the schedule says.
+        kl: the whole KL(q ‖ p), or −log p(w) for point estimates; summed, never averaged. A function is called
+            when its value is read, without gradients.
+        kl_weight: the weight of the KL from the schedule.
         num_data: the size of the training set.
     """
 
@@ -66,7 +66,7 @@ class Terms:
 
     @property
     def loss(self) -> Tensor:
-        """All of it."""
+        """The whole loss: mean NLL + kl_weight · KL / num_data."""
         share = self.kl_weight / self.num_data
         if isinstance(share, Tensor):
             return self.nll + self.kl * share.to(self.kl)
@@ -74,7 +74,10 @@ class Terms:
 
     @property
     def objective(self) -> Tensor:
-        """What to call `backward` on: the loss, or the data term where an optimizer sees to the rest."""
+        """The tensor to call `backward` on.
+
+        It is the loss, or the data term alone where an optimizer takes care of the KL.
+        """
         return self.nll if callable(self._kl) else self.loss
 
     def less(self, log_density: Tensor) -> Terms:
@@ -101,41 +104,52 @@ class Method:
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:
-        """How hyperparameters of priors can be learned: "gradient", "closed form"; a point estimate's can not at all.
+        """The ways to learn hyperparameters of priors: "gradient", "closed form".
+
+        A point estimate learns none: the joint mode of weights and prior scale has all weights and the scale at zero.
 
         The most probable weights and scale of a prior together are all zeros and zero.
         """
         return ()
 
     def prior_factors(self, bnn: Bayesian) -> Mapping[str, float]:
-        """Name the priors whose standard deviations the fitted posterior multiplies, with the factors."""
+        """Return the factors by which the fitted posterior scales priors, by name.
+
+        They multiply the standard deviations of the priors.
+        """
         return {}
 
     def convert(self, bnn: Bayesian) -> None:
-        """Prepare the model."""
+        """Prepare the model; do nothing by default."""
 
     def strip(self, bnn: Bayesian, model: nn.Module) -> None:
-        """Nothing was put in, so there is nothing to take out."""
+        """Undo `convert` on a copy of the model; do nothing by default."""
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """Compute the negative log posterior: mean NLL − log p(w) / num_data, the MAP loss."""
+        """Compute the MAP loss: mean NLL − log p(w) / num_data."""
         inputs, targets = split_batch(batch)
         nll = bnn.likelihood.mean_nll(call(bnn.model, inputs), targets)
         return Terms(nll, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the learning rate of `fit` and `bnn.optimizer` where none is given: the usual one of Adam."""
+        """Return the default learning rate of `fit` and `bnn.optimizer`.
+
+        It is the usual one of Adam.
+        """
         return 1e-3
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Adam on everything trainable, fused where torch has a fused kernel for the parameters."""
+        """Make an Adam optimizer of all trainable parameters.
+
+        It is fused where torch has a fused kernel for the parameters.
+        """
         params = [p for p in bnn.parameters() if p.requires_grad]
-        # On a CPU the fused kernel takes a parameter's numbers to lie next to each other, and writes beside a view's.
+        # On a CPU the fused kernel assumes memory without gaps: it would write outside of a view.
         fusable = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() and _is_dense(p) for p in params)
         return torch.optim.Adam(params, lr=lr, fused=fusable)
 
     def observe(self, bnn: Bayesian) -> None:
-        """Nothing to do after a step."""
+        """Update state after an optimizer step; do nothing by default."""
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
         """Minimise the loss by gradient descent."""
@@ -146,11 +160,14 @@ class Method:
         raise NotImplementedError
 
     def one_network(self, bnn: Bayesian) -> Params:
-        """Return the weights that stand for the posterior as one network, by name: its mean."""
+        """Return one network's weights, by name, that stand for the posterior: its mean."""
         return bnn.posterior_.mean
 
     def mean_params(self, bnn: Bayesian) -> Params:
-        """Parameters of the mean network that differ from the model's own, by name; differentiable."""
+        """Return the parameters of the mean network that differ from the model's own.
+
+        They are by name, and differentiable.
+        """
         return {}
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
@@ -158,7 +175,10 @@ class Method:
         return call(bnn.model, inputs, fitting(bnn.model, bnn.posterior_.sample()))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Condition the posterior of `bnn` on w = 0 wherever a mask is False, and move its network to the new mean."""
+        """Condition the posterior of `bnn` on w = 0 wherever a mask is False.
+
+        The network of `bnn` moves to the new mean.
+        """
         posterior = bnn.posterior_.condition(masks, **options)
         bnn.state["posterior"] = posterior
         with torch.no_grad():
@@ -168,7 +188,10 @@ class Method:
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """Predict all inputs, which come in chunks, or return None to leave it to the posterior's type."""
+        """Predict all inputs, or return None to leave it to the posterior's type.
+
+        The inputs come in chunks.
+        """
         return None
 
     def improper(self, bnn: Bayesian) -> list[str]:
@@ -181,7 +204,10 @@ class Method:
 
 
 def _is_dense(parameter: Tensor) -> bool:
-    """Whether a parameter's numbers fill a stretch of memory, in whatever order of its dimensions."""
+    """Check whether a parameter fills one stretch of memory without gaps.
+
+    The order of its dimensions does not matter.
+    """
     size = 1
     for length, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: pair[1]):
         if length > 1:

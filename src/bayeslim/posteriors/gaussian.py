@@ -154,7 +154,10 @@ class Gaussian(Posterior):
         return survivors(self, self.restrict(kept, solver), kept, self.mean), {}
 
     def rowwise_mean(self, kept: Mapping[str, Tensor]) -> Params:
-        """Compute the conditional mean of each output's row alone; only families with rows can."""
+        """Compute the conditional mean of each output's row alone.
+
+        Only families with rows can compute it; others raise.
+        """
         raise ValueError(
             f'how="row" needs a Kronecker posterior. {type(self).__name__} is solved exactly by how="joint".'
         )

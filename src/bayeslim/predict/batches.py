@@ -73,7 +73,10 @@ def _examples_per_chunk(values: tuple[Tensor, ...], model: nn.Module, device: st
 
 
 def _growth(layer: Any) -> float | None:
-    """Numbers that a layer gives for each number it takes; None for a layer that is not known."""
+    """Compute the ratio of a layer's output size to its input size.
+
+    It is None for layers of unknown types.
+    """
     if isinstance(layer, _ConvNd):
         return layer.out_channels / layer.in_channels / prod(layer.stride)
     if isinstance(layer, nn.RNNBase):
@@ -97,5 +100,8 @@ def _slice(x: Inputs, part: slice) -> Inputs:
 
 
 def _is_loader(x: Any) -> bool:
-    """Tell loaders, which are iterated, from tensors, tuples, mappings and packed sequences, which are inputs."""
+    """Check whether `x` is a loader, which is iterated, rather than inputs.
+
+    Tensors, tuples, lists, mappings and packed sequences are inputs.
+    """
     return not isinstance(x, (Tensor, tuple, list, Mapping)) and hasattr(x, "__iter__")

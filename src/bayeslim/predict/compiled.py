@@ -98,7 +98,10 @@ class Compiled:
             return Prediction(kind, mean, outputs, aleatoric, epistemic, probs, spread)
 
     def _parts(self, outputs: Tensor) -> tuple[Any, ...]:
-        """Summarise outputs as the fields of a prediction; the class itself is made outside of the graph."""
+        """Summarise outputs as the fields of a prediction.
+
+        The `Prediction` itself is made outside of the graph.
+        """
         found = self.likelihood.predict(outputs)
         return found.kind, found.mean, found.aleatoric, found.epistemic, found.probs, found.spread
 
@@ -116,6 +119,9 @@ class Compiled:
 
 
 def _draws_networks(bnn: Bayesian, example: Inputs) -> bool:
-    """Tell whether predictions come from the networks of a posterior rather than from the method's own way."""
+    """Check whether predictions average networks drawn from a posterior.
+
+    Some methods predict in their own way instead.
+    """
     with torch.no_grad():
         return bnn.method.predictive(bnn, lambda: iter([example]), 1, "auto", None) is None

@@ -136,7 +136,10 @@ def predictive(
     how: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Give raw outputs of networks drawn from a posterior, (S, N, ...); register a posterior's type to change it."""
+    """Compute raw outputs (S, N, ...) of networks drawn from a posterior.
+
+    Register a posterior's type to change it.
+    """
     if how in ("mean", "map"):
         params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
         return outputs_of(bnn.model, [params], batches)
@@ -152,7 +155,10 @@ def _(
     how: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Call every particle with its own buffers; "mean" is the network as it stands for them."""
+    """Call every particle with its own buffers.
+
+    With how="mean", call the one network that stands for all particles.
+    """
     if how == "mean":
         return outputs_of(bnn.model, [bnn.method.one_network(bnn)], batches)
     chosen = [posterior.nearest_to_mean()] if how == "map" else posterior.spread(samples)
@@ -183,7 +189,10 @@ def outputs_of(model: nn.Module, networks: Iterable[Params], batches: Batches) -
 
 
 def unstacked(stack: Params, model: nn.Module) -> list[Params]:
-    """Take stacked networks apart, (S, *shape) by name, in the precision and on the device of the model's own."""
+    """Split stacked tensors (S, *shape) by name into S networks.
+
+    They get the precision and the device of the model's own tensors.
+    """
     own = Slots(model).own
     parts = {name: values.to(own[name]).unbind() for name, values in stack.items()}
     return [dict(zip(parts, tensors, strict=True)) for tensors in zip(*parts.values(), strict=True)]
@@ -192,7 +201,10 @@ def unstacked(stack: Params, model: nn.Module) -> list[Params]:
 def draws_of(
     posterior: Posterior, model: nn.Module, samples: int, generator: torch.Generator | None
 ) -> Iterator[Params]:
-    """Draw networks, as many in one call as memory allows, and give them one after the other."""
+    """Draw networks, and yield them one after the other.
+
+    One call of the posterior draws as many as memory allows.
+    """
     at_once = max(1, MAX_NUMBERS_PER_DRAW // posterior.num_parameters)
     for first in range(0, samples, at_once):
         yield from unstacked(posterior.sample(min(at_once, samples - first), generator=generator), model)

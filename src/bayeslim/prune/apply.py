@@ -68,7 +68,10 @@ def _once(words: str) -> str:
 
 
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
-    """Set the mean of unread weights to zero, in place: no weight compensates for them."""
+    """Set the mean of unread weights to zero, in place.
+
+    No other weight compensates for them.
+    """
     posterior = bnn.posterior_ if unread else None
     if not isinstance(posterior, Gaussian):
         return

@@ -47,15 +47,15 @@ class Ranking:
 def rank(
     candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False, min_capacity: float = 0.0
 ) -> Ranking:
-    """Rank candidates by score, then by their ties, then by their place in the network.
+    """Rank candidates by score, then by their `ties`, then by place in the network.
 
     Args:
         candidates: everything that could be cut.
         scope: "global" compares scores of all layers; "layer" takes the same fraction of every layer.
         keep_best: never cut a layer's best candidate; otherwise the ranking ends before the first layer would be empty.
         by_size: whether to rank by the score per weight of a candidate.
-        min_capacity: scores of single weights say little of a layer that loses most of them, so that a global cut that
-            leaves a fraction f of what is left of the network leaves at least `min_capacity` · f of every layer.
+        min_capacity: a global cut to a fraction f of the present network leaves at least `min_capacity` · f of every
+            layer, because scores of single weights say little about a layer that loses most of them.
     """
     scores = candidates.scores / candidates.sizes if by_size else candidates.scores
     scores = torch.where(candidates.gone, -torch.inf, scores)

@@ -105,7 +105,10 @@ def descend_hulls(options: Sequence[Sequence[Point]], budget: float) -> list[int
 
 
 def _hull(points: Sequence[Point]) -> list[int]:
-    """List the indices of the lower convex hull, from the smallest rate, while the loss falls."""
+    """List the indices of the points on the lower convex hull.
+
+    They begin at the smallest rate, and end where the loss no longer falls.
+    """
     hull: list[int] = []
     for place in sorted(range(len(points)), key=lambda i: points[i]):
         rate, loss = points[place]

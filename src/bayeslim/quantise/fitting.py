@@ -30,7 +30,10 @@ MAX_ROUNDS = 20
 
 
 def fit_scales(weights: Weights, bits: Tensor) -> Tensor:
-    """Search the steps (units,) of uniform grids with the least loss of rounding to the nearest level."""
+    """Search the steps (units,) of uniform grids with the least loss.
+
+    The loss is that of rounding to the nearest level.
+    """
     limit = limit_of(bits).double()
     largest = torch.zeros(weights.units, dtype=torch.float64, device=weights.values.device)
     largest.scatter_reduce_(0, weights.unit, weights.values.abs(), "amax")
@@ -46,14 +49,17 @@ def fit_scales(weights: Weights, bits: Tensor) -> Tensor:
 
 
 def nearest_losses(weights: Weights, bits: int) -> Tensor:
-    """Compute the loss of rounding to the nearest level of uniform grids, in nats, (units,)."""
+    """Compute the loss (units,) of rounding to the nearest uniform level, in nats."""
     width = torch.full((weights.units,), bits, device=weights.values.device)
     scale = fit_scales(weights, width).double()
     return weights.loss(_levels(weights, _round_uniform(weights, scale, width, None), scale))
 
 
 def fit_uniform(weights: Weights, bits: Tensor, strength: float) -> tuple[Uniform, UniformRounder, Tensor]:
-    """Fit a uniform grid; return it, the rounder of the whole parameter, and the codes of the weights (m,)."""
+    """Fit a uniform grid.
+
+    Returns the grid, the rounder of the whole parameter, and the codes of the weights (m,).
+    """
     scale = fit_scales(weights, bits)
     codes = _round_uniform(weights, scale.double(), bits, None)
     most = int(limit_of(bits).max())
@@ -70,7 +76,10 @@ def fit_uniform(weights: Weights, bits: Tensor, strength: float) -> tuple[Unifor
 
 
 def fit_codebook(weights: Weights, bits: int, strength: float) -> tuple[Codebook, CodebookRounder, Tensor]:
-    """Fit a codebook of 2^bits levels; return it, its rounder, and the codes of the weights (m,)."""
+    """Fit a codebook of 2^bits levels.
+
+    Returns the codebook, its rounder, and the codes of the weights (m,).
+    """
     levels = _starting_levels(weights, 2**bits - 1)
     lengths = None
     codes = CodebookRounder(levels, None)(weights.values, weights.precision)
@@ -98,7 +107,10 @@ def given_codebook(
 
 
 def coded_bits(codes: Tensor, grid: Grid) -> float:
-    """Estimate the coded bits of a parameter: the entropy of its codes plus the numbers of its grid."""
+    """Estimate the coded bits of a parameter.
+
+    They are the entropy of its codes plus the numbers of its grid.
+    """
     counts = torch.unique(codes, return_counts=True)[1].double()
     entropy = -(counts * (counts / counts.sum()).log2()).sum()
     return float(entropy) + 16 * grid.numbers.numel()

@@ -120,7 +120,9 @@ def _(posterior: Kronecker, task: Rounding, parts: int) -> Params:
 
 
 def round_rows(posterior: Posterior, task: Rounding) -> Params:
-    """Round each output's row of a Kronecker posterior on its own, with precision G_oo A + δ I.
+    """Round each output's row of a Kronecker posterior on its own.
+
+    Row o has precision G_oo A + δ I.
 
     All rows are rounded side by side, weight by weight. Exact only if outputs are uncorrelated.
     """
@@ -142,7 +144,10 @@ def round_rows(posterior: Posterior, task: Rounding) -> Params:
 
 
 def _one_by_one(precision: Tensor, targets: Tensor, names: Sequence[str], task: Rounding, codes: Params) -> None:
-    """Round weights with precision (n, n) at indices (n,) of the concatenated parameters, into `codes`."""
+    """Round weights with precision (n, n) one by one, into `codes`.
+
+    `targets` (n,) are their indices in the concatenated parameters.
+    """
     order = precision.diagonal().argsort()
     targets = targets[order]
     factor = cholesky(precision[order][:, order].double())[0]
@@ -153,7 +158,9 @@ def _one_by_one(precision: Tensor, targets: Tensor, names: Sequence[str], task: 
 def _last_to_first(
     values: Tensor, targets: Tensor, factor: Tensor, names: Sequence[str], task: Rounding, codes: Params
 ) -> None:
-    """Round rows of weights side by side, from the last weight to the first, into `codes`.
+    """Round rows of weights from the last weight to the first, into `codes`.
+
+    All rows are rounded side by side.
 
     Args:
         values: (rows, n).
@@ -183,7 +190,10 @@ def _last_to_first(
 
 
 def _in_parts(posterior: Gaussian | None, task: Rounding, parts: int) -> Params:
-    """Round weights in parts, the largest precision first, and move the rest after each part."""
+    """Round weights in parts, and move the rest after each part.
+
+    The weights with the largest precision are rounded first.
+    """
     current, codes = dict(task.mean), task.nothing()
     free = {name: kept.clone() for name, kept in task.kept.items()}
     order = {}

@@ -38,17 +38,26 @@ class Quantised:
 
     @property
     def expected_loss(self) -> float:
-        """Expected loss of log-posterior by rounding, in nats over the whole training set: ½ δᵀ P δ."""
+        """Expected loss of log-posterior by rounding, in nats: ½ δᵀ P δ.
+
+        It is for the log-posterior of the whole training set.
+        """
         return sum(self.losses.values())
 
     @cached_property
     def coded_bits(self) -> dict[str, float]:
-        """Estimated bits of each parameter after entropy coding, positions and grid included."""
+        """Estimated bits of each parameter after entropy coding.
+
+        They include the positions and the grid.
+        """
         return {name: coded_bits(codes, self.grids[name]) for name, codes in self.codes.items()}
 
     @property
     def coded_bytes(self) -> float:
-        """Estimated bytes of all parameters after entropy coding, without the header of a file."""
+        """Estimated bytes of all parameters after entropy coding.
+
+        They do not include the header of a file.
+        """
         return sum(self.coded_bits.values()) / 8
 
     @property

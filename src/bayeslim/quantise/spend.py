@@ -32,7 +32,9 @@ class Spending:
             ]
 
     def at(self, mean_bits: float) -> dict[str, Tensor]:
-        """Choose the bits (units,) by name with the least loss for the mean bits per non-zero weight.
+        """Choose the bits (units,) by name with the least loss.
+
+        Their mean per non-zero weight is at most `mean_bits`.
 
         Raises:
             ValueError: if even the fewest bits exceed the budget.

@@ -44,12 +44,18 @@ class _App(typer.Typer):
 
 
 def _printable(text: str) -> str:
-    """Replace characters that would control the terminal: an error may quote a file from someone else."""
+    """Replace the characters that would control the terminal.
+
+    An error may quote a file from someone else.
+    """
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _is_deliberate(error: BaseException) -> bool:
-    """Check whether the library itself raised an error on purpose, rather than code that it called."""
+    """Check whether the library raised an error on purpose.
+
+    Other errors come from code that the library called.
+    """
     last = traceback.extract_tb(error.__traceback__)[-1]
     raised_here = Path(last.filename).is_relative_to(_PACKAGE) and (last.line or "").startswith("raise ")
     return isinstance(error, bayeslim.errors.BayeslimError) or raised_here
@@ -87,7 +93,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Make any PyTorch network Bayesian, read its uncertainty, prune it by its posterior."""
+    """Make PyTorch networks Bayesian, read their uncertainty, prune by the posterior."""
 
 
 @app.command(name="help")
@@ -110,7 +116,7 @@ def demo(
     recipe: o.RecipeName = None,
     device: o.Device = None,
 ) -> None:
-    """Compress a network on handwritten digits: train, prune by its posterior, compact, export, report."""
+    """Compress a network on handwritten digits: train, prune, compact, export, report."""
     demonstration.run(output, seed, recipe, device or "auto")
 
 
@@ -139,7 +145,10 @@ def fit(
     patience: o.Patience = None, tune: o.Tune = None, batch_size: o.BatchSize = None,
     validation: o.Validation = None, seed: o.Seed = None, device: o.Device = None,
 ) -> None:  # fmt: skip
-    """Find the posterior of a network: by training it, or around trained weights (laplace)."""
+    """Find the posterior of a network, by training it or around trained weights.
+
+    Methods such as laplace also take a network that is already trained (--weights).
+    """
     flags = dict(locals())
     settings = FitSettings.read(flags.pop("config"), flags)
     with _resumable(settings.out):
@@ -168,7 +177,7 @@ def predict(
     seed: o.DrawSeed = 0,
     device: o.Device = None,
 ) -> None:
-    """Write the prediction of a fitted network for every example, with its uncertainty.
+    """Write the predictions of a fitted network, with their uncertainty.
 
     Uncertainties of classes are entropies in nats, those of values standard deviations. Aleatoric uncertainty is noise
     that stays; epistemic uncertainty falls with more data.

@@ -65,7 +65,9 @@ class Call:
             raise BadSetting(f'{what}="{self.text}": {first_line(error)}') from error
 
     def imported(self, what: str) -> Any:
-        """Import the name from its module; a class or a function is called, anything else is taken as it is.
+        """Import the name from its module, and call it if it is a class or a function.
+
+        Any other object is returned as it is.
 
         Raises:
             BadSetting: for the standard library's modules, classes and functions, none of which makes networks or data.

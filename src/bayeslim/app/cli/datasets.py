@@ -88,7 +88,7 @@ def _entry(name: str) -> Entry:
 
 
 def _files(name: str) -> tuple[list[Path], int]:
-    """Find the files of an image set on the disk; also return how many there should be."""
+    """Find the files of an image set on the disk, and count those it should have."""
     if name == "digits":
         return [], 0
     if name == "cifar10":

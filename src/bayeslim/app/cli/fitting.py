@@ -109,7 +109,10 @@ class FitSettings(TomlSettings):
 
     @property
     def next_command(self) -> str:
-        """The command that measures the network on test data; the user's own code must be named again."""
+        """The command that measures the network on test data.
+
+        It names the user's own model and data again, since code that a folder names is not run.
+        """
         own = [
             f'--{name} "{value}"'
             for name, value in (("model", self.model), ("data", self.data))
@@ -171,7 +174,10 @@ class Fitted:
 
 
 def guessed(loader: Any) -> Likelihood:
-    """Guess the likelihood from the first batch of targets: classes, binary, or values."""
+    """Guess the likelihood from the first batch of targets.
+
+    The targets may be classes, binary, or values.
+    """
     _, targets = split_batch(next(iter(loader)))
     if targets.dtype == torch.bool:
         return Bernoulli()
@@ -188,5 +194,8 @@ def _digest(model: nn.Module) -> str:
 
 
 def _came_to_nothing(out: Path) -> bool:
-    """Check whether a run failed before its first epoch was complete, so that its folder is free for another."""
+    """Check whether a run failed before its first epoch was complete.
+
+    The folder of such a run is free for another run.
+    """
     return (out / FILE).is_file() and not (out / NETWORK).exists() and not any(out.glob("*.checkpoint"))

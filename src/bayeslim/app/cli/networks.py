@@ -68,7 +68,10 @@ def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.
 
 
 def fit_settings(folder: Path) -> FitSettings | None:
-    """Read the settings the network in a folder was fitted with, if `bayeslim fit` wrote it."""
+    """Read the settings of the fit that wrote a folder.
+
+    Returns None if `bayeslim fit` did not write it.
+    """
     file = next((f for f in (folder / FILE, folder.parent / FILE) if f.is_file()), None)
     if file is None or (file.parent != folder and folder.name != NETWORK):
         return None

@@ -93,7 +93,10 @@ def export_folder(
 
 
 def _compacted(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
-    """Compact the mean network, or one to draw from; return it whole if it cannot be compacted."""
+    """Compact the mean network, or with `draws` a network to draw from.
+
+    A network that cannot be compacted is returned whole, with a warning.
+    """
     if bnn.masks:
         try:
             return compact(bnn, example, bayesian=draws)

@@ -39,7 +39,10 @@ def predict_folder(
     seed: int,
     device: str,
 ) -> str:
-    """Predict with the network in a folder, and write a file; see `bayeslim predict --help`."""
+    """Predict with the network in a folder, and write a file.
+
+    `bayeslim predict --help` documents the arguments.
+    """
     if to.suffix not in FORMATS:
         raise BadSetting(f"{to} must end in {' or '.join(FORMATS)}: a table, or arrays for numpy.")
     place = device_by_name(device)

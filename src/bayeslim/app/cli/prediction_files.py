@@ -54,7 +54,10 @@ def columns(prediction: Prediction, targets: Tensor | None) -> Columns:
 
 
 def write_prediction(prediction: Prediction, targets: Tensor | None, to: Path) -> None:
-    """Write a prediction as a table (.csv) or as arrays (.npz), complete or not at all."""
+    """Write a prediction as a table (.csv) or as arrays (.npz).
+
+    The file is written atomically: complete or not at all.
+    """
     found = columns(prediction, targets)
     write_file(to, _npz(found) if to.suffix == ".npz" else _csv(found, to))
 

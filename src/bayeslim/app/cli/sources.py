@@ -73,12 +73,14 @@ class Loaders:
 
     @property
     def held_out(self) -> tuple[str, Any]:
-        """The data to measure on, with their name: the test part, or else the validation part."""
+        """The data to measure on, with their name: the test part if any, else validation."""
         return ("validation", self.val) if self.test is None else ("test", self.test)
 
 
 def model_by_name(text: str, weights: Path | None = None, seed: int = 0) -> nn.Module:
-    """Build a network from the zoo, `mlp(hidden=100)`, or from `package.module:factory`.
+    """Build a network of the zoo or of the user's own code.
+
+    Examples of names: `mlp(hidden=100)`, `package.module:factory`.
 
     Args:
         text: its name.
@@ -116,7 +118,10 @@ def _safetensors_state(weights: Path) -> Params:
 
 
 def _pickled_state(weights: Path) -> Params:
-    """Read a state dict that torch.save wrote, with torch's restricted reader, which runs no code."""
+    """Read a state dict that torch.save wrote.
+
+    It uses torch's restricted reader, which runs no code.
+    """
     try:
         found = torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
@@ -135,7 +140,10 @@ def _pickled_state(weights: Path) -> Params:
 
 
 def network_in(folder: Path) -> Path:
-    """Find the folder with the network: the given one, or the one in a run of `bayeslim fit`."""
+    """Find the folder with the network.
+
+    It is the given folder, or the one inside a run of `bayeslim fit`.
+    """
     inside = folder / NETWORK
     return inside if (inside / INDEX).is_file() and not (folder / INDEX).is_file() else folder
 
@@ -159,7 +167,10 @@ def data_by_name(
 
 
 def held_out_by_name(text: str, validation: float, seed: int, device: torch.device | None = None) -> Loaders:
-    """Load data to measure on: of an image set only the test part, in all three places."""
+    """Load data to measure on.
+
+    Of an image set only the test part is read, and it stands for all three parts.
+    """
     call = parse(text, "data")
     in_parts = not call.module and call.name in IMAGE_SETS
     found = _found(text, {"part": "test"} if in_parts else {})
@@ -208,7 +219,10 @@ def _loaders(found: Dataset, batch_size: int, validation: float, seed: int, devi
 
 
 def method_by_name(text: str) -> Method:
-    """Build a method: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`."""
+    """Build a method by name.
+
+    Examples: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`.
+    """
     method: Method = parse(text, "method", PARTS).of(FITTED, "method")
     return method
 

@@ -62,7 +62,10 @@ def _content(loader: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> Iterator[Tensor | str]:
-    """Yield the tensors in nested lists and dicts, with words for the nesting and for other values."""
+    """Yield the tensors in nested lists and dicts.
+
+    Strings stand for the nesting and for values that are not tensors.
+    """
     if isinstance(value, Tensor) and value.layout == torch.strided:
         yield value.detach()
     elif isinstance(value, Mapping):

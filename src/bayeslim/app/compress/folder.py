@@ -64,7 +64,9 @@ class RunFolder:
         save: Callable[[T, Path], None],
         load: Callable[[Path], T],
     ) -> T:
-        """Return the result of a stage: read it if it is complete, otherwise run the stage and write it.
+        """Return the result of a stage.
+
+        A complete result is read. Otherwise the stage runs, and its result is written.
 
         Args:
             name: the stage, and its folder or file inside the run's.
@@ -117,7 +119,10 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def checkpoint(self, name: str, settings: Mapping[str, str]) -> Path:
-        """Return the place of a stage's checkpoint with these settings; it is removed once the stage is complete."""
+        """Return the place of a stage's checkpoint with these settings.
+
+        The checkpoint is removed once the stage is complete.
+        """
         digest = hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()[:12]
         return self.path / f"{name}-{digest}.checkpoint"
 

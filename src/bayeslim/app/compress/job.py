@@ -87,7 +87,10 @@ def readable(loader: Iterable[Any], name: str) -> Iterable[Any]:
 
 
 def start_over(seed: int, loader: Any) -> Callable[[], None]:
-    """Build a function that seeds all random numbers and resets a loader's order to its present state."""
+    """Build a function that resets all random numbers and a loader's order.
+
+    It seeds the random numbers with `seed`, and restores the present state of the loader's order.
+    """
     generator = getattr(loader, "generator", None)
     order = loader.state_dict() if isinstance(loader, Loader) else None
     state = generator.get_state() if isinstance(generator, torch.Generator) else None
@@ -251,7 +254,10 @@ def size_of(loader: Any) -> str:
 
 
 def described(loader: Any) -> str:
-    """Describe data by their size, and by a hash where they can be read without drawing from a loader."""
+    """Describe data by their size, and by a hash where possible.
+
+    Data are hashed if they can be read without drawing from a loader.
+    """
     content = fingerprint(loader)
     return size_of(loader) if content is None else f"{size_of(loader)} (content {content})"
 

@@ -154,7 +154,7 @@ def compress(
 
 
 def too_much(rows: Mapping[str, Row]) -> list[str]:
-    """Write a note on a network that lost much in the cut; none, if it did not."""
+    """Write a note if the network lost much accuracy in the cut."""
     dense, slim = rows[DENSE].scores, rows[SLIM].scores
     if dense is None or slim is None or not slim.is_fraction or slim.error <= dense.error + MUCH_WORSE:
         return []
@@ -165,7 +165,10 @@ def too_much(rows: Mapping[str, Row]) -> list[str]:
 
 
 def not_faster(timed: Benchmark) -> list[str]:
-    """Write a note on runtimes in which the slim network is not faster, and on the one in which it is fastest."""
+    """Write a note on the runtimes in which the slim network is not faster.
+
+    The note also names the runtime in which it is fastest.
+    """
     batch = min(timed.batch_sizes)
     gains = {runtime: timed.speedup(runtime, batch).median for runtime in timed.runtimes}
     slow = [f"{runtime} ({gain:.2g}x)" for runtime, gain in gains.items() if gain < FASTER]
@@ -183,7 +186,7 @@ def not_faster(timed: Benchmark) -> list[str]:
 
 
 def untrained(rows: Mapping[str, Row], test: Iterable[Any]) -> list[str]:
-    """Write a note on a network that was no better than a constant answer before the cut.
+    """Write a note if the network before the cut was no better than a constant answer.
 
     The data are read only for a network with errors.
     """
@@ -296,14 +299,17 @@ class _Run:
         return fine_tuned(pruned, self.train, **options).eval()
 
     def _training(self, options: Mapping[str, Any], stage: str, settings: Mapping[str, str]) -> dict[str, Any]:
-        """Complete the options of `fit` with a seed, and with a checkpoint where it trains."""
+        """Add a seed to the options of `fit`, and a checkpoint where it trains."""
         chosen = {"seed": self.job.seed, **options}
         if "epochs" in chosen and chosen.get("tune") != "online":
             chosen.setdefault("checkpoint", self.folder.checkpoint(stage, settings))
         return chosen
 
     def _plain_training(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Select the options of fine-tuning for a plain network; a checkpoint belongs to the other network."""
+        """Select the options of fine-tuning that apply to a plain network.
+
+        A checkpoint is left out, since it belongs to the other network.
+        """
         own = {"seed": self.job.seed, **options}
         return {name: own[name] for name in options_of(training) if name in own and name != "checkpoint"}
 

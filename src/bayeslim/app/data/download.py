@@ -64,7 +64,10 @@ def _by_hand(url: str, path: Path) -> str:
 
 
 def _fetch(url: str, part: Path, checksum: str, timeout: float) -> None:
-    """Try once: afterwards `part` is complete and checked, or an exception says why not."""
+    """Try once to download the file to `part`.
+
+    Afterwards `part` is complete and its checksum is verified, or an exception says why not.
+    """
     have = part.stat().st_size if part.exists() else 0
     path = part.with_name(part.name.removesuffix(".part"))
     headers = {"User-Agent": "bayeslim", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})

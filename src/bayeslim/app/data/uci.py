@@ -78,7 +78,10 @@ def read_regression(name: str, root: str | Path | None) -> tuple[Array, Array]:
 
 
 def _read_table(path: Path) -> tuple[Array, Array]:
-    """Read the published layout: a table of numbers, and two files with the columns of features and target."""
+    """Read a set in the published layout.
+
+    It is a table of numbers, and two files with the column indices of the features and of the target.
+    """
     with reading(path):
         table = np.loadtxt(path, ndmin=2)
         features, target = (

@@ -140,7 +140,10 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
 
 
 def _counts(ranking: Ranking, reached: float, network: nn.Module) -> list[int]:
-    """Choose the number of cut items at each point of a curve, the reached sparsity among them."""
+    """Choose the number of cut items at each point of a curve.
+
+    The reached sparsity is one of the points.
+    """
     weights = ranking.candidates.weights
 
     def left(count: int) -> float:
@@ -211,7 +214,10 @@ def _described(found: Curves) -> str:
 
 
 def _table(found: Curves, unit: float) -> Table:
-    """Build the table: a column for each curve if all have the same sparsities, else a row for each point."""
+    """Build the table of the curves.
+
+    It has a column for each curve if all have the same sparsities, else a row for each point.
+    """
     places = [[round(s, 4) for s, _ in curve.points] for curve in found.curves]
     if any(place != places[0] for place in places):
         points = [(curve.name, *point) for curve in found.curves for point in curve.points]

@@ -39,7 +39,10 @@ def shade(values: Tensor) -> str:
 
 
 def photograph(image: Tensor) -> str:
-    """Encode an image (C, H, W) with one or three channels, scaled to its own range, as a data URL."""
+    """Encode an image (C, H, W) as a data URL, scaled to its own range.
+
+    It has one or three channels.
+    """
     image = image.detach().float().cpu()
     low, high = float(image.min()), float(image.max())
     levels = (255 * (image - low) / max(high - low, 1e-12)).round().to(torch.uint8)

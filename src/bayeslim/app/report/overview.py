@@ -81,7 +81,10 @@ def measure_rows(
 
 
 def latencies(found: Benchmark) -> dict[str, float] | None:
-    """Look up the latency of one input in eager PyTorch by network; None if it was not timed."""
+    """Look up each network's latency for one input in eager PyTorch.
+
+    Returns None if calls on one input were not timed.
+    """
     if 1 not in found.batch_sizes:
         return None
     names = dict.fromkeys(network for network, runtime, _ in found.seconds if runtime == "eager")
@@ -89,7 +92,9 @@ def latencies(found: Benchmark) -> dict[str, float] | None:
 
 
 def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: int = 21) -> dict[str, float]:
-    """Time a call on one input; networks take turns, so that other load affects all alike.
+    """Time a call of each network on one input.
+
+    The networks take turns, so that other load affects all alike.
 
     Args:
         networks: by name.
@@ -113,7 +118,7 @@ def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: i
 
 
 def _nothing() -> None:
-    """Return at once: a CPU has finished when a call returns."""
+    """Do nothing: a CPU has finished when a call returns."""
 
 
 def overview(rows: Mapping[str, Row]) -> Table:

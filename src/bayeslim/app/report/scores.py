@@ -50,12 +50,15 @@ class Scores:
 
     @property
     def is_fraction(self) -> bool:
-        """Whether the error is a fraction of the targets, rather than a root mean squared error."""
+        """Whether the error is a fraction of the targets; else it is an RMSE."""
         return self.kind in ("classes", "binary")
 
     @property
     def ece(self) -> float:
-        """The mean gap of the curve: the expected calibration error, or that of the intervals."""
+        """The mean gap of the calibration curve.
+
+        For classes and yes/no targets this is the expected calibration error, otherwise that of the intervals.
+        """
         return self.calibration.ece
 
     @property

@@ -34,7 +34,10 @@ class Drawing:
         self._parts: list[str] = []
 
     def add(self, tag: str, content: str | None = None, **attributes: object) -> None:
-        """Add an element. Underscores in names become hyphens, and `class_` is `class`; text is escaped."""
+        """Add an element, with its content as escaped text.
+
+        Underscores in attribute names become hyphens, and `class_` becomes `class`.
+        """
         written = "".join(
             f' {name.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
             for name, value in attributes.items()

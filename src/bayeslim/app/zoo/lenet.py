@@ -37,7 +37,7 @@ def lenet_300_100(inputs: int = 784, classes: int = 10) -> nn.Sequential:
 
 @register_network
 def lenet5(in_channels: int = 1, classes: int = 10, image_size: int = 28) -> nn.Sequential:
-    """Build LeNet-5: convolutions of 20 and 50 channels, and a hidden layer of 500 units.
+    """Build LeNet-5: convolutions of 20 and 50 channels, then 500 hidden units.
 
     Args:
         in_channels: channels of the images.

@@ -21,7 +21,10 @@ class LSTMClassifier(nn.Module):
         self.fc = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes) of tokens (B, T), features (B, T, features) or images (B, C, H, W) read row by row."""
+        """Compute logits (B, classes) of a batch of sequences.
+
+        Inputs are tokens (B, T), features (B, T, features), or images (B, C, H, W), which are read row by row.
+        """
         x = x.flatten(1).unflatten(1, (-1, self.features)) if self.embed is None else self.embed(x)
         outputs, _ = self.lstm(x)
         logits: Tensor = self.fc(outputs[:, -1])

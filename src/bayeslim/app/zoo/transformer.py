@@ -28,7 +28,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width) to the same shape."""
+        """Transform sequences of shape (B, T, width) to the same shape."""
         q, k, v = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
@@ -49,7 +49,7 @@ class EncoderBlock(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width) to the same shape."""
+        """Transform sequences of shape (B, T, width) to the same shape."""
         x = x + self.attention(self.norm1(x))
         out: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
         return out
@@ -57,7 +57,10 @@ class EncoderBlock(nn.Module):
 
 @torch.fx.wrap
 def check_length(x: Tensor, positions: int) -> None:
-    """Refuse sequences that are too long; `torch.fx` can trace a call, but not a condition."""
+    """Raise if a sequence is too long.
+
+    It is a function of its own, because `torch.fx` can trace a call, but not a condition.
+    """
     if x.shape[1] > positions:
         raise ShapeMismatch(f"This transformer has {positions} positions. Got a sequence of {x.shape[1]}.")
 
@@ -85,7 +88,10 @@ class Transformer(nn.Module):
         self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, classes) of tokens (B, T), features (B, T, features) or images (B, C, H, W) read row by row."""
+        """Compute logits (B, classes) of a batch of sequences.
+
+        Inputs are tokens (B, T), features (B, T, features), or images (B, C, H, W), which are read row by row.
+        """
         if not self.tokens:
             x = x.flatten(1).unflatten(1, (-1, self.features))
         check_length(x, self.length)

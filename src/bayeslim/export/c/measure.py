@@ -28,9 +28,10 @@ class _Timed:
 
 
 def faster_kernels(program: Program) -> dict[int, bool]:
-    """Time the kernels of each layer; return whether the sparse one is faster, by the number of the step.
+    """Choose the faster kernel of each layer by its time.
 
-    Layers without zeros are dense, and layers without a dense kernel are sparse, untimed.
+    Returns whether it is the sparse one, by the number of the step. Two kinds of layers are not timed: layers
+    without zeros are dense, and layers without a dense kernel are sparse.
     """
     chosen: dict[int, bool] = {}
     candidates: list[_Timed] = []
@@ -58,7 +59,10 @@ def _alone(step: Weighted) -> Program:
 
 
 def _seconds(candidates: list[_Timed]) -> dict[tuple[int, bool], float]:
-    """Compile each layer on its own and time it; candidates take turns, and the fastest round counts."""
+    """Compile each layer on its own and time it.
+
+    Candidates take turns, and the fastest round counts.
+    """
     found: dict[tuple[int, bool], float] = {}
     with tempfile.TemporaryDirectory() as folder:
         runs = [(timed, _compiled(timed, Path(folder))) for timed in candidates]

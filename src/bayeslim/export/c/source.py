@@ -59,7 +59,7 @@ def kernels_of(step: Weighted, name: str, prefix: str, with_values: bool = True)
 
 
 def smaller_kernel(step: Weighted, name: str) -> bool:
-    """Choose the kernel with fewer bytes of constants; return whether it is the sparse one."""
+    """Check whether the sparse kernel has the fewest bytes of constants."""
     kernels = kernels_of(step, name, name, False)
     return min(kernels, key=lambda is_sparse: kernels[is_sparse].bytes)
 
@@ -154,7 +154,7 @@ def _function(step: Step, name: str, body: str) -> str:
 
 
 def _steps_on_images(program: Program) -> int:
-    """Count the steps before the linear layers at the end, which are computed in lanes."""
+    """Count the steps before the final linear layers, which are computed in lanes."""
     count = len(program.steps)
     while count and _is_vector(program.steps[count - 1]):
         count -= 1
@@ -173,7 +173,10 @@ def _read_from_before(steps: Sequence[Step]) -> set[int]:
 
 
 def _calls(program: Program, name: str, first: int, lanes: int, ends: Mapping[int, str]) -> tuple[str, int]:
-    """Write the calls of a program's steps; return them and the floats of scratch memory."""
+    """Write the calls of a program's steps.
+
+    Returns them, and the number of floats of scratch memory.
+    """
     placed, work = place_tensors(program)
     suffix = "_lanes" if lanes > 1 else ""
 

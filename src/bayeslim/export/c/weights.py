@@ -108,7 +108,9 @@ def sparse_kernel(step: Weighted, name: str, prefix: str) -> Kernel:
 
 
 def dense_kernel(step: Weighted, name: str, prefix: str, with_values: bool = True) -> Kernel | None:
-    """Write a layer with all of its weights; None for grouped convolutions, which have sparse kernels only.
+    """Write a layer with all of its weights.
+
+    Returns None for grouped convolutions, which have sparse kernels only.
 
     Args:
         step: the layer.
@@ -165,7 +167,10 @@ class _Taps:
 
 
 def _values(step: Weighted, name: str, is_kept: NDArray[np.bool_]) -> tuple[str, str, int]:
-    """Write the values of the taps; return the tables, the expression of tap `t`, and the bytes."""
+    """Write the values of the taps.
+
+    Returns the tables, the expression of tap `t`, and the bytes.
+    """
     if step.levels is None:
         values = step.weight.reshape(len(step.weight), -1)[is_kept]
         return (
@@ -180,7 +185,10 @@ def _values(step: Weighted, name: str, is_kept: NDArray[np.bool_]) -> tuple[str,
 
 
 def _outer(step: Weighted, name: str, with_scale: bool = True) -> tuple[str, str, tuple[str, int]]:
-    """Write the biases and the factors of outputs; return their expressions, the tables and the bytes."""
+    """Write the biases and the factors of outputs.
+
+    Returns the expressions of both, and the tables with their bytes.
+    """
     tables, size = "", 0
     bias, scale = "0.0f", ""
     if step.bias.any():
@@ -238,7 +246,10 @@ class _Block:
 
 
 def _block(step: Weighted, max_packs: int) -> _Block:
-    """Choose the size of blocks. The last blocks overlap the ones before, where blocks do not fill the image."""
+    """Choose the size of blocks.
+
+    Where blocks do not fill the image, the last ones overlap those before.
+    """
     _, height, width = step.conv_shape
     pool_height, pool_width = (step.pool.height, step.pool.width) if step.pool else (1, 1)
     lines, places = height // pool_height, width // pool_width
@@ -262,12 +273,18 @@ def _packs(count: int, name: str, prefix: str = "s") -> str:
 
 
 def _columns(width: int) -> list[int]:
-    """List the first place of every pack of a line; the last one may overlap the one before."""
+    """List the first place of every pack of a line.
+
+    The last pack may overlap the one before.
+    """
     return [*range(0, width - PACK + 1, PACK), *([width - PACK] if width % PACK else [])]
 
 
 def _write_block(step: Weighted, finish: _Finish, total: str, height: int, width: int, indent: str) -> str:
-    """Write a block of sums: bias, activation and pooling. `total` is the sum at line i and place j."""
+    """Write the end of a block of sums: bias, activation and pooling.
+
+    `total` is the expression of the sum at line i and place j.
+    """
     _, out_height, out_width = step.out_shape
     if step.pool is None:
         return f"""\
@@ -313,7 +330,9 @@ def _indent(lines: Sequence[str], by: int) -> str:
 
 
 def _sums(step: Weighted, block: _Block, name: str, pointer: str, outputs: int) -> tuple[str, list[str], list[str]]:
-    """Sum up a block of pixels of some outputs: the declarations, the additions of a tap, and the end.
+    """Write the code that sums up a block of pixels of some outputs.
+
+    Returns the declarations, the additions of a tap, and the end.
 
     The weights of a tap are w0, w1, ...; `pointer` is its first input. The end leaves `sum[k][i][j]`.
     """
@@ -407,7 +426,10 @@ def _dense_vector(step: Weighted, name: str, finish: _Finish, prefix: str) -> st
 
 
 def _dense_image(step: Weighted, name: str, finish: _Finish, prefix: str) -> str:
-    """Compute blocks of pixels of four outputs at once, which share the loads of inputs."""
+    """Write a kernel that computes blocks of pixels of four outputs at once.
+
+    The four outputs share the loads of inputs.
+    """
     outputs, channels, kernel_height, kernel_width = step.weight.shape
     block = _block(step, MAX_PACKS // _OUTPUTS_PER_BLOCK)
     pixels = step.in_shape[1] * step.in_shape[2]

@@ -31,7 +31,9 @@ MAX_COMPILED_WEIGHTS = 2_000_000
 def to_c(
     network: nn.Module, stem: str, inputs: Sequence[Inputs], tolerance: float, quantised: Quantised | None
 ) -> tuple[Source, float]:
-    """Write a network as C; return the source and the largest difference, NaN without a compiler.
+    """Write a network as C, and compare it with the original.
+
+    Returns the source and the largest difference of outputs, which is NaN without a compiler.
 
     Args:
         network: in eval mode, on the CPU.

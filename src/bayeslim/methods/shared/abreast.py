@@ -34,9 +34,11 @@ MAX_WEIGHTS_PER_NETWORK = {"cpu": 100_000, "cuda": 1_000_000}
 
 
 def is_faster(model: nn.Module) -> bool:
-    """Tell whether to train such networks abreast: small ones made of linear layers, without hooks.
+    """Check whether networks train faster abreast.
 
-    Convolutions with weights of their own each are slower than one network after the other.
+    Small networks of linear layers without hooks do.
+
+    Convolutions with different weights are slower under `vmap` than one network after the other.
     """
     weights = list(model.parameters())
     if sum(p.numel() for p in weights) > MAX_WEIGHTS_PER_NETWORK.get(weights[0].device.type, 0):
@@ -53,7 +55,7 @@ class Abreast(nn.Module):
 
     Args:
         model: their architecture; it is copied.
-        networks: the parameters and buffers of each; those that one does not name are the model's.
+        networks: the parameters and buffers of each by name; the model's own are used for names that are missing.
     """
 
     def __init__(self, model: nn.Module, networks: list[Params]):
@@ -89,7 +91,7 @@ class Abreast(nn.Module):
         return call(self.skeleton, inputs, tensors)
 
     def tensors(self) -> Params:
-        """Return the parameters and buffers of all networks under their own names, (S, *shape)."""
+        """Return the stacked parameters and buffers by name, (S, *shape)."""
         return {name: tensor.detach() for name, tensor in tensors_of(self.skeleton).items()}
 
 
@@ -97,7 +99,7 @@ class AbreastLoader:
     """S passes over a loader at once, each in an order of its own, their batches stacked.
 
     Args:
-        loader: the batches; whatever else it has can be reached through this one.
+        loader: the batches; its other attributes can be read from this one.
         members: S.
     """
 
@@ -114,7 +116,7 @@ class AbreastLoader:
         passes = [iter(self.loader) for _ in range(self.members)]
         if len({id(one) for one in passes}) < self.members:
             raise TypeError(
-                f"{type(self.loader).__name__} cannot be gone over {self.members} times at once (persistent_workers). "
+                f"{type(self.loader).__name__} cannot be iterated {self.members} times at once (persistent_workers). "
                 "Use one that can, or DeepEnsemble(together=False)."
             )
         return (_side_by_side(batches) for batches in zip(*passes, strict=True))

@@ -53,7 +53,9 @@ def unit_density(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequ
 
 
 def kernel_density(values: Tensor) -> Tensor:
-    """Compute −log of the kernel density of values (S, ...) at zero, by Silverman's rule.
+    """Compute −log of the kernel density of values (S, ...) at zero.
+
+    The bandwidth follows Silverman's rule.
 
     Values that are all equal are a point mass.
     """
