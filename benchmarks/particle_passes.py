@@ -3,7 +3,7 @@
     python benchmarks/particle_passes.py                                  on two CPU threads
     python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
-    python benchmarks/particle_passes.py --table                          the table of benchmarks/README.md, from the JSON
+    python benchmarks/particle_passes.py --table                          prints the table of benchmarks/README.md
 
 The prediction is `bl.predict(bnn, x)`: averaged probabilities with their uncertainty. A pass is a call of a plain
 network in evaluation mode, without gradients, on the same inputs; S passes are those of S plain networks, each with its

@@ -1,4 +1,4 @@
-"""The benchmark of sparse posteriors: its splits, what a step is shown, and weight decay in place of a prior."""
+"""The benchmark of sparse posteriors: splits, augmentation, and weight decay as a prior."""
 
 from __future__ import annotations
 
