@@ -1,13 +1,13 @@
-"""Bayes by Backprop on MNIST with a Gaussian prior: two hidden layers of 400 units.
+"""Bayes by Backprop on MNIST: a Gaussian prior, two hidden layers of 400 units.
 
     python benchmarks/bayes_by_backprop.py --device cuda
 
-Three objectives: the ELBO with the same KL weight in every minibatch; the ELBO with Blundell's weights, which put most
-of an epoch's KL in its first minibatches; and a cold posterior, whose KL counts less. The prior's standard deviation
-(and for the cold one the temperature) is chosen by the log-likelihood of 10,000 validation images held out of
-the training set; the network is then trained on all 60,000 images with that setting, once a seed, and looked at on the
-test set once, after the last epoch.
-Finished runs are kept in the results file and not repeated, so an interrupted benchmark goes on where it was.
+There are three objectives: the ELBO with the same KL weight in every minibatch; the ELBO with Blundell's weights, which
+put most of an epoch's KL in its first minibatches; and a cold posterior, whose KL counts less. The prior's standard
+deviation, and the temperature of the cold posterior, are chosen by the log-likelihood of 10,000 validation images held
+out of the training set. The network is then trained on all 60,000 images with that setting, once for each seed, and
+measured on the test set once, after the last epoch. Finished runs are kept in the results file and not repeated, so an
+interrupted benchmark resumes.
 
 Blundell et al. 2015, arXiv:1505.05424, report 1.82 % for this network, prior and data.
 """
@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results" / "bayes_by_backprop.json"
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
-    """One run: trains, and measures on the validation or the test part."""
+    """Train once, and measure on the validation or the test part."""
     torch.manual_seed(job["seed"])
     data = bl.data.load("mnist")
     if job["validation"]:

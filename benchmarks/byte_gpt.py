@@ -1,6 +1,7 @@
-"""A byte-level GPT, and text to train it on: the Python source that is installed with the interpreter and with torch.
+"""A byte-level GPT, and Python source to train it on.
 
-Files are shared out by a hash of their path: nine in ten train the network and calibrate the cuts, the others test it.
+The text is the Python source installed with the interpreter and with torch. A hash of its path puts a file into one of
+two parts: nine in ten files train the network and calibrate the cuts, the others test it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with separate matrices for queries, keys, values and output."""
+    """Causal self-attention with separate linear layers for Q, K, V and output."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -46,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each behind a layer norm and added to its input."""
+    """Attention and an MLP, each behind a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -88,12 +89,12 @@ class ByteGPT(nn.Module):
         return self.head(self.norm(x))
 
     def matrices(self) -> dict[str, nn.Linear]:
-        """List the linear layers of the blocks by name: those that are cut."""
+        """List the linear layers of the blocks, which are cut, by name."""
         return {name: m for name, m in self.named_modules() if isinstance(m, nn.Linear) and name.startswith("blocks.")}
 
 
 def python_source(max_bytes: int) -> tuple[Tensor, Tensor]:
-    """Read installed Python source as bytes: for training and calibration, and for testing."""
+    """Read installed Python source as bytes: the training part and the test part."""
     folders = [Path(sysconfig.get_paths()["stdlib"]), Path(torch.__file__).parent]
     files: dict[str, Path] = {}
     for folder in folders:
@@ -103,7 +104,7 @@ def python_source(max_bytes: int) -> tuple[Tensor, Tensor]:
                 files[f"{folder.name}/{relative}"] = path
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     total = 0
-    # in the order of their hashes, so that a limit leaves a sample of all files
+    # in the order of their hashes, so that the first files are a random sample of all
     for digest, name in sorted((hashlib.sha256(name.encode()).hexdigest(), name) for name in files):
         text = files[name].read_bytes()
         parts[int(digest[-1], 16) % 10 == 9].append(text + b"\0")
@@ -115,7 +116,7 @@ def python_source(max_bytes: int) -> tuple[Tensor, Tensor]:
 
 
 def sequences(text: Tensor, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw `count` sequences of a text, and each one's next bytes, (count, length)."""
+    """Draw `count` sequences of a text and their next bytes, (count, length)."""
     starts = torch.randint(len(text) - length - 1, (count, 1), generator=torch.Generator().manual_seed(seed))
     drawn = text[starts + torch.arange(length + 1)].long()
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()

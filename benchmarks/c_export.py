@@ -1,11 +1,11 @@
-"""How fast sparse networks are as C, beside PyTorch and onnxruntime on one core.
+"""The speed of sparse networks in C, PyTorch and onnxruntime on one core.
 
     BAYESLIM_DATA=... python benchmarks/c_export.py
 
 LeNet-5 with 1 % and LeNet-300-100 with 5 % of their weights are compacted and exported. The weights are cut at random,
 the same share of every layer; or one by one during a short training on MNIST, which keeps far more of the first
 convolution, where a weight takes the most time. Every contender computes the same inputs, one thread each; they take
-turns, and the fastest and the median of the rounds are kept. "C" is called from Python (`bl.load_c`), "C alone" from a
+turns, and the fastest and the median round are kept. "C" is called from Python (`bl.load_c`), "C alone" from a
 loop in C, as a program without Python calls it.
 """
 
@@ -36,21 +36,21 @@ NETWORKS = (
     ("lenet5", 0.01, "trained"),
     ("lenet_300_100", 0.05, "trained"),
 )
-"""Networks of the zoo, the share of weights that they keep, and which."""
+"""Networks of the zoo, the share of weights they keep, and how these are chosen."""
 BATCHES = (1, 64)
 ROUNDS = 200
 MIN_SECONDS_PER_ROUND = 0.001
-CUTS = 6
+PRUNING_STEPS = 6
 """Steps from all weights to the share that is kept."""
 
 
 def pruned(name: str, kept: float, data: bl.data.Dataset, epochs: int) -> nn.Module:
-    """Train a network and cut the weights of least squared value times squared gradient, step by step."""
+    """Train a network and cut the weights of least saliency, step by step."""
     network = bl.zoo.create(name)
     masks = {n: torch.ones_like(p) for n, p in network.named_parameters() if p.ndim > 1}
     train(network, masks, data, epochs)
-    for cut in range(1, CUTS + 1):
-        share = kept ** (cut / CUTS)
+    for cut in range(1, PRUNING_STEPS + 1):
+        share = kept ** (cut / PRUNING_STEPS)
         scores = {n: s * masks[n] for n, s in saliencies(network, data).items() if n in masks}
         every = torch.cat([score.flatten() for score in scores.values()])
         least = every.topk(round(share * len(every))).values[-1]
@@ -84,7 +84,7 @@ def train(network: nn.Module, masks: dict[str, Tensor], data: bl.data.Dataset, e
 
 
 def saliencies(network: nn.Module, data: bl.data.Dataset) -> dict[str, Tensor]:
-    """Squared weights times squared gradients, summed over small batches."""
+    """Sum squared weights times squared gradients over small batches."""
     found = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
     for rows in torch.arange(1000).split(10):
         network.zero_grad()
@@ -119,7 +119,7 @@ def in_torch(network: nn.Module, x: Tensor) -> Callable[[], Any]:
 
 
 def alone(source: Path, x: Tensor, folder: Path) -> tuple[Callable[[int], Any], Any]:
-    """Compile a loop around the network in C; return a function of the number of calls."""
+    """Compile a C loop around the network; return a function of the number of calls."""
     network = bl.load_c(source)
     loop = f"""
 void repeat(const float *input, float *output, size_t samples, float *work, int times)
@@ -140,7 +140,7 @@ void repeat(const float *input, float *output, size_t samples, float *work, int 
 
 
 def timed(calls: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, float]]:
-    """Time each contender in turn; microseconds of a call, the fastest and the median of the rounds."""
+    """Time the contenders in turn; return the fastest and median µs of a call."""
     counts = {}
     for name, call in calls.items():
         count = 1
@@ -164,7 +164,7 @@ def seconds(call: Callable[[int], Any], count: int) -> float:
 
 
 def repeated(call: Callable[[], Any]) -> Callable[[int], Any]:
-    """Call a function many times."""
+    """Make a function that calls another many times."""
 
     def run(count: int) -> None:
         for _ in range(count):

@@ -1,11 +1,11 @@
-"""The variance of samplers on minibatches over the exact one, at the usual learning rate and at the one they choose.
+"""The variance of samplers on minibatches, relative to the exact posterior's.
 
     python benchmarks/chain_temperatures.py
 
 A linear regression in 8 dimensions, 400 examples, batches of 40, from shuffled epochs and with replacement. Every
-network has 50 outputs, which are as many chains. "before" is the usual learning rate of the method, as `lr=...` would
-give it; "after" is `fit` without one. The excess is what `fit` foretells from the noise of the gradients
-(`details["minibatch_excess"]`), for independent batches. The last column is `bl.diagnostics.temperature`.
+network has 50 outputs, which are 50 independent chains. "before" is the usual learning rate of the method, as `lr=...`
+sets it; "after" is the learning rate that `fit` chooses. The excess is the prediction of `fit` from the noise of the
+gradients (`details["minibatch_excess"]`), for independent batches. The last column is `bl.diagnostics.temperature`.
 """
 
 from __future__ import annotations

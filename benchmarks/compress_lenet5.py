@@ -1,10 +1,10 @@
-"""LeNet-5 on MNIST, compressed by units: how much smaller and faster is what comes out?
+"""Size and speed of LeNet-5 on MNIST, compressed by units.
 
     python benchmarks/compress_lenet5.py
 
-The network is trained as usual; whole channels and neurons are cut by the Kronecker posterior in steps, what is left is
-fine-tuned with zeros kept and compacted, and dense and slim are timed in eager PyTorch and in onnxruntime, on one
-thread. What is in the run's folder already is not made again.
+The network is trained as usual. Whole channels and neurons are cut by the Kronecker posterior in steps. The pruned
+network is fine-tuned with its zeros kept, and compacted. The dense and the slim network are timed in eager PyTorch and
+in onnxruntime, on one thread. Files that are in the run's folder already are not made again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import bayeslim as bl
 
 
 def error(network: nn.Module, x: Tensor, y: Tensor) -> float:
-    """In per cent."""
+    """Compute the error in per cent."""
     with torch.no_grad():
         wrong = torch.cat([network.eval()(part).argmax(1) for part in x.split(1000)]) != y
     return round(100 * float(wrong.double().mean()), 2)

@@ -1,6 +1,6 @@
-"""The contenders: one network made Bayesian by each library, as that library's own documentation does it.
+"""The contenders: one network made Bayesian by each library, as it documents.
 
-Every builder takes the same plain network and the same batch and gives the same two actions: one training step
+Every builder takes the same plain network and the same batch and returns the same two actions: one training step
 (forward, KL, backward, optimizer) and a prediction (class probabilities averaged over 32 networks). Where a library
 leaves the optimizer to the user it gets the plain network's own, a fused Adam; IVON *is* an optimizer, and posteriors
 needs torchopt's, which has an accelerated Adam of its own.
@@ -28,7 +28,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Contender:
-    """What is timed.
+    """The timed actions of a library.
 
     Attributes:
         step: one training step on the batch it was built with.
@@ -40,7 +40,7 @@ class Contender:
 
 
 def plain(network: nn.Module, batch: Batch) -> Contender:
-    """The network as it is, trained by cross-entropy."""
+    """Build the plain network, trained by cross-entropy."""
     network = copy.deepcopy(network)
     x, y = batch
     step = adam_step(network, lambda: F.cross_entropy(network(x), y))
@@ -48,7 +48,7 @@ def plain(network: nn.Module, batch: Batch) -> Contender:
 
 
 def bayeslim(estimator: str) -> Callable[[nn.Module, Batch], Contender]:
-    """Mean-field variational inference of this library."""
+    """Return a builder of mean-field variational inference by this library."""
 
     def build(network: nn.Module, batch: Batch) -> Contender:
         bnn = bl.bayesianize(
@@ -67,7 +67,7 @@ def bayeslim(estimator: str) -> Callable[[nn.Module, Batch], Contender]:
 
 
 def bayesian_torch(network: nn.Module, batch: Batch) -> Contender:
-    """`dnn_to_bnn` with reparametrised layers; its README divides the KL by the batch size."""
+    """Build with `dnn_to_bnn`; its README divides the KL by the batch size."""
     from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
     network = copy.deepcopy(network)
@@ -88,7 +88,7 @@ def bayesian_torch(network: nn.Module, batch: Batch) -> Contender:
 
 
 def torchbnn(network: nn.Module, batch: Batch) -> Contender:
-    """`BayesLinear` and `BayesConv2d` with `BKLLoss`."""
+    """Build with `BayesLinear`, `BayesConv2d` and `BKLLoss`."""
     import torchbnn as bnn
 
     prior = {"prior_mu": 0, "prior_sigma": 0.1}
@@ -106,7 +106,7 @@ def torchbnn(network: nn.Module, batch: Batch) -> Contender:
 
 
 def blitz(network: nn.Module, batch: Batch) -> Contender:
-    """`BayesianLinear` and `BayesianConv2d` in a `variational_estimator`, trained by `sample_elbo`."""
+    """Build with `BayesianLinear` and `BayesianConv2d`, trained by `sample_elbo`."""
     from blitz.modules import BayesianConv2d, BayesianLinear
     from blitz.utils import variational_estimator
 
@@ -130,7 +130,7 @@ def blitz(network: nn.Module, batch: Batch) -> Contender:
 
 
 def ivon(network: nn.Module, batch: Batch) -> Contender:
-    """A variational optimizer in Adam's place: its KL is in its update."""
+    """Build with the optimizer IVON instead of Adam; its update includes the KL."""
     from ivon import IVON
 
     network = copy.deepcopy(network)
@@ -151,9 +151,9 @@ def ivon(network: nn.Module, batch: Batch) -> Contender:
 
 
 def posteriors(network: nn.Module, batch: Batch) -> Contender:
-    """`vi.diag` on a log posterior divided by the data size, with that as its temperature."""
+    """Build with `vi.diag` at temperature 1/N, on a log posterior divided by N."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # its classes are defined in a way tensordict will change
+        warnings.simplefilter("ignore", FutureWarning)  # from the way its classes use tensordict
         import torchopt
 
         import posteriors as ps
@@ -198,7 +198,7 @@ PEERS: dict[str, Callable[[nn.Module, Batch], Contender]] = {
 
 
 def adam_step(network: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    """A step of the fused Adam that every contender shares."""
+    """Make a training step with the fused Adam that all contenders share."""
     optimizer = torch.optim.Adam(network.parameters(), lr=LR, fused=True)
 
     def step() -> None:
@@ -221,7 +221,7 @@ def average(draw: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def swapped(
     network: nn.Module, linear: Callable[[nn.Linear], nn.Module], conv: Callable[[nn.Conv2d], nn.Module]
 ) -> nn.Sequential:
-    """The same sequence of layers with another library's in place of the linear ones."""
+    """Replace linear and convolutional layers by those of another library."""
     layers = []
     for layer in network.children():
         if isinstance(layer, nn.Linear):

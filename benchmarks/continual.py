@@ -3,15 +3,15 @@
     python benchmarks/continual.py --device cuda
 
 Permuted MNIST: every task is all of MNIST under its own permutation of the pixels. Split MNIST: the digits in five
-pairs, each told apart by the same two outputs. After the last task the accuracy is averaged over the test sets of all
+pairs, each classified by the same two outputs. After the last task the accuracy is averaged over the test sets of all
 tasks.
 
-    nothing      plain training on each task in turn: what is forgotten without a memory
+    nothing      plain training on each task in turn, without a penalty
     ewc          elastic weight consolidation: a diagonal penalty for every task around its own optimum
     online ewc   one diagonal penalty around the latest optimum
     kron         online Kronecker-factored Laplace (Ritter, Botev & Barber 2018: about 90 % after 50 permuted tasks)
 
-How strongly each remembers is chosen on validation images of a shorter run. Two hidden layers of 100 units.
+The strength of each penalty is chosen on validation images of a shorter run. Two hidden layers of 100 units.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 
 def tasks(kind: str, count: int, validation: bool) -> list[Callable[[], tuple[Part, Part]]]:
-    """What makes the training and the held-out data of each task."""
+    """List functions that make the training and the held-out data of each task."""
     data = bl.data.load("mnist")
     if validation:
         data = data.with_validation(10_000, seed=0)

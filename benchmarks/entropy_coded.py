@@ -1,13 +1,12 @@
-"""How few bytes a sparse network takes: bits from the posterior, entropy-coded into one file.
+"""Bytes of sparse networks, quantised by the posterior and entropy-coded.
 
     python benchmarks/sparse_posteriors.py --device cuda --networks lenet_300_100 lenet5
     python benchmarks/entropy_coded.py
 
-Each sparse network of the first command's rules of weights, and the one beside it that was cut by magnitude to as many
-weights, gets the diagonal Laplace posterior of the weights that are left, is rounded within it as coarsely as costs at
-most `SLACK` points on the validation images, with the width of codes that makes the smaller file, and is written with
-`bl.encode`. Bytes are those of the file on disk, all of it; the test error is that of the network that `bl.decode`
-reads back.
+The networks are those of the first command that were cut by weights, and those cut by magnitude to as many weights.
+Each gets the diagonal Laplace posterior of the weights that are left. It is quantised as coarsely as costs at most
+`MAX_POINTS_LOST` on the validation images, with the number of bits that makes the smaller file, and written with
+`bl.encode`. The size is that of the whole file on disk. The test error is that of the network that `bl.decode` reads.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ from torch import nn
 
 import bayeslim as bl
 
-SLACK = {"": 0.1, "-augmented": 0.2, "-augmented-fresh": 0.2, "-augmented-unseen": 0.2, "-gentle-unseen": 0.1}
-"""Points of validation error that rounding may cost, by what networks are called: those with less error have more."""
-BITS, MORE_BITS = (5, 6), (7, 8)
-"""Widths of codes, and those for networks that bear none of these."""
+MAX_POINTS_LOST = {"": 0.1, "-augmented": 0.2, "-augmented-fresh": 0.2, "-augmented-unseen": 0.2, "-gentle-unseen": 0.1}
+"""Percentage points of validation error that quantisation may cost, by the suffix of the network's folder."""
+BITS, FALLBACK_BITS = (5, 6), (7, 8)
+"""Bits of a code, and those tried if none of the first stays within `MAX_POINTS_LOST`."""
 NETWORKS = ("lenet_300_100", "lenet5")
-CURVATURE = 10_000
-"""Training images that the posterior is found from."""
+CURVATURE_IMAGES = 10_000
+"""Training images that the curvature is measured on."""
 
 
 def posterior(network: nn.Module, data: bl.data.Dataset) -> bl.Bayesian:
-    """The Laplace posterior of the weights that are not zero."""
+    """Fit the Laplace posterior of the weights that are not zero."""
     likelihood, prior = bl.likelihoods.Categorical(), bl.priors.Normal(1.0)
     bnn = bl.bayesianize(
         network, bl.Laplace(structure="diag"), likelihood=likelihood, prior=prior, num_data=len(data.train_x)
     )
     bnn.masks = {name: p.detach() != 0 for name, p in network.named_parameters() if p.ndim > 1}
-    bnn.fit(bl.data.Loader(data.train_x[:CURVATURE], data.train_y[:CURVATURE], 500), progress=False)
+    bnn.fit(bl.data.Loader(data.train_x[:CURVATURE_IMAGES], data.train_y[:CURVATURE_IMAGES], 500), progress=False)
     return bnn
 
 
 def measured(folder: Path, data: bl.data.Dataset, to: Path, slack: float) -> dict[str, Any]:
-    """Bytes and test errors of one network."""
+    """Measure the bytes and the test errors of one network."""
     network = bl.load(folder).eval()
     bits = smallest(posterior(network, data), data, to, slack)
     decoded = bl.decode(to)
@@ -63,11 +62,11 @@ def measured(folder: Path, data: bl.data.Dataset, to: Path, slack: float) -> dic
 
 
 def smallest(bnn: bl.Bayesian, data: bl.data.Dataset, to: Path, slack: float) -> int:
-    """Write the smallest file of those rounded as coarsely as the validation images allow; the width of its codes."""
+    """Write the smallest file within `slack` points; return the bits of its codes."""
     validate = bl.data.Loader(data.valid_x, data.valid_y, 1000, shuffle=False)
     best: tuple[int, int] | None = None
-    for bits in (*BITS, *MORE_BITS):
-        if best is not None and bits in MORE_BITS:
+    for bits in (*BITS, *FALLBACK_BITS):
+        if best is not None and bits in FALLBACK_BITS:
             break
         try:
             quantised = bl.quantise(bnn, bits=bits, validate=validate, max_error_increase=slack)
@@ -87,7 +86,7 @@ def smallest(bnn: bl.Bayesian, data: bl.data.Dataset, to: Path, slack: float) ->
 
 @torch.no_grad()
 def error(network: nn.Module, data: bl.data.Dataset) -> float:
-    """On the test images, in per cent."""
+    """Compute the error on the test images in per cent."""
     wrong = network.eval()(data.test_x).argmax(1) != data.test_y
     return round(100 * float(wrong.double().mean()), 3)
 
@@ -100,13 +99,13 @@ def main() -> None:
     options = parser.parse_args()
     path = options.results / "entropy_coded.json"
     rows = json.loads(path.read_text())["runs"] if path.exists() else []
-    for name, called, cut in itertools.product(options.networks, SLACK, ("", "-magnitude")):
+    for name, called, cut in itertools.product(options.networks, MAX_POINTS_LOST, ("", "-magnitude")):
         kind = f"{name}{called}{cut}"
         folders = sorted(options.runs.glob(f"{kind}-[0-9]"))
         data = split("mnist", next((which for which in ("fresh", "unseen") if which in called), "official"))
         for folder in folders:
             if folder.name not in [row["network"] for row in rows]:
-                rows.append(measured(folder, data, options.runs / f"{folder.name}.bayes", SLACK[called]))
+                rows.append(measured(folder, data, options.runs / f"{folder.name}.bayes", MAX_POINTS_LOST[called]))
                 save(
                     "entropy_coded",
                     {"command": "python benchmarks/entropy_coded.py", "runs": rows},

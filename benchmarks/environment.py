@@ -1,6 +1,6 @@
-"""Where a benchmark was run: machine, versions and commit, kept beside every result.
+"""The environment of a benchmark: machine, versions and commit.
 
-A number without its environment cannot be compared with another, so `save` writes both, or neither.
+A number without its environment cannot be compared with another, so `save` writes both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def environment(packages: Iterable[str] = ()) -> dict[str, Any]:
-    """The machine, the versions of what matters and the commit.
+    """Describe the machine, the versions of packages and the commit.
 
     Args:
         packages: distributions whose versions are recorded beside torch's and numpy's; absent ones are left out.
@@ -46,7 +46,7 @@ def environment(packages: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Installed versions by distribution; the absent ones are left out."""
+    """Look up installed versions by distribution; absent ones are left out."""
     found = {}
     for package in packages:
         try:
@@ -57,7 +57,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def save(name: str, results: dict[str, Any], packages: Iterable[str] = (), folder: Path = RESULTS) -> Path:
-    """Write `results` and their environment to `<folder>/<name>.json`, under a temporary name first.
+    """Write `results` and their environment to `<folder>/<name>.json`, atomically.
 
     Results of a tree with changes, or of no commit, get a "provenance" that says so.
     """
@@ -87,7 +87,7 @@ def provenance(facts: Mapping[str, Any]) -> str | None:
 
 
 def _processor() -> str:
-    """The CPU's name: `lscpu` knows it on every Linux, `platform` on most other systems."""
+    """Find the CPU's name: by `lscpu` on Linux, by `platform` elsewhere."""
     try:
         described = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

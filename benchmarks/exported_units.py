@@ -1,10 +1,10 @@
-"""What a LeNet-5 without its closed units weighs and costs once it is exported: ONNX files, and onnxruntime.
+"""Size and speed of an exported LeNet-5 without its closed units.
 
     python benchmarks/sparse_posteriors.py --device cuda --rules units --networks lenet5
     python benchmarks/exported_units.py
 
-Every slim network of the first command beside the dense one: parameters, multiplications, bytes of both files, and
-seconds in eager PyTorch and onnxruntime, on one thread, taking turns.
+Every slim network of the first command is compared with the dense one: parameters, multiplications, bytes of the ONNX
+files, and seconds in eager PyTorch and onnxruntime, on one thread. The networks take turns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Training runs of a benchmark, several at a time, each one kept as soon as it ends and never repeated.
+"""Training runs of a benchmark, in parallel, each kept as soon as it ends.
 
-A job is a dictionary of settings; its result is the same dictionary with measurements added. A result is a job's own if
-all settings agree, but for where it ran and where its files are.
+A job is a dictionary of settings; its result is the same dictionary with measurements added. A job that has a result is
+not run again. A result belongs to a job if all settings agree, except the device and the folder.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Job = dict[str, Any]
 def finished(
     work: Callable[[Job], Job], jobs: Sequence[Job], done: list[Job], workers: int, each: Callable[[Job], None]
 ) -> list[Job]:
-    """The results of all jobs, in their order.
+    """Run the jobs that have no result; return all results in the order of jobs.
 
     Args:
         work: runs a job, in a process of its own.
         jobs: their settings.
         done: results so far; new ones are added.
-        workers: how many run at once.
+        workers: the number of processes.
         each: called with every new result, to save and to print.
     """
     waiting = [job for job in jobs if result_of(job, done) is None]
@@ -36,5 +36,5 @@ def finished(
 
 
 def result_of(job: Job, done: Sequence[Job]) -> Job | None:
-    """The result of a job, if it is among them."""
+    """Find the result of a job; None if there is none."""
     return next((d for d in done if all(d.get(k) == v for k, v in job.items() if k not in ("device", "runs"))), None)

@@ -1,4 +1,4 @@
-"""One-shot pruning of a language model, without retraining: perplexity against sparsity.
+"""Perplexity of a language model after one-shot pruning, without retraining.
 
     python benchmarks/language_models.py --device cuda              6 blocks of 384, about 60 MB of Python source
     python benchmarks/language_models.py --small                    2 blocks of 64: a check on a CPU, about a minute
@@ -7,7 +7,7 @@ A byte-level GPT (`byte_gpt.py`) is trained once and kept in a file. The linear 
 rules that all see the same calibration sequences: magnitude, Wanda, SparseGPT and the exact row-wise solve as their
 papers describe them (`one_shot_baselines.py`), and bayeslim's Kronecker posterior in one step and in four. Perplexity
 is measured on files that neither training nor calibration saw. Every finished cell is written to the results file at
-once and not computed again, so that an interrupted run goes on; `--minutes` ends a run in time.
+once and not computed again, so an interrupted run resumes; `--minutes` limits the time of a run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def posterior_of(network: ByteGPT, loader: list[tuple[Tensor, Tensor]], std: flo
 def cut_by_us(
     network: ByteGPT, loader: list[tuple[Tensor, Tensor]], target: Target, std: float, steps: int, scope: str = "global"
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """Cut with the Kronecker posterior; return the network, and how its solves went."""
+    """Cut with the Kronecker posterior; return the network and a record of solves."""
     bnn = posterior_of(network, loader, std)
     if target.m:
         pruned = bl.prune(bnn, bl.plan(bnn, granularity=f"{target.n}:{target.m}"))
@@ -142,7 +142,7 @@ def applies(rule: str, name: str) -> bool:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Draw the table: perplexity, mean over calibration seeds, and the damage relative to SparseGPT's."""
+    """Format perplexities, means over seeds, and the damage relative to SparseGPT's."""
     cells, dense = results["cells"], results["dense_log_perplexity"]
     rules = [*BASELINES, *OURS]
     names = [n for n in (*TARGETS, *UNITS) if any(key.split(" | ")[1] == n for key in cells)]
@@ -169,7 +169,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the cells that are missing, as far as the time goes."""
+    """Run the cells that are missing until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--small", action="store_true", help="2 blocks of 64, little text, few steps")

@@ -1,13 +1,13 @@
-"""The Laplace approximation against laplace-torch: the same numbers where both define them, and how long they take.
+"""The Laplace approximation against laplace-torch: agreement and times.
 
     python benchmarks/laplace.py                    times of this library, and of laplace-torch where it is installed
-    python benchmarks/laplace.py --threads 2        on two threads, by the clock, instead of on one
-    python benchmarks/laplace.py --agree            only the comparison of numbers
+    python benchmarks/laplace.py --threads 2        on two threads, in wall-clock time, instead of on one
+    python benchmarks/laplace.py --agree            only the agreement
 
 laplace-torch needs an environment of its own, with this library in it as well: pip install laplace-torch -e . Both run
-in one process on the same network and inputs. Its backends are all tried, and the fastest is the one compared with.
-Contenders take turns; a ratio is taken within its round, and printed is the median. Costly contenders see fewer inputs,
-and times are for one input; eigendecompositions, which do not depend on the number of inputs, are in both.
+in one process on the same network and inputs. All its backends are tried, and the fastest is compared. Contenders take
+turns; a ratio is taken within its round, and the median is printed. Slow contenders get fewer inputs, and times are for
+one input. They include the eigendecompositions, whose cost does not depend on the number of inputs.
 
 Agreement is to 1e-4 for the marginal likelihood and the probit predictive: full, diagonal, last-layer and subnetwork
 posteriors, and Kronecker ones of layers without a bias. With biases the two define different matrices: here a layer's
@@ -39,13 +39,13 @@ sys.path = [folder for folder in sys.path if folder != str(Path(__file__).resolv
 """The peer's package has this file's name."""
 
 NETWORKS = ("lenet_300_100", "lenet5")
-FIT = {"lenet_300_100": 60_000, "lenet5": 3_000}
-"""Inputs for fits: as many as MNIST has, or as take a few seconds; eigendecompositions weigh little then."""
-SLOW_FIT = {"lenet_300_100": 200, "lenet5": 100}
+FIT_INPUTS = {"lenet_300_100": 60_000, "lenet5": 3_000}
+"""Inputs for fits: enough that the eigendecompositions take a small share of the time."""
+JACOBIAN_FIT_INPUTS = {"lenet_300_100": 200, "lenet5": 100}
 """Inputs for a peer's fits through Jacobians."""
-PREDICT = {"lenet_300_100": 2_000, "lenet5": 500}
-PEER_PREDICT = {"lenet_300_100": 40, "lenet5": 20}
-SUBNETWORK = 1_000
+PREDICTED_INPUTS = {"lenet_300_100": 2_000, "lenet5": 500}
+PEER_PREDICTED_INPUTS = {"lenet_300_100": 40, "lenet5": 20}
+SUBNETWORK_WEIGHTS = 1_000
 PEERS = ("laplace-torch", "backpack-for-pytorch", "curvlinops-for-pytorch", "asdfghjkl")
 BATCH = 500
 GOALS = {
@@ -54,14 +54,14 @@ GOALS = {
     "predict": {"lenet_300_100": 1000.0, "lenet5": 70.0},
     "subnetwork": {"lenet_300_100": 50.0, "lenet5": 14.0},
 }
-"""How many times faster than the fastest backend of the peer each should be."""
+"""The speed-up over the peer's fastest backend that each should reach."""
 
 Batches = list[tuple[Tensor, Tensor]]
 Action = Callable[[], Any]
 
 
 def batches(count: int, size: int = BATCH) -> Batches:
-    """MNIST-shaped inputs with random labels."""
+    """Draw MNIST-shaped inputs with random labels."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(count, 1, 28, 28, generator=generator)
     y = torch.randint(10, (count,), generator=generator)
@@ -86,8 +86,8 @@ def our_fits(model: nn.Module, content: Batches) -> dict[str, Action]:
         "kron exact": bl.Laplace(curvature="exact"),
         "kron one backward": bl.Laplace(),
         "diagonal exact": bl.Laplace("diag", curvature="exact"),
-        "subnetwork": bl.Laplace(subset=bl.Subnetwork(SUBNETWORK, "random"), curvature="exact"),
-        "subnetwork one backward": bl.Laplace(subset=bl.Subnetwork(SUBNETWORK, "random")),
+        "subnetwork": bl.Laplace(subset=bl.Subnetwork(SUBNETWORK_WEIGHTS, "random"), curvature="exact"),
+        "subnetwork one backward": bl.Laplace(subset=bl.Subnetwork(SUBNETWORK_WEIGHTS, "random")),
     }
     networks = {name: ours(model, method) for name, method in methods.items()}
     return {name: lambda bnn=bnn: bnn.fit(content, progress=False) for name, bnn in networks.items()}
@@ -107,7 +107,7 @@ def peer(model: nn.Module, structure: str, backend: Any, subset: str = "all", **
 
 
 def peer_backends() -> dict[str, dict[str, Any]]:
-    """The peer's curvature backends by what they compute."""
+    """List the peer's curvature backends by the curvature they compute."""
     from laplace.curvature import AsdlGGN, BackPackGGN, CurvlinopsGGN
 
     exact = {"backpack": BackPackGGN, "asdl": AsdlGGN, "curvlinops": CurvlinopsGGN}
@@ -118,7 +118,7 @@ def peer_backends() -> dict[str, dict[str, Any]]:
         },
         "diagonal exact": {name: {"backend": b} for name, b in exact.items()},
         "subnetwork": {name: {"backend": b} for name, b in exact.items()},
-        "subnetwork one backward": {name: {"backend": b} for name, b in exact.items()},  # it has no other
+        "subnetwork one backward": {name: {"backend": b} for name, b in exact.items()},  # the peer has no other
     }
 
 
@@ -127,13 +127,16 @@ def peer_fit(model: nn.Module, what: str, settings: dict[str, Any], content: Siz
     options: dict[str, Any] = dict(settings)
     if structure == "full":
         size = sum(p.numel() for p in model.parameters())
-        chosen = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:SUBNETWORK].sort().values
+        chosen = torch.randperm(size, generator=torch.Generator().manual_seed(0))[:SUBNETWORK_WEIGHTS].sort().values
         options |= {"subset": "subnetwork", "subnetwork_indices": chosen}
     return lambda: peer(model, structure, **options).fit(content)
 
 
 def seconds(action: Action) -> float:
-    """The time of the process on one thread, so that others on the machine matter less, and of the clock on several."""
+    """Time an action: in CPU time on one thread, in wall-clock time on several.
+
+    CPU time is less sensitive to other processes on the machine.
+    """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     action()
@@ -141,7 +144,7 @@ def seconds(action: Action) -> float:
 
 
 def fastest_backend(model: nn.Module, what: str, content: Sized) -> str | None:
-    """The peer's quickest backend for a fit, by one run of each that works on this network."""
+    """Find the peer's fastest backend for a fit, by one run of each that works."""
     times = {}
     for name, settings in peer_backends()[what].items():
         action = peer_fit(model, what, settings, content)
@@ -154,7 +157,10 @@ def fastest_backend(model: nn.Module, what: str, content: Sized) -> str | None:
 
 
 def take_turns(actions: dict[str, tuple[Action, int]], rounds: int) -> dict[str, list[float]]:
-    """Seconds an input of each action, once a round in a new order, after one that is not timed."""
+    """Time all actions in seconds per input, in a new order in every round.
+
+    Every action runs once before, untimed.
+    """
     order, shuffle = list(actions), random.Random(0).shuffle
     times: dict[str, list[float]] = {name: [] for name in actions}
     for action, _ in actions.values():
@@ -168,21 +174,21 @@ def take_turns(actions: dict[str, tuple[Action, int]], rounds: int) -> dict[str,
 
 
 def compare(network: str, rounds: int, rows: dict[str, Any], keep: Action) -> None:
-    """Times an input, and how many times faster than the peer, for fits and predictions of one network.
+    """Measure the times and speed-ups of fits and predictions of one network.
 
-    Each row is entered and kept as soon as it is there, and one that is there already is not measured again.
+    Each row is saved as soon as it is measured, and a row that is there already is not measured again.
     """
     torch.manual_seed(0)
     model = bl.zoo.create(network).eval()
-    content, few = Sized(batches(FIT[network])), Sized(batches(SLOW_FIT[network], 100))
+    content, few = Sized(batches(FIT_INPUTS[network])), Sized(batches(JACOBIAN_FIT_INPUTS[network], 100))
     installed = "laplace-torch" in versions(["laplace-torch"])
     for what, action in our_fits(model, content).items():
         if what in rows:
             continue
-        actions = {"bayeslim": (action, FIT[network])}
+        actions = {"bayeslim": (action, FIT_INPUTS[network])}
         backend = None
         if installed:
-            inputs, count = (content, FIT) if what.startswith("kron") else (few, SLOW_FIT)
+            inputs, count = (content, FIT_INPUTS) if what.startswith("kron") else (few, JACOBIAN_FIT_INPUTS)
             backend = fastest_backend(model, what, Sized(inputs[: -(-len(inputs) // 6)]))
             if backend is not None:
                 theirs = peer_fit(model, what, peer_backends()[what][backend], inputs)
@@ -194,22 +200,22 @@ def compare(network: str, rounds: int, rows: dict[str, Any], keep: Action) -> No
         return
     bnn = ours(model, bl.Laplace(curvature="exact"))
     bnn.fit(content, progress=False)
-    x = torch.cat([x for x, _ in content])[: PREDICT[network]]
-    actions = {"bayeslim": (lambda: bl.predict(bnn, x, how="probit"), PREDICT[network])}
+    x = torch.cat([x for x, _ in content])[: PREDICTED_INPUTS[network]]
+    actions = {"bayeslim": (lambda: bl.predict(bnn, x, how="probit"), PREDICTED_INPUTS[network])}
     if installed:
         backend = fastest_backend(model, "kron exact", few)
         if backend is not None:
             theirs = peer(model, "kron", **peer_backends()["kron exact"][backend])
             theirs.fit(few)
-            some = x[: PEER_PREDICT[network]]
-            actions["laplace-torch"] = (lambda: theirs(some, link_approx="probit"), PEER_PREDICT[network])
+            some = x[: PEER_PREDICTED_INPUTS[network]]
+            actions["laplace-torch"] = (lambda: theirs(some, link_approx="probit"), PEER_PREDICTED_INPUTS[network])
     rows["predict"] = row(take_turns(actions, rounds))
     report(network, "predict", rows["predict"])
     keep()
 
 
 def row(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Microseconds an input, and the median ratio within rounds."""
+    """Compute microseconds per input, and the median ratio within rounds."""
     found: dict[str, Any] = {
         name: {"us_per_input": float(f"{1e6 * statistics.median(each):.4g}")} for name, each in times.items()
     }
@@ -230,7 +236,10 @@ def report(network: str, what: str, found: dict[str, Any]) -> None:
 
 
 def agreement() -> dict[str, float]:
-    """The largest differences of marginal likelihood (relative) and predictive (absolute) from the peer's."""
+    """Compute the largest differences from the peer.
+
+    Those of the marginal likelihood are relative, those of the predictive absolute.
+    """
     from laplace.curvature import BackPackGGN, CurvlinopsGGN
 
     torch.manual_seed(0)
@@ -272,7 +281,7 @@ def agreement() -> dict[str, float]:
 
 
 def trained(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
-    """A small network trained a little, in double precision."""
+    """Train a small network for a few steps, in double precision."""
     model = model.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for _ in range(100):

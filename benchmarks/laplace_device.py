@@ -1,9 +1,10 @@
-"""Laplace on one accelerator: exact Kronecker fit of 60,000 MNIST images and closed-form prediction of 10,000.
+"""Time and memory of Laplace on one accelerator.
 
     python benchmarks/laplace_device.py --device cuda
 
-Seconds (median of repeats after a warm-up) and peak memory, for both LeNets, and a fit of ResNet-18 with BatchNorm on
-CIFAR-10-sized inputs.
+Measured are seconds (the median of repeats after a warm-up) and peak memory of an exact Kronecker fit of 60,000 MNIST
+images and of the closed-form prediction of 10,000, for both LeNets, and of a fit of ResNet-18 with batch norms on
+inputs of CIFAR-10's size.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RESULTS = Path(__file__).parent / "results" / "laplace_device.json"
 
 
 def timed(function: Any, device: str, repeats: int) -> dict[str, Any]:
-    """Median seconds and the peak memory beyond what was held before."""
+    """Measure median seconds, and the peak memory beyond that held before."""
     function()
     seconds = []
     for _ in range(repeats):

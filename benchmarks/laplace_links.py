@@ -1,7 +1,7 @@
-"""Which link turns a Laplace posterior's Gaussian logits into class probabilities best.
+"""The accuracy of links from Gaussian logits to class probabilities.
 
     python benchmarks/laplace_links.py
-    python benchmarks/laplace_links.py --case "wine, perceptron"      one; those of the same commit are kept
+    python benchmarks/laplace_links.py --case "wine, perceptron"      one case; those of the same commit are kept
 
 Networks are trained as usual and a Kronecker posterior is put around each, under the prior N(0, 1) and under the prior
 tuned by evidence. The logits of test examples are then Gaussian, and every link is compared with the exact average of
@@ -55,7 +55,7 @@ def images(name: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def wine(name: str, train: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Quality of red wines, six grades, as classes."""
+    """Load the quality of red wines, six grades, as classes."""
     data = bl.data.load(name)
     grades = data.train_y.unique()
     classes = lambda y: (y - grades).abs().argmin(1)  # noqa: E731
@@ -84,7 +84,7 @@ def trained(network: nn.Module, x: Tensor, y: Tensor, epochs: int) -> nn.Module:
 
 
 def reference(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Average probabilities and entropies over many draws, with a root that no link uses."""
+    """Average probabilities and entropies over many draws, independently of the links."""
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
     probs, entropy = torch.zeros_like(mean), torch.zeros_like(mean[:, 0])
@@ -132,7 +132,7 @@ def measured(
 
 
 def kept(settings: dict[str, int]) -> dict[str, dict]:
-    """The rows of this commit with the same settings that were measured before."""
+    """Read the rows that this commit has measured with the same settings."""
     path = RESULTS / "laplace_links.json"
     before = json.loads(path.read_text()) if path.exists() else None
     now = environment()

@@ -1,21 +1,21 @@
-"""Every way to be Bayesian on one backbone: what each costs, how well it knows what it does not know, and its student.
+"""All methods on one backbone: cost, calibration, uncertainty and distillation.
 
     python benchmarks/many_models.py                                     on a CPU, some hours
     python benchmarks/many_models.py --device cuda --workers 10          on a GPU, some minutes
     python benchmarks/many_models.py --methods map swag --seeds 1        a part of it
 
 MNIST, two hidden layers of 200 units: test error, negative log-likelihood, calibration error, and how well the
-predictive entropy tells digits from KMNIST, notMNIST and Fashion-MNIST (AUROC). Two UCI sets, one hidden layer of 50
-units: root mean squared error and negative log-likelihood in the targets' units, and calibration error, seeds being
-published splits. Every posterior is then distilled into one plain network (`bl.distill`), taught on the training inputs
-and on copies of them, images shifted, other inputs with noise added.
+predictive entropy separates digits from KMNIST, notMNIST and Fashion-MNIST (AUROC). Two UCI sets, one hidden layer of
+50 units: root mean squared error and negative log-likelihood in the targets' units, and calibration error; a seed is a
+published split. Every posterior is then distilled into one plain network (`bl.distill`), on the training inputs and on
+copies of them: images are shifted, other inputs get noise.
 
-Costs are relative to those of the one network trained as usual ("map") in the same run: seconds of training, where a
-method that starts from a trained network counts that too, and passes of the plain network that a prediction of the test
-inputs takes, in turns, on the CPU and on the GPU if there is one. Settings are usual ones and were not tuned, but for
-cyclical SGHMC: six pairs of rate and temperature were tried on validation images, and its rate for regression was
-lowered after a run that diverged. Snapshots, SWAG and SGHMC train for twice the epochs of the others. Finished runs are
-kept and not repeated.
+Costs are relative to one network trained as usual ("map") in the same run. The cost of training is in seconds, and
+includes the trained network that a method starts from. The cost of a prediction of the test inputs is in passes of the
+plain network, measured in turns, on the CPU and on the GPU if there is one. Settings are the usual ones and were not
+tuned, except those of cyclical SGHMC: six pairs of rate and temperature were tried on validation images, and its rate
+for regression was lowered after a run that diverged. Snapshots, SWAG and SGHMC train for twice the epochs of the
+others. Finished runs are kept and not repeated.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ REGRESSIONS = ("concrete", "energy")
 TRAINED_FIRST = ("swag", "subnetwork sgld", "laplace")
 EPOCHS = {"mnist": 20, "concrete": 200, "energy": 200}
 BATCH = {"mnist": 256, "concrete": 32, "energy": 32}
-PRIOR = {"mnist": 0.3, "concrete": 1.0, "energy": 1.0}
-PASSES, TIMED = 8, 20_000
-"""Of the plain network in a row, when they are timed, and on how many inputs at least."""
+PRIOR_STD = {"mnist": 0.3, "concrete": 1.0, "energy": 1.0}
+MIN_PASSES_PER_TURN, MIN_INPUTS_PER_TURN = 8, 20_000
+"""Passes of the plain network in a row while they are timed, and inputs in all of them."""
 SHIFTS = ((0, 1), (1, 0), (0, -1), (-1, 0))
-"""How far the copies of images are moved that students see besides the training images, in pixels."""
-JITTER = 0.1
-"""The noise in the copies of other inputs, in standard deviations of each."""
+"""Shifts, in pixels, of the copies of training images that students learn from."""
+JITTER_STD = 0.1
+"""The standard deviation of the noise in copies of standardised inputs."""
 
 Job = dict[str, Any]
 
 
 def method_of(name: str, data: str) -> tuple[bl.Method, dict[str, Any]]:
-    """A method, and how it is fitted."""
+    """Return a method and the options of its fit."""
     epochs, images = EPOCHS[data], data == "mnist"
     lr = 1e-3 if images else 3e-3
     cosine = {"epochs": epochs, "lr": lr, "lr_schedule": "cosine"}
@@ -88,24 +88,24 @@ METHODS = (
 
 
 def network_of(job: Job, inputs: int, outputs: int = 1) -> nn.Module:
-    """The backbone; with dropout where that is the method."""
+    """Build the backbone, with dropout for MC dropout."""
     values = {"hidden": 50, "inputs": inputs, "classes": outputs, "depth": 1}
     shape = {"hidden": 200} if job["data"] == "mnist" else values
     return bl.zoo.create("mlp", dropout=0.2 if job["method"] == "mc dropout" else 0.0, **shape)
 
 
 def load(job: Job) -> bl.data.Dataset:
-    """The data of a run: regression has a split for every seed."""
+    """Load the data of a run: regression has a split for every seed."""
     return bl.data.load("mnist") if job["data"] == "mnist" else bl.data.load(job["data"], split=job["seed"])
 
 
 def fitted(job: Job, data: bl.data.Dataset) -> bl.Bayesian:
-    """The posterior of a run."""
+    """Fit the posterior of a run."""
     name, device = job["data"], job["device"]
     torch.manual_seed(job["seed"])
     likelihood = bl.likelihoods.Categorical() if name == "mnist" else bl.likelihoods.Gaussian("learned")
     network = network_of(job, data.train_x[0].numel()).to(device)
-    prior = bl.priors.Normal(PRIOR[name])
+    prior = bl.priors.Normal(PRIOR_STD[name])
     if job["method"] in TRAINED_FIRST:
         plain, options = method_of("map", name)
         first = bl.bayesianize(network, plain, likelihood=likelihood, prior=prior)
@@ -118,7 +118,7 @@ def fitted(job: Job, data: bl.data.Dataset) -> bl.Bayesian:
 
 
 def loader_of(job: Job, data: bl.data.Dataset) -> bl.data.Loader:
-    """The training data in batches."""
+    """Load the training data in batches."""
     size = BATCH[job["data"]]
     return bl.data.Loader(data.train_x, data.train_y, batch_size=size, device=job["device"], seed=job["seed"])
 
@@ -126,7 +126,7 @@ def loader_of(job: Job, data: bl.data.Dataset) -> bl.data.Loader:
 def run(job: Job) -> Job:
     """Train, measure, distil, measure."""
     os.environ["BAYESLIM_PROGRESS"] = "0"
-    warnings.simplefilter("ignore", BayeslimWarning)  # pixels that are never inked leave weights without a say
+    warnings.simplefilter("ignore", BayeslimWarning)  # weights of pixels that are always zero have no effect
     data, started = load(job), time.monotonic()
     bnn = fitted(job, data)
     result = {**job, "train_seconds": round(time.monotonic() - started, 2), **scores(bnn, data, job["seed"])}
@@ -149,15 +149,15 @@ def run(job: Job) -> Job:
 
 
 def copies(x: Tensor, seed: int) -> Tensor:
-    """Four of every input, each a little different."""
+    """Make four copies of every input: shifted images, or inputs with noise."""
     if x.ndim == 4:
         return torch.cat([torch.roll(x, shift, (2, 3)) for shift in SHIFTS])
     noise = torch.randn(len(SHIFTS) * len(x), x.shape[1], generator=torch.Generator().manual_seed(seed))
-    return x.repeat(len(SHIFTS), 1) + JITTER * noise
+    return x.repeat(len(SHIFTS), 1) + JITTER_STD * noise
 
 
 def scores(bnn: bl.Bayesian, data: bl.data.Dataset, seed: int) -> dict[str, float]:
-    """What a posterior's predictions are worth."""
+    """Score the predictions of a posterior."""
     device = next(bnn.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -173,7 +173,7 @@ def scores(bnn: bl.Bayesian, data: bl.data.Dataset, seed: int) -> dict[str, floa
 
 
 def student_scores(student: nn.Module, data: bl.data.Dataset, device: str) -> dict[str, float]:
-    """The same of one plain network; of values it says mean and log variance."""
+    """Score one plain network; for values it outputs mean and log variance."""
     if data.num_classes is None:
         with torch.no_grad():
             mean, log_variance = student(data.test_x.to(device)).cpu().chunk(2, -1)
@@ -192,7 +192,7 @@ def student_scores(student: nn.Module, data: bl.data.Dataset, device: str) -> di
 
 
 def classified(probs: Tensor, y: Tensor, entropy: Tensor, outside: dict[str, Tensor]) -> dict[str, float]:
-    """Error and calibration error in per cent, NLL, and AUROC against other images."""
+    """Compute error and calibration error in per cent, NLL, and AUROC."""
     measured = bl.metrics.Classification()
     measured.update(probs, y)
     values = measured.compute()
@@ -201,7 +201,7 @@ def classified(probs: Tensor, y: Tensor, entropy: Tensor, outside: dict[str, Ten
 
 
 def regressed(mean: Tensor, variance: Tensor, data: bl.data.Dataset) -> dict[str, float]:
-    """RMSE and NLL in the targets' units, and how far quantiles are off on average, in per cent."""
+    """Compute RMSE and NLL in the targets' units, and the calibration error in %."""
     scale = float(data.target_scale.std)
     measured = bl.metrics.Regression()
     measured.update(mean * scale, variance * scale**2, data.test_y * scale)
@@ -213,15 +213,15 @@ def regressed(mean: Tensor, variance: Tensor, data: bl.data.Dataset) -> dict[str
 
 
 def passes(name: str, methods: Sequence[str], device: str) -> dict[str, float]:
-    """How many passes of the plain network a prediction takes, by the clock, in turns.
+    """Measure the cost of a prediction in passes of the plain network, in turns.
 
-    That does not depend on what was learned, so a few examples are enough to learn from.
+    The cost does not depend on the weights, so the networks are trained on a few examples only.
     """
     data = load({"data": name, "seed": 0})
     some = slice(2_560 if name == "mnist" else 2 * BATCH[name])
     few = replace(data, train_x=data.train_x[some], train_y=data.train_y[some])
     x = data.test_x.to(device)
-    times = max(PASSES, TIMED // len(x))
+    times = max(MIN_PASSES_PER_TURN, MIN_INPUTS_PER_TURN // len(x))
 
     def seconds(action: Callable[[], Any]) -> float:
         started = time.perf_counter()
@@ -245,7 +245,7 @@ def passes(name: str, methods: Sequence[str], device: str) -> dict[str, float]:
         def predictions(bnn: bl.Bayesian = bnn, turns: int = turns) -> None:
             for _ in range(turns):
                 prediction = bl.predict(bnn, x)
-                _ = prediction.mean, prediction.variance  # which is made when it is read
+                _ = prediction.mean, prediction.variance  # the variance is a property
 
         seconds(predictions)
         ratios = []
@@ -258,7 +258,7 @@ def passes(name: str, methods: Sequence[str], device: str) -> dict[str, float]:
 
 
 def summary(runs: list[Job]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds."""
+    """Compute mean and standard deviation over seeds."""
     table: dict[str, Any] = {}
     for run in runs:
         rows = table.setdefault(run["data"], {}).setdefault(run["method"], {})

@@ -1,11 +1,11 @@
-"""Prediction by moments: its cost against one plain pass, and its distance to 4,096 samples against that of 32.
+"""Cost of prediction by moments, and its distance to the average of 4,096 samples.
 
     python benchmarks/moments.py                     trains both networks on MNIST first, about half an hour on 2 cores
-    python benchmarks/moments.py --keep networks/    keeps what it trains, and does not train again
+    python benchmarks/moments.py --keep networks/    keeps the trained networks, and does not train again
 
 The cost is that of `bl.predict(bnn, x, how="moments")` on 10,000 inputs, its 256 draws of the outputs and all of its
 uncertainties included, as a ratio to one pass of the plain network in evaluation mode on the same inputs. Both take
-turns, and a turn that other processes disturbed is taken again. The distance is the total variation between predicted
+turns, and a turn that other processes disturbed is repeated. The distance is the total variation between predicted
 class probabilities, averaged over test images; that of 32 samples is averaged over 16 such predictions.
 """
 
@@ -23,15 +23,15 @@ from steps import NETWORKS, summary, take_turns
 import bayeslim as bl
 
 EPOCHS = {"mlp": 5, "lenet5": 3}
-LIMITS = {"mlp": 5.0, "lenet5": 2.5}
-"""The most plain passes that a prediction may cost."""
-REFERENCE = 4_096
-FEW = 32
-REPEATS = 16
+MAX_PLAIN_PASSES = {"mlp": 5.0, "lenet5": 2.5}
+"""The goal: the cost of a prediction in passes of the plain network."""
+REFERENCE_SAMPLES = 4_096
+COMPARED_SAMPLES = 32
+COMPARED_PREDICTIONS = 16
 
 
 def trained(network: str, data: bl.data.Dataset, keep: Path | None) -> bl.Bayesian:
-    """A network after a few epochs of Bayes by Backprop, or the one that was kept."""
+    """Train a network for a few epochs of Bayes by Backprop, or load it."""
     kept = None if keep is None else keep / network
     if kept is not None and kept.exists():
         return bl.load(kept, model=bl.zoo.create(network))
@@ -47,29 +47,29 @@ def trained(network: str, data: bl.data.Dataset, keep: Path | None) -> bl.Bayesi
 
 
 def distances(bnn: bl.Bayesian, x: torch.Tensor) -> dict[str, float]:
-    """Total variation to many samples, of moments and of a few samples."""
+    """Compute the total variation of moments and of few samples to many samples."""
     torch.manual_seed(0)
     total = torch.zeros(len(x), 10, dtype=torch.float64)
     few = []
-    for block in range(REFERENCE // FEW):
-        probs = bl.predict(bnn, x, samples=FEW, how="sample").probs
+    for block in range(REFERENCE_SAMPLES // COMPARED_SAMPLES):
+        probs = bl.predict(bnn, x, samples=COMPARED_SAMPLES, how="sample").probs
         total += probs
-        few += [probs] if block < REPEATS else []
-    reference = total / (REFERENCE // FEW)
+        few += [probs] if block < COMPARED_PREDICTIONS else []
+    reference = total / (REFERENCE_SAMPLES // COMPARED_SAMPLES)
 
     def away(probs: torch.Tensor) -> float:
         return 0.5 * (probs - reference).abs().sum(-1).mean().item()
 
     return {
         "moments": away(bl.predict(bnn, x, how="moments").probs),
-        f"{FEW} samples": sum(map(away, few)) / len(few),
+        f"{COMPARED_SAMPLES} samples": sum(map(away, few)) / len(few),
         "mean network": away(bl.predict(bnn, x, how="mean").probs),
         "inputs": len(x),
     }
 
 
 def cost(bnn: bl.Bayesian, x: torch.Tensor, seconds: float, patience: float) -> dict[str, Any]:
-    """Times of the plain network and of the prediction by moments, taking turns."""
+    """Time the plain network and the prediction by moments in turns."""
     plain = bnn.mean_network().eval()
 
     def one_pass() -> None:
@@ -99,13 +99,13 @@ def main() -> None:
         bnn = trained(network, data, options.keep)
         rows = cost(bnn, data.test_x[: options.inputs], options.seconds, options.patience)
         away = distances(bnn, data.test_x[: options.images])
-        results[network] = {"cost": rows, "limit": LIMITS[network], "total_variation": away}
+        results[network] = {"cost": rows, "limit": MAX_PLAIN_PASSES[network], "total_variation": away}
         row = rows["moments"]
         print(
             f"{NETWORKS[network]}: moments cost {row['ratio']:.2f} plain passes ({row['ratio_low']:.2f} to "
-            f"{row['ratio_high']:.2f}; limit {LIMITS[network]}); distance to {REFERENCE:,} samples "
-            f"{away['moments']:.4f}, that of {FEW} samples {away[f'{FEW} samples']:.4f}, of the mean network "
-            f"{away['mean network']:.4f}",
+            f"{row['ratio_high']:.2f}; limit {MAX_PLAIN_PASSES[network]}); distance to {REFERENCE_SAMPLES:,} samples "
+            f"{away['moments']:.4f}, that of {COMPARED_SAMPLES} samples {away[f'{COMPARED_SAMPLES} samples']:.4f}, "
+            f"of the mean network {away['mean network']:.4f}",
             flush=True,
         )
     print(f"Saved {save('moments', {'samples': 256, 'results': results}, folder=options.results)}")

@@ -1,4 +1,4 @@
-"""One-shot pruning of language models as its papers describe it: magnitude, Wanda, SparseGPT, and the exact row solve.
+"""One-shot pruning by magnitude, Wanda, SparseGPT and the exact row solve.
 
 All but magnitude go through the blocks in order: the inputs of a block are those that the cut blocks before it produce.
 A layer y = W x with inputs X (n, inputs) has the layer-wise loss ‖X (W − V)ᵀ‖², whose Hessian is H = XᵀX for every row.
@@ -28,7 +28,7 @@ MAX_NUMBERS_PER_CHUNK = 2**27
 
 @dataclass(frozen=True)
 class Target:
-    """How much to cut: a fraction of the weights, or all but n of every m neighbouring inputs."""
+    """A sparsity: a fraction of the weights, or all but n of every m inputs."""
 
     sparsity: float = 0.5
     n: int = 0
@@ -40,7 +40,7 @@ Cut = Callable[[Tensor, Tensor, Target], Tensor]
 
 
 def lowest(scores: Tensor, target: Target, by_row: bool = False) -> Tensor:
-    """Mask the weights to cut: the lowest scores of a layer (or of each row), or of every m neighbours."""
+    """Mask the lowest scores of a layer, of each row, or of every m neighbours."""
     if target.m:
         groups = scores.unflatten(1, (-1, target.m))
         chosen = groups.argsort(-1)[..., : target.m - target.n]
@@ -96,7 +96,7 @@ def sparsegpt(weight: Tensor, hessian: Tensor, target: Target) -> Tensor:
 
 
 def row(weight: Tensor, hessian: Tensor, target: Target) -> Tensor:
-    """Cut by the saliency of single weights, and solve for the rest of every row exactly."""
+    """Cut by the saliency of weights, and solve for the rest of every row exactly."""
     full = damped(hessian)
     variance = torch.cholesky_inverse(torch.linalg.cholesky(full)).diagonal()
     wide = weight.double()
@@ -124,7 +124,7 @@ BASELINES: dict[str, Cut] = {"magnitude": magnitude, "wanda": wanda, "sparsegpt"
 
 @torch.no_grad()
 def prune_in_order(network: ByteGPT, tokens: Tensor, cut: Cut, target: Target, batch: int = 32) -> None:
-    """Cut the matrices of all blocks in place, block after block, each on the outputs of the cut ones."""
+    """Cut all blocks in place, in order, each on the outputs of the cut ones."""
     device = next(network.parameters()).device
     hidden = [network.embed(part.to(device)) for part in tokens.split(batch)]
     for block in network.blocks:

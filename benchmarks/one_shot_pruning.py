@@ -1,4 +1,4 @@
-"""Pruning a trained network without training it again: MNIST, LeNet-300-100 and LeNet-5.
+"""One-shot pruning of LeNet-300-100 and LeNet-5 on MNIST, without retraining.
 
     python benchmarks/one_shot_pruning.py --device cuda
 
@@ -11,7 +11,7 @@ Every rule cuts the same trained networks to the same sparsities, three seeds ea
                     curvature measured again after each
     joint x1, x10   the same with all survivors of a layer moving together: the conditional mean
 
-Finished runs are kept in the results file and not repeated, so an interrupted benchmark goes on where it was.
+Finished runs are kept in the results file and not repeated, so an interrupted benchmark resumes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def trained(name: str, epochs: int, seed: int, loader: Any, device: str) -> nn.Module:
-    """The dense network, trained as usual: Adam, the learning rate decaying to zero."""
+    """Train the dense network with Adam, the learning rate decaying to zero."""
     torch.manual_seed(seed)
     network = bl.zoo.create(name).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, weight_decay=1e-5, fused=True)
@@ -62,13 +62,13 @@ def trained(name: str, epochs: int, seed: int, loader: Any, device: str) -> nn.M
 
 @torch.no_grad()
 def error(network: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Test error in per cent."""
+    """Compute the test error in per cent."""
     wrong = sum(int((network(a).argmax(-1) != b).sum()) for a, b in zip(x.split(2000), y.split(2000), strict=True))
     return 100 * wrong / len(y)
 
 
 def pruned_error(network: nn.Module, rule: dict[str, Any], sparsity: float, loader: Any, test: Any) -> float:
-    """The test error after one rule's cut."""
+    """Compute the test error after one rule's cut."""
     bnn = bl.bayesianize(network, bl.Laplace(structure=rule["structure"]), likelihood=bl.likelihoods.Categorical())
     bnn.fit(loader, progress=False)
     steps = rule.get("steps", 1)
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean test error over seeds by network, rule and sparsity."""
+    """Average the test error over seeds by network, rule and sparsity."""
     found: dict[str, Any] = {}
     for run in runs:
         rules = found.setdefault(run["network"], {}).setdefault(run["rule"], {})

@@ -1,12 +1,12 @@
-"""What a Laplace posterior is good for: calibration on MNIST, and telling other images from digits.
+"""Calibration and out-of-distribution detection of Laplace posteriors on MNIST.
 
     python benchmarks/out_of_distribution.py --seeds 3
 
-A LeNet-300-100 is trained on MNIST as usual, and every posterior is put around the same weights, its prior precision
+A LeNet-300-100 is trained on MNIST as usual. Every posterior is fitted around the same weights, and its prior precision
 chosen on 2,000 held-out training images. Measured are error, negative log-likelihood and calibration error on the test
-digits, and how well the predictive entropy tells them from other images (AUROC). Probabilities are averages over 256
-draws of the linearised outputs; "probit" is a closed form instead, for the Kronecker posterior; "sample" averages 32
-networks drawn from it instead of linearising, to show why that is not the default; "map" is the plain network.
+digits, and how well the predictive entropy separates them from other images (AUROC). Probabilities are averages over
+256 draws of the linearised outputs; "probit" is a closed form instead, for the Kronecker posterior; "sample" averages
+32 networks drawn from it instead of linearising, to show why that is not the default; "map" is the plain network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHODS: dict[str, bl.Laplace] = {
 
 
 def trained(data: bl.data.Dataset, epochs: int, seed: int) -> nn.Module:
-    """The network, with Adam at a rate that decays to zero."""
+    """Train the network with Adam, the learning rate decaying to zero."""
     torch.manual_seed(seed)
     network = bl.zoo.create("lenet_300_100")
     loader = bl.data.Loader(data.train_x, data.train_y, batch_size=128, seed=seed)
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=15)
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", BayeslimWarning)  # thousands of weights never see an input, as expected
+    warnings.simplefilter("ignore", BayeslimWarning)  # weights of pixels that are always zero have no effect
     data = bl.data.load("mnist").with_validation(2_000, seed=0)
     others = {}
     for name in OTHERS:

@@ -1,13 +1,13 @@
-"""Measure the cost of a prediction from S networks, in passes of the plain network.
+"""Cost of a prediction from S networks, in passes of the plain network.
 
     python benchmarks/particle_passes.py                                  on two CPU threads
     python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
-    python benchmarks/particle_passes.py --table                          the table of benchmarks/README.md, from the JSON
+    python benchmarks/particle_passes.py --table                          prints the table of benchmarks/README.md
 
 The prediction is `bl.predict(bnn, x)`: averaged probabilities with their uncertainty. A pass is a call of a plain
-network in evaluation mode, without gradients, on the same inputs; S passes are those of S plain networks, each with
-its own weights, one after the other. Beside it stand the loop that people write (the mean of the softmax over S plain
+network in evaluation mode, without gradients, on the same inputs; S passes are those of S plain networks, each with its
+own weights, one after the other. It is compared with a loop written by hand (the mean of the softmax over S plain
 networks) and, on a GPU or with `--compiled`, `bl.compiled`. All take turns, and the median of the rounds is kept.
 Weights are random: the cost does not depend on them. The outputs of every particle are compared with those of its plain
 network; the largest difference, relative to the largest output, is kept beside the cost. `before` is the cost measured
@@ -34,12 +34,11 @@ import bayeslim as bl
 
 ROUNDS = 7
 MIN_SECONDS_PER_TURN = 0.05
-WORDS = 10_000
-"""The size of the vocabulary."""
+VOCABULARY_SIZE = 10_000
 
 
 def batch_normalised() -> nn.Module:
-    """Two convolutions with batch norms."""
+    """Build two convolutions with batch norms."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
@@ -48,20 +47,20 @@ def batch_normalised() -> nn.Module:
 
 
 class WrittenMLP(nn.Module):
-    """A perceptron as people write it, with a forward of its own."""
+    """An MLP with a hand-written forward."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc1, self.fc2, self.fc3 = nn.Linear(784, 100), nn.Linear(100, 100), nn.Linear(100, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to logits."""
+        """Compute logits of images."""
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc3(F.relu(self.fc2(x)))
 
 
 class WrittenCNN(nn.Module):
-    """A network for images as people write it."""
+    """A convolutional network with a hand-written forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,19 +69,19 @@ class WrittenCNN(nn.Module):
         self.fc1, self.fc2 = nn.Linear(4096, 64), nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to logits."""
+        """Compute logits of images."""
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
         x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)
         return self.fc2(F.relu(self.fc1(x.view(x.size(0), -1))))
 
 
 def small() -> nn.Module:
-    """As for a table of numbers."""
+    """Build an MLP for tabular data."""
     return nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 10))
 
 
 class Residual(nn.Module):
-    """As for a table of numbers, too, with norms and shortcuts."""
+    """A residual network with layer norms for tabular data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class Residual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features to logits."""
+        """Compute logits of features."""
         x = self.first(x)
         for block in self.blocks:
             x = x + block(x)
@@ -100,7 +99,7 @@ class Residual(nn.Module):
 
 
 def series() -> nn.Module:
-    """For signals in time."""
+    """Build a network of 1d convolutions for time series."""
     return nn.Sequential(
         nn.Conv1d(8, 32, 5, padding=2), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(32, 64, 3, padding=1),
         nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(64, 10),
@@ -108,14 +107,14 @@ def series() -> nn.Module:
 
 
 class Words(nn.Module):
-    """For texts: the mean of what their words stand for, and a layer."""
+    """A bag of words: the mean of embeddings, and an MLP."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.hidden, self.last = nn.Embedding(WORDS, 64), nn.Linear(64, 64), nn.Linear(64, 4)
+        self.embedding, self.hidden, self.last = nn.Embedding(VOCABULARY_SIZE, 64), nn.Linear(64, 64), nn.Linear(64, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Numbers of words to logits."""
+        """Compute logits of indices of words."""
         return self.last(F.relu(self.hidden(self.embedding(x).mean(1))))
 
 
@@ -137,7 +136,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def ensemble(network: nn.Module, members: int) -> bl.Bayesian:
-    """Particles around a network, as if it had been trained several times."""
+    """Make particles around a network, as if it had been trained several times."""
     bnn = bl.bayesianize(network, bl.DeepEnsemble(members), likelihood=bl.likelihoods.Categorical())
     values = {n: torch.stack([p + 0.01 * torch.randn_like(p) for _ in range(members)]) for n, p in parts(network)[0]}
     buffers = {n: torch.stack([b.clone() for _ in range(members)]) for n, b in parts(network)[1]}
@@ -146,19 +145,19 @@ def ensemble(network: nn.Module, members: int) -> bl.Bayesian:
 
 
 def parts(network: nn.Module) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
-    """Parameters, without gradients, and buffers."""
+    """List detached parameters, and buffers."""
     return [(n, p.detach()) for n, p in network.named_parameters()], list(network.named_buffers())
 
 
 def measure(name: str, inputs: int, members: int, device: str, compiled: bool) -> dict[str, Any]:
-    """Time all contenders in turns, and compare outputs with those of each network alone."""
+    """Time all contenders in turns, and compare outputs with the plain networks'."""
     torch.manual_seed(0)
     torch.compiler.reset()
     build, shape = NETWORKS[name]
     plain = build().to(device).eval()
     bnn, x = ensemble(copy.deepcopy(plain), members), torch.rand(inputs, *shape, device=device)
     if name == "words":
-        x = (WORDS * x).long()
+        x = (VOCABULARY_SIZE * x).long()
     networks = [alone(plain, bnn, k) for k in range(members)]
 
     @torch.no_grad()
@@ -202,19 +201,19 @@ def measure(name: str, inputs: int, members: int, device: str, compiled: bool) -
 
 
 def alone(plain: nn.Module, bnn: bl.Bayesian, number: int) -> nn.Module:
-    """A plain network with the weights of one particle."""
+    """Make a plain network with the weights of one particle."""
     particles, network = bnn.posterior_, copy.deepcopy(plain)
     assert isinstance(particles, bl.posteriors.Particles)
     network.load_state_dict(particles.network(number, network))
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # a copy's weights are not in one piece, which cuDNN wants
+            module.flatten_parameters()  # cuDNN needs contiguous weights, and a copy's are not
     return network
 
 
 @torch.no_grad()
 def difference(networks: list[nn.Module], bnn: bl.Bayesian, x: Tensor) -> float:
-    """The largest, relative to the largest output."""
+    """Compute the largest difference, relative to the largest output."""
     largest = 0.0
     for network, found in zip(networks, bl.predict(bnn, x).samples, strict=True):
         expected = torch.cat([network(part) for part in x.split(1_000)])
@@ -245,7 +244,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure the rows that are asked for, and save them beside the cost before."""
+    """Measure the chosen rows, and save them with the cost before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="else all; vgg on a GPU only")
@@ -273,7 +272,7 @@ def main() -> None:
                 row = measure(name, inputs, members, options.device, options.compiled or options.device != "cpu")
                 rows.append(row | {"before": before.get((name, inputs, members), {})})
                 print(rows[-1], flush=True)
-                results[options.device] = {"environment": environment(), "rows": rows}  # of other devices stay
+                results[options.device] = {"environment": environment(), "rows": rows}  # rows of other devices are kept
                 save("particle_passes", results, folder=options.results)
 
 

@@ -1,11 +1,12 @@
-"""Standard deviations of a mean-field posterior after 5, 15 and 80 epochs, by the learning rate of log σ.
+"""Standard deviations of a mean-field posterior by the learning rate of log σ.
 
     python benchmarks/posterior_widths.py
 
-An MLP with 100 hidden units, prior N(0, 1), on three data sets. With `std_rate=1`, log σ has the learning rate of the
-means; 10 is the default. The loss is the negative ELBO per example, which both minimise. The NLL is that of the average
-prediction of 64 draws on test data. A converged mean field can predict worse than one that is still too narrow: the
-ELBO pays for every weight. A cold posterior, `temperature=0.1`, pays less; its loss is that of the tempered objective.
+An MLP with 100 hidden units and the prior N(0, 1) is trained on three data sets for 5, 15 and 80 epochs. With
+`std_rate=1`, log σ has the learning rate of the means; with 10 it has ten times that rate. The default is 2. The loss
+is the negative ELBO per example, which both minimise. The NLL is that of the average prediction of 64 draws on test
+data. A converged mean field can predict worse than one that is still too narrow, because the ELBO penalises every
+weight. A cold posterior, `temperature=0.1`, has a smaller penalty; its loss is that of the tempered objective.
 """
 
 from __future__ import annotations

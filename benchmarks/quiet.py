@@ -1,8 +1,8 @@
-"""Timing on a machine that others use: what they disturb is measured again.
+"""Timing on a shared machine: measurements that others disturb are repeated.
 
-Two threads that wait for each other wait for the busier core, so a neighbour on one core can make a step of both cores
-many times slower, and not all steps alike. Linux says how long all cores were busy, and Python how much of that was
-this process; the rest was others. Elsewhere nobody is known to disturb.
+Two threads that synchronise wait for the busier core. So a process on one core can make a step on both cores many times
+slower, and not all steps equally. Linux reports how long all cores were busy, and Python how much of that was this
+process; the rest was other processes. On other systems no disturbance is detected.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 STAT = Path("/proc/stat")
-TOLERATED = 0.1
-"""Cores' worth of others' work that does not count as a disturbance."""
+MAX_CORES_OF_OTHERS = 0.1
+"""The average number of cores that others may use without a disturbance."""
 
 
 def others() -> float:
-    """Processor seconds that other processes, or other machines on the same host, have used so far."""
+    """Return the CPU seconds that other processes or other guests have used so far."""
     if not STAT.exists():
         return 0.0
     user, nice, system, _, _, interrupt, soft_interrupt, steal, *_ = map(
@@ -29,23 +29,27 @@ def others() -> float:
 
 
 class Patience:
-    """Repeats what others disturb, for a while in all.
+    """A time budget for repeating disturbed measurements.
 
     Args:
-        seconds: how much time may be spent on what is then thrown away.
+        seconds: the total time that may go into measurements that are discarded.
     """
 
     def __init__(self, seconds: float):
         self.left = seconds
 
     def undisturbed(self, measure: Callable[[], float]) -> tuple[float, float]:
-        """What `measure` gives in a quiet moment, or when patience is at its end, and the cores others used then."""
+        """Repeat `measure` until it is undisturbed or the budget is spent.
+
+        Returns:
+            its value, and the average number of cores that others used meanwhile.
+        """
         while True:
             start, before = time.perf_counter(), others()
             value = measure()
             elapsed = time.perf_counter() - start
             used = max(0.0, others() - before) / elapsed
-            if used <= TOLERATED or self.left <= 0:
+            if used <= MAX_CORES_OF_OTHERS or self.left <= 0:
                 return value, used
             time.sleep(0.2)
             self.left -= time.perf_counter() - start

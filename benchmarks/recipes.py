@@ -1,12 +1,12 @@
-"""Every recipe as it is, on both LeNets, with magnitude beside it: what they leave when nothing is tuned.
+"""Every recipe with its default settings on both LeNets, against magnitude.
 
     python benchmarks/recipes.py --device cuda --workers 20              all recipes, a few minutes on a GPU
     python benchmarks/recipes.py --recipes horseshoe --networks lenet5   a part of it
 
-A dense network is trained; a recipe makes it sparse with the method, training, cut and fine-tuning that it comes with.
-Beside it magnitude cuts the same dense network as far with the same schedule: single weights to as many non-zeros, or
-units to the same shapes. Of recipes that cut nothing, the error, NLL and calibration of predictions stand beside those
-of the dense network. Images are as they are, and nobody teaches. Finished runs are kept in the results.
+A dense network is trained. A recipe makes it sparse with its own method, training, cut and fine-tuning. Magnitude cuts
+the same dense network with the same schedule: single weights to as many non-zeros, or units to the same shapes. For
+recipes that cut nothing, the error, NLL and calibration of predictions are compared with those of the dense network.
+There is no augmentation and no teacher. Finished runs are kept in the results.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Job = dict[str, Any]
 
 
 def recipe_of(job: Job) -> bl.recipes.Recipe:
-    """The recipe of a job, as it is; shorter for a quick look."""
+    """Make the recipe of a job; with fewer epochs for a quick check."""
     make = bl.recipes.RECIPES[job["recipe"]]
     return make(epochs=job["epochs"]) if "epochs" in job else make()
 
 
 def run(job: Job) -> Job:
-    """A dense network, what a recipe makes of it, and magnitude beside that."""
+    """Train a dense network, apply a recipe to it, and magnitude pruning."""
     torch.set_num_threads(1)
     os.environ["BAYESLIM_PROGRESS"] = "0"
     started, recipe = time.monotonic(), recipe_of(job)
@@ -59,21 +59,21 @@ def run(job: Job) -> Job:
 
 
 def predictions(steps: Run, dense: nn.Module, bnn: bl.Bayesian) -> Job:
-    """How good the predictive distribution is, and the dense network's."""
+    """Score the predictions of the posterior and of the dense network."""
     images, labels = steps.test
     said = {"dense": dense(images).softmax(1).detach(), "average": bl.predict(bnn, images, samples=DRAWS).probs}
     return {"scores": {name: scores(probs, labels) for name, probs in said.items()}}
 
 
 def scores(probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Error and calibration error in per cent, NLL in nats."""
+    """Compute error and calibration error in per cent, NLL in nats."""
     found = {"error": 100 * bl.metrics.error(probs, labels), "nll": bl.metrics.nll(probs, labels)}
     found["ece"] = 100 * bl.metrics.expected_calibration_error(probs, labels)
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
 def cut(steps: Run, recipe: bl.recipes.Recipe, dense: nn.Module, bnn: bl.Bayesian) -> Job:
-    """What is left when the recipe has cut and trained on, and of magnitude likewise."""
+    """Cut and fine-tune by the recipe and by magnitude, and measure both."""
     assert recipe.budget is not None
     try:
         pruned = bl.prune(bnn, recipe.budget, **recipe.cut)
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def summary(rows: list[Job]) -> dict[str, float]:
-    """Means over seeds; compressions as all weights over the mean of those left."""
+    """Average over seeds; compression is all weights over the mean of those left."""
     if "scores" in rows[0]:
         names = rows[0]["scores"]["dense"]
         parts = [(way, name) for way in ("dense", "average") for name in names]

@@ -1,11 +1,11 @@
-"""Cutting recurrent networks without retraining: survivors that move against survivors that cannot.
+"""Pruning of recurrent networks without retraining, by three rules.
 
     python benchmarks/recurrent_pruning.py
 
 A recurrent layer of 32 units reads the eight rows of a digit one after another. Its weights are cut once, or in five
-steps with the curvature measured anew between them, and the test error is that of the network afterwards, in per cent,
-averaged over seeds. "kron" has Kronecker factors over time steps, so that the survivors move when the posterior is
-conditioned on the zeros; "diag" has a diagonal curvature, under which they stay; "magnitude" cuts the smallest weights.
+steps with the curvature measured again after each. The test error of the pruned network is in per cent, averaged over
+seeds. "kron" has Kronecker factors over time steps: the remaining weights move when the posterior is conditioned on the
+zeros. "diag" has a diagonal curvature, under which they do not move. "magnitude" cuts the smallest weights.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ UNITS = (0.2, 0.4)
 
 
 class Rows(nn.Module):
-    """The network: rows of an image, one after another, then a linear layer."""
+    """A recurrent layer over the rows of an image, and a linear layer."""
 
     def __init__(self, kind: type[nn.Module]):
         super().__init__()
         self.memory, self.head = kind(8, 32, batch_first=True), nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the logits of images (B, 1, 8, 8)."""
+        """Compute the logits of images (B, 1, 8, 8)."""
         return self.head(self.memory(x.squeeze(1))[0][:, -1])
 
 

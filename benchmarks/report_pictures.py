@@ -1,8 +1,8 @@
-"""Pictures of a report in headless Chromium: light and dark, wide and narrow, to be looked at.
+"""Screenshots of a report in headless Chromium: light and dark, wide and narrow.
 
     python benchmarks/report_pictures.py demo/report.html pictures/
 
-It also measures, in the page itself, that nothing is wider than the window and that nothing was fetched.
+It also checks in the page that nothing is wider than the window and that nothing was fetched.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Choices of Bayes by Backprop, one at a time: KL weights, priors and pixel scales; MNIST, two layers of 400 units.
+"""Choices of Bayes by Backprop on MNIST: KL weights, priors and pixel scales.
 
     python benchmarks/report_studies.py                     one seed, 20 epochs, on a CPU
     python benchmarks/report_studies.py --device cuda --epochs 100 --seeds 3 --workers 10
 
-Studied are Blundell's KL weights against a uniform one; Gaussian against scale-mixture priors (π, σ₁, σ₂); and pixels
-divided by 126, as in the paper, by 255, or standardised. All else is equal: Adam at 1e-3 with a cosine schedule, local
+The network has two layers of 400 units. One choice changes at a time: Blundell's KL weights or a uniform one; Gaussian
+or scale-mixture priors (π, σ₁, σ₂); and pixels divided by 126, as in the paper, by 255, or standardised. All else is
+equal: Adam at 1e-3 with a cosine schedule, local
 noise, the last epoch's network, 32 samples. Histograms of the means over training are kept for one run of each kind of
 prior. Nothing is chosen here, so every run is measured on the test set. Finished runs are not repeated.
 
@@ -46,14 +47,14 @@ EDGES = torch.linspace(-0.5, 0.5, 101)
 
 
 def scaled(x: Tensor, how: str) -> Tensor:
-    """Pixels from [0, 1] to a study's scale."""
+    """Scale pixels in [0, 1] as in a study."""
     if how == "standardised":
         return (x - 0.1307) / 0.3081
     return x * (255 / float(how))
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
-    """One run, with histograms of the means after some epochs."""
+    """Train once, with histograms of the means after some epochs."""
     device = job["device"]
     torch.manual_seed(job["seed"])
     data = bl.data.load("mnist")
@@ -126,7 +127,7 @@ def main() -> None:
 
 
 def _distinct(cases: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every setting once: the base belongs to all studies."""
+    """List every setting once: the base belongs to all studies."""
     return [s for i, s in enumerate(cases.values()) if s not in list(cases.values())[:i]]
 
 

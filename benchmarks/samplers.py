@@ -1,13 +1,13 @@
-"""What a step of a sampler costs, as a ratio to a step of SGD with momentum in the same run.
+"""Cost of a sampler's step, relative to a step of SGD with momentum.
 
     python benchmarks/samplers.py                    on the CPU
     python benchmarks/samplers.py --device cuda      on a GPU
 
 A step is forward, backward and optimizer on a batch of 128. SGD is torch's own, with momentum 0.9, on the plain network
-by cross-entropy, without a prior. Samplers have one, N(0, 1), as weight decay, as in `fit` (which also works out its
+by cross-entropy, without a prior. Samplers have the prior N(0, 1) as weight decay, as in `fit` (which also computes its
 value, for the history); the last two have it in the loss, as any other prior would be. Contenders take turns: every
 round times each of them, in a new order, and a ratio is taken within its round. A turn that other processes disturbed
-is taken again. Printed is the median over rounds with the quartiles.
+is repeated. The median over rounds is printed with the quartiles.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import bayeslim as bl
 BATCH = 128
 NUM_DATA = 60_000
 NETWORKS = {"mlp": "MLP 784-400-400-10", "lenet5": "LeNet-5"}
-CALLS = {"mlp": 10, "lenet5": 4}
+STEPS_PER_TURN = {"mlp": 10, "lenet5": 4}
 """Timed steps in one turn."""
-LIMIT = 1.1
+MAX_RATIO_TO_SGD = 1.1
 SGD = "SGD with momentum"
 METHODS: dict[str, bl.Method] = {
     "sgld": bl.SGLD(),
@@ -45,7 +45,7 @@ IN_LOSS = ", prior in the loss"
 
 
 def build(network: str, device: str) -> dict[str, Callable[[], None]]:
-    """A training step of every contender, on the same initial network and batch."""
+    """Build a training step of every contender, on the same network and batch."""
     torch.manual_seed(0)
     model = bl.zoo.create(network).to(device)
     x, y = torch.rand(BATCH, 1, 28, 28, device=device), torch.randint(10, (BATCH,), device=device)
@@ -74,7 +74,7 @@ def build(network: str, device: str) -> dict[str, Callable[[], None]]:
 
 
 def summary(times: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
-    """Median milliseconds, and the ratio to SGD, a median with its quartiles."""
+    """Compute median milliseconds, and the median and quartiles of the ratio to SGD."""
     rows = {}
     for name, turns in times.items():
         row: dict[str, float] = {"ms": 1e3 * statistics.median(seconds for seconds, _ in turns)}
@@ -99,14 +99,14 @@ def main() -> None:
         steps = build(network, options.device)
         for step in steps.values():
             step()
-        times = take_turns(steps, options.seconds, CALLS[network], options.patience)
+        times = take_turns(steps, options.seconds, STEPS_PER_TURN[network], options.patience)
         results[network] = summary(times)
         print(f"\n{NETWORKS[network]} on {options.device} (ratio to SGD with momentum)")
         for name, row in results[network].items():
             print(f"  {name:<26}{row['ms']:>9.2f} ms {row['ratio']:>7.2f} ({row['low']:.2f} to {row['high']:.2f})")
     goals = [
-        {"goal": f"{NETWORKS[n]}: {m} step / SGD step", "limit": LIMIT, "measured": rows[m]["ratio"],
-         "met": rows[m]["ratio"] <= LIMIT}
+        {"goal": f"{NETWORKS[n]}: {m} step / SGD step", "limit": MAX_RATIO_TO_SGD, "measured": rows[m]["ratio"],
+         "met": rows[m]["ratio"] <= MAX_RATIO_TO_SGD}
         for n, rows in results.items() for m in PROMISED
     ]  # fmt: skip
     for goal in goals:

@@ -1,27 +1,27 @@
-"""Training that wants to be sparse: Sparse Variational Dropout, and gradual magnitude pruning beside it.
+"""Sparse Variational Dropout and gates on units, against magnitude pruning.
 
     python benchmarks/sparse_posteriors.py --device cuda --workers 12         everything, on a GPU
     python benchmarks/sparse_posteriors.py --networks lenet_300_100 --seeds 1  a part of it
 
-Of each network and seed: a dense network is trained (its error is the mark to keep); the recipe `bl.recipes.sparse_vd`
-makes it sparse; what is cut is chosen on validation images, from a few thresholds on log α, as the most that costs at
-most `SLACK` points there; the survivors are trained on with zeros kept at zero. Beside it, the magnitude rule cuts the
-same dense network to the same number of weights with the same schedule: as many epochs, the same learning rates, the
-weights going gradually (Zhu & Gupta 2017) where the KL is warmed up, and the same training afterwards. Nothing is
-chosen on test images. Finished runs are kept in the results and not repeated.
+For each network and seed, a dense network is trained first. The recipe `bl.recipes.sparse_vd` makes it sparse. The
+threshold on log α is chosen on validation images: the sparsest of a few that costs at most `MAX_POINTS_LOST` there. The
+remaining weights are fine-tuned with zeros kept at zero. The magnitude rule cuts the same dense network to the same
+number of weights with the same schedule: as many epochs, the same learning rates, gradual cuts (Zhu & Gupta 2017) while
+the KL is warmed up, and the same fine-tuning. Nothing is chosen on test images. Finished runs are kept in the results
+and not repeated.
 
-In the rule called "units", `bl.recipes.bottleneck` takes out units instead, and those with the smallest norms go beside
-it. What either has left is trained on in three ways, each from where the cut left it: on the labels; taught, on what
-the dense network says of the training images as well; and shifted, on images moved by up to a pixel, after which the
-dense network is measured, too. The rule "weights, shifted" is Sparse Variational Dropout with the last of these.
+The rule "units" cuts units instead, by `bl.recipes.bottleneck`, and by the smallest norms for comparison. Both networks
+are fine-tuned in three ways, each from the network after the cut: on the labels; "taught", on the dense network's
+probabilities as well; and "shifted", on images moved by up to a pixel, where the dense network is fine-tuned, too. The
+rule "weights, shifted" is Sparse Variational Dropout with shifted fine-tuning.
 
-The rules called "augmented" see moved images throughout: the dense network, what makes it sparse, and fine-tuning, in
-which that dense network teaches as well. Magnitude beside them has all of this, too. They were fixed before any of
-their networks met a test image, but for the prices of units, of which there are several (README.md says how one was
-chosen), and run on two splits: the official one, and a "fresh" one whose test images no earlier result was measured on.
+The "augmented" rules train on moved images throughout: the dense network, the sparse posterior and fine-tuning, in
+which the dense network teaches as well. Magnitude is trained in the same way. These rules were fixed before any of
+their networks was tested, except the prices of units (README.md says how they were chosen). They run on two splits: the
+official one, and a "fresh" one whose test images no earlier result was measured on.
 
-The rules called "gentle" are the same with less pressure, aimed at the goals' sizes instead of the records'. All of
-them was fixed before a third split was made, "unseen", whose test images nothing else was ever measured on.
+The "gentle" rules are the same with less pressure, and aim at the goals' sizes instead of the records'. All of them
+were fixed before the third split, "unseen", was made. No other rule was ever measured on its test images.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from bayeslim.distill.divergences import divergence
 from bayeslim.train.fit import fit
 
 THRESHOLDS = (3.0, 2.0, 1.0, 0.0, -1.0)
-SLACK = 0.05
-VALIDATION = 5_000
+MAX_POINTS_LOST = 0.05
+VALIDATION_IMAGES = 5_000
 
 DEFAULTS: dict[str, Any] = {"batch": 250, "dense_epochs": 20, "lr": 1e-3, "tune_lr": 5e-4}
 CIFAR: dict[str, Any] = {"data": "cifar10", "dense_epochs": 25, "epochs": 25, "tune_epochs": 20, "temperature": 0.1}
@@ -63,11 +63,11 @@ UNITS: dict[str, Any] = {
     "gate": repr(BOTTLENECK.method.gates),
 }
 """One recipe for both networks."""
-TEMPERATURE, TAUGHT = 2.0, 0.9
-"""How soft the dense network's probabilities are made, and the share of them in the loss; the rest is the labels'."""
+TEACHER_TEMPERATURE, TEACHER_WEIGHT = 2.0, 0.9
+"""The temperature of the teacher's probabilities, and their weight in the loss; labels have the rest."""
 AUGMENTED: dict[str, Any] = {"data": "mnist", "shift": 1, "dense_epochs": 60, "tune_epochs": 80, "tune_lr": 1e-3}
 LONGER = AUGMENTED | {"dense_epochs": 100}
-"""LeNet-300-100 takes longer to learn moved images."""
+"""LeNet-300-100 needs more epochs to learn moved images."""
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "weights": {
         "lenet_300_100": {"data": "mnist", "epochs": 100, "tune_epochs": 30},
@@ -109,21 +109,21 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "vgg_wide": {"name": "vgg", "width": 2.0},
 }
 SEEDS = {"vgg": 1, "vgg_wide": 1, "lstm": 1, "fresh": 3}
-"""Fewer than elsewhere, of networks and splits."""
+"""The largest number of seeds, by network or split."""
 
 SPLITS: dict[str, dict[str | None, tuple[float, ...] | None]] = {
     "augmented": {"official": None, "fresh": (0.28, 0.32, 0.5, 0.7), "unseen": (0.32, 0.5)},
     "gentle": {"unseen": None},
 }
-"""Which splits rules are run on, by the end of their names, and which of their prices there: all, or those that were
-chosen at some time before. Other rules are run on the official split."""
+"""The splits of rules, by the end of their names, and the prices on each: all (None), or those chosen before. Other
+rules run on the official split."""
 
 Job = dict[str, Any]
 Show = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def moved(x: Tensor, by: int, mirror: bool) -> Tensor:
-    """Images, each one shifted at random by up to so many pixels, and mirrored or not."""
+    """Shift each image at random by up to `by` pixels, and mirror it at random."""
     count, channels, height, width = x.shape
     padded = nn.functional.pad(x, [by] * 4)
     down, right = torch.randint(0, 2 * by + 1, (2, count, 1), device=x.device)
@@ -138,7 +138,7 @@ def moved(x: Tensor, by: int, mirror: bool) -> Tensor:
 def shown(
     x: Tensor, y: Tensor, by: int = 0, mirror: bool = False, teacher: nn.Module | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A batch with its images moved, and with what a teacher says of them in front of the labels, if that is asked."""
+    """Move the images of a batch; put a teacher's probabilities before the labels."""
     x = moved(x, by, mirror) if by else x
     if teacher is None:
         return x, y
@@ -148,7 +148,7 @@ def shown(
 
 
 class Shown:
-    """A loader's batches as a step is shown them."""
+    """The batches of a loader, augmented for a training step."""
 
     def __init__(self, loader: bl.data.Loader, show: Show):
         self.loader, self.dataset, self.show = loader, loader.dataset, show
@@ -161,7 +161,7 @@ class Shown:
 
 
 class Run:
-    """One network and seed: its data, and the steps."""
+    """The data and the steps of one network and seed."""
 
     def __init__(self, job: Job):
         self.job, self.device = job, job["device"]
@@ -185,7 +185,7 @@ class Run:
     def train(
         self, bnn: bl.Bayesian, epochs: int, lr: float, schedule: Any, show: Show | None = None, **options: Any
     ) -> bl.Bayesian:
-        """Fit by gradient descent with the run's seed; on a GPU as a captured graph."""
+        """Fit by gradient descent with the run's seed; on a GPU as a CUDA graph."""
         options |= {"epochs": epochs, "lr": lr, "lr_schedule": schedule, "seed": self.job["seed"], **self.options}
         show = show or partial(shown, **self.moves)
         if self.device != "cpu":
@@ -199,7 +199,7 @@ class Run:
         return bnn
 
     def dense(self, network: nn.Module | None = None) -> nn.Module:
-        """The network that is compressed, trained as usual."""
+        """Train the dense network as usual."""
         torch.manual_seed(self.job["seed"])
         network = bl.zoo.create(**NETWORKS[self.job["network"]]) if network is None else network
         random = self.job["rule"] == "random labels"
@@ -211,7 +211,7 @@ class Run:
         return self.train(bnn, self.job["dense_epochs"], 0.1, one_cycle, optimizer=sgd).model
 
     def posterior(self, network: nn.Module, teacher: nn.Module | None = None) -> bl.Bayesian:
-        """Sparse Variational Dropout, or gates on units, from the dense network."""
+        """Train Sparse Variational Dropout, or gates on units, from the dense network."""
         job = self.job
         epochs = job["epochs"]
         recipe = bl.recipes.sparse_vd(epochs, temperature=job.get("temperature", 1.0))
@@ -225,10 +225,10 @@ class Run:
         return self.train(bnn, epochs, job["lr"], "half-then-linear", self.lesson(teacher))
 
     def slim(self, bnn: bl.Bayesian) -> nn.Module:
-        """Without the units whose gates are closed.
+        """Compact the network without the units whose gates are closed.
 
-        Pixels that LeNet-300-100 no longer reads go too. LeNet-5 keeps all positions of the maps that are left, for
-        fine-tuning to use again: without them it is smaller and much worse.
+        LeNet-300-100 also drops the pixels that it no longer reads. LeNet-5 keeps all positions of the remaining
+        feature maps, for fine-tuning to use again: without them it is smaller and much worse.
         """
         pruned = bl.prune(bnn, bl.Budget(threshold=1e-12), criterion="magnitude")
         pixels = self.job["network"] == "lenet_300_100"
@@ -237,24 +237,24 @@ class Run:
     def tuned(
         self, network: nn.Module, masks: dict[str, Tensor], shift: int = 0, teacher: nn.Module | None = None
     ) -> nn.Module:
-        """The survivors, trained on: on images that are moved, or on what a teacher says of them, if that is asked."""
+        """Fine-tune the remaining weights, on shifted images or with a teacher if given."""
         bnn = plain(network, 1.0, teacher)
         bnn.masks = masks
         lesson = self.lesson(teacher, shift)
         return self.train(bnn, self.job["tune_epochs"], self.job["tune_lr"], "cosine", lesson).model
 
     def teachers(self, dense: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-        """Who teaches in fine-tuning, and who while the network becomes sparse."""
+        """Return the teacher in fine-tuning, and the teacher in sparse training."""
         teaching = self.job.get("teaching")
         return dense if teaching else None, dense if teaching == "throughout" else None
 
     def lesson(self, teacher: nn.Module | None, shift: int = 0) -> Show:
-        """What a step is shown: images moved as the run's are or by `shift`, and what a teacher says of them."""
+        """Make the augmentation of a step: moved images, and a teacher's probabilities."""
         moves = {"by": shift} if shift else self.moves
         return partial(shown, **moves, teacher=None if teacher is None else teacher.eval())
 
     def cut(self, bnn: bl.Bayesian) -> tuple[bl.Bayesian, float, list[dict[str, float]]]:
-        """The most that costs at most `SLACK` points on the validation images."""
+        """Make the largest cut that costs at most `MAX_POINTS_LOST` on validation images."""
         tried: list[dict[str, float]] = []
         best: tuple[bl.Bayesian, float] | None = None
         for threshold in THRESHOLDS:
@@ -265,13 +265,13 @@ class Run:
             network = pruned.mean_network()
             left = sum(nonzeros(network).values())
             tried.append({"log_alpha": threshold, "nonzeros": left, "valid_error": self.error(network, "valid")})
-            if best is None or tried[-1]["valid_error"] <= tried[0]["valid_error"] + SLACK:
+            if best is None or tried[-1]["valid_error"] <= tried[0]["valid_error"] + MAX_POINTS_LOST:
                 best = pruned, threshold
         assert best is not None
         return *best, tried
 
     def by_magnitude(self, network: nn.Module, keep: int, teacher: nn.Module | None = None) -> bl.Bayesian:
-        """The baseline: `keep` weights are left, the smallest going gradually."""
+        """Cut the smallest weights gradually until `keep` are left: the baseline."""
         bnn, epochs = plain(network, 1.0, teacher), self.job["epochs"]
         weights = {name: p for name, p in bnn.model.named_parameters() if p.ndim > 1}
         total = sum(p.numel() for p in weights.values())
@@ -293,7 +293,7 @@ class Run:
     def by_norm(
         self, network: nn.Module, shapes: dict[str, tuple[int, ...]], teacher: nn.Module | None = None
     ) -> bl.Bayesian:
-        """The baseline of units: those with the smallest norms go gradually, to as many as `shapes` has."""
+        """Cut the units of smallest norm gradually, down to `shapes`: the baseline."""
         bnn, epochs = plain(network, 1.0, teacher), self.job["epochs"]
         names = [name for name, p in bnn.model.named_parameters() if p.ndim > 1]
         weights = [bnn.model.get_parameter(name) for name in names]
@@ -315,7 +315,7 @@ class Run:
         return self.train(bnn, epochs, self.job["lr"], "half-then-linear", lesson, each_epoch=shrink)
 
     def folder(self, cut: str = "") -> Path:
-        """Where a network goes, by the rule, its price, the split, what cut it if not the posterior, and the seed."""
+        """Name the folder of a network by network, rule, price, split, cut and seed."""
         job = self.job
         rule = job["rule"].removeprefix("weights").replace(", ", "-").strip("-")
         split = job.get("split", "").removeprefix("official")
@@ -325,7 +325,7 @@ class Run:
 
     @torch.no_grad()
     def error(self, network: nn.Module, part: str) -> float:
-        """In per cent."""
+        """Compute the error in per cent."""
         network.eval()
         x, y = getattr(self, part)
         wrong = sum(int((network(a).argmax(1) != b).sum()) for a, b in zip(x.split(1000), y.split(1000), strict=True))
@@ -333,7 +333,7 @@ class Run:
 
 
 def _largest(incoming: Tensor, outgoing: Tensor | None, keep: int, done: float) -> Tensor:
-    """Which units stay: those with the largest norms of all their weights, as many as at this point of the way."""
+    """Mask the units of largest norm, as many as the cubic schedule keeps at `done`."""
     count = len(incoming)
     squares = incoming.flatten(1).square().sum(1)
     if outgoing is not None:
@@ -343,13 +343,13 @@ def _largest(incoming: Tensor, outgoing: Tensor | None, keep: int, done: float) 
 
 
 def split(name: str, which: str) -> bl.data.Dataset:
-    """Images with some held out for validation.
+    """Load a split of the images, with some held out for validation.
 
-    In the "fresh" split and in the "unseen" one the test images are some that were for training, on which no result had
-    been measured before these splits were made; the official test images are for training in their place. Validation
-    images are the same.
+    In the "fresh" and "unseen" splits the test images come from the training set, and no result had been measured on
+    them before these splits were made. The official test images train the networks in their place. Validation images
+    are the same.
     """
-    data = bl.data.load(name).with_validation(VALIDATION, seed=0)
+    data = bl.data.load(name).with_validation(VALIDATION_IMAGES, seed=0)
     if which == "official":
         return data
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(1))
@@ -366,7 +366,7 @@ def split(name: str, which: str) -> bl.data.Dataset:
 
 
 def _scale(name: str, images: Tensor) -> Any:
-    """MNIST stays in [0, 1]; colours are standardised."""
+    """Return the scaling: MNIST stays in [0, 1]; colours are standardised."""
     if name == "mnist":
         return lambda x: x
     mean, std = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True)
@@ -374,48 +374,48 @@ def _scale(name: str, images: Tensor) -> Any:
 
 
 def sgd(parameters: list[Any], rate: Any) -> torch.optim.Optimizer:
-    """Momentum, and weight decay on weights."""
+    """Make SGD with momentum, and weight decay on weights."""
     groups = [{"params": [p for p in parameters if (p.ndim > 1) == w], "weight_decay": 5e-4 * w} for w in (True, False)]
     return torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
 
 
 def one_cycle(done: float) -> float:
-    """Up to the full learning rate in the first fifth, then down to zero."""
+    """Raise the learning rate in the first fifth, then lower it to zero."""
     return 5 * done if done < 0.2 else 1.25 * (1 - done)
 
 
 class Taught(bl.likelihoods.Categorical):
-    """Targets are a teacher's probabilities and, behind them, the label."""
+    """A likelihood whose targets are a teacher's probabilities, then the label."""
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Of the label, and how far the outputs are from what the teacher says, in equal scales."""
+        """Weigh the label's log-likelihood and the divergence from the teacher."""
         told, labels = targets[:, :-1], targets[:, -1].long()
-        away = divergence(bl.likelihoods.Categorical(), outputs, told, TEMPERATURE)
-        return (1 - TAUGHT) * super().log_prob(outputs, labels) - TAUGHT * away
+        away = divergence(bl.likelihoods.Categorical(), outputs, told, TEACHER_TEMPERATURE)
+        return (1 - TEACHER_WEIGHT) * super().log_prob(outputs, labels) - TEACHER_WEIGHT * away
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over examples."""
+        """Average over examples."""
         return -self.log_prob(outputs, targets).mean()
 
 
 def likelihood(teacher: nn.Module | None) -> bl.likelihoods.Likelihood:
-    """Of labels, and of what a teacher says if there is one."""
+    """Make the likelihood of labels, and of a teacher's probabilities if given."""
     return bl.likelihoods.Categorical() if teacher is None else Taught()
 
 
 def plain(network: nn.Module, prior_std: float, teacher: nn.Module | None = None) -> bl.Bayesian:
-    """A network to be trained as usual, with weight decay from a Normal prior."""
+    """Wrap a network for usual training, with weight decay from a Normal prior."""
     method, prior = bl.Laplace(structure="diag"), bl.priors.Normal(prior_std)
     return bl.bayesianize(network, method, likelihood=likelihood(teacher), prior=prior)
 
 
 def nonzeros(network: nn.Module) -> dict[str, int]:
-    """Of every weight."""
+    """Count the non-zeros of every weight."""
     return {name: int((p != 0).sum()) for name, p in network.named_parameters() if p.ndim > 1}
 
 
 def run(job: Job) -> Job:
-    """All steps of a job."""
+    """Run all steps of a job."""
     torch.set_num_threads(1)
     os.environ["BAYESLIM_PROGRESS"] = "0"
     started, steps = time.monotonic(), Run(job)
@@ -424,9 +424,9 @@ def run(job: Job) -> Job:
 
 
 def weights(steps: Run) -> Job:
-    """Sparse Variational Dropout, and magnitude beside it.
+    """Run Sparse Variational Dropout and magnitude.
 
-    What the first half found is kept, and taken up by a run that follows one cut short.
+    The result of the first is saved, so that a run that was interrupted after it resumes there.
     """
     job, dense, shift = steps.job, steps.dense(), steps.job.get("tune_shift", 0)
     teacher, early = steps.teachers(dense)
@@ -449,7 +449,7 @@ def weights(steps: Run) -> Job:
 
 
 def sparse_weights(steps: Run, dense: nn.Module) -> Job:
-    """What Sparse Variational Dropout leaves of a dense network, saved."""
+    """Run Sparse Variational Dropout from a dense network, and save the result."""
     teacher, early = steps.teachers(dense)
     total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
     pruned, threshold, tried = steps.cut(steps.posterior(dense, early))
@@ -463,7 +463,7 @@ def sparse_weights(steps: Run, dense: nn.Module) -> Job:
 
 
 def units(steps: Run) -> Job:
-    """Gates on units, and units cut by the norm of their weights beside it, trained on in three ways or in one."""
+    """Cut units by gates and by norms, and fine-tune in three ways or in one."""
     dense = steps.dense()
     teacher, early = steps.teachers(dense)
     total = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
@@ -488,7 +488,7 @@ def units(steps: Run) -> Job:
 
 
 def random_labels(steps: Run) -> Job:
-    """What is left of a network that has nothing to learn, and how much of it dropout learns by heart."""
+    """Train on random labels: by Sparse Variational Dropout, and with dropout."""
     job = steps.job
     torch.manual_seed(job["seed"])
     network = bl.zoo.create(**NETWORKS[job["network"]]).to(steps.device)
@@ -503,7 +503,7 @@ def random_labels(steps: Run) -> Job:
 
 
 def with_dropout(network: str) -> nn.Module:
-    """A network of the same kind that drops a fifth of what its linear layers read."""
+    """Build the network with dropout of 0.2 before its linear layers."""
     if network == "lenet_300_100":
         return bl.zoo.create("mlp", hidden=1200, dropout=0.2)
     layers = bl.zoo.create(**NETWORKS[network]).children()
@@ -527,12 +527,12 @@ RULES = {
 
 
 def errors(steps: Run, network: nn.Module) -> dict[str, float]:
-    """On the validation and the test images."""
+    """Compute the errors on the validation and the test images."""
     return {part: steps.error(network, part) for part in ("valid", "test")}
 
 
 def jobs_of(rule: str, network: str, seeds: int) -> list[Job]:
-    """All runs of a rule on a network: of each of its prices, if it has several."""
+    """List all runs of a rule on a network, for each price."""
     settings = {**DEFAULTS, **SETTINGS[rule][network], "rule": rule, "network": network}
     prices = [{"strength": price} for price in settings.get("strength", ())]
     return [
@@ -584,7 +584,7 @@ def main() -> None:
 
 
 def summary(rows: list[Job]) -> dict[str, float]:
-    """Means over seeds; compressions as all weights over the mean of those left."""
+    """Average over seeds; compression is all weights over the mean of those left."""
     left = statistics.mean(row["left"] for row in rows)
     found = {"compression": round(rows[0]["weights"] / left, 1)}
     for rule in ("dense", "sparse", "magnitude"):

@@ -1,12 +1,12 @@
-"""What being Bayesian costs: training steps and predictions, as ratios to the plain network's in the same run.
+"""Cost of Bayesian training steps and predictions, relative to the plain network.
 
     python benchmarks/steps.py          this library against the plain network
     make benchmark-peers                the same, with the peers of peers.txt in the same process
 
 A step is forward, KL, backward and optimizer on a batch of 128; a prediction averages 32 networks and is compared with
 one pass of the plain network, the mean of several in a row. Contenders take turns: every round times each of them, in a
-new order, and a ratio is taken within its round. A turn that other processes disturbed is taken again. Printed is the
-median over rounds with the quartiles.
+new order, and a ratio is taken within its round. A turn that other processes disturbed is repeated. The median over
+rounds is printed with the quartiles.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ import bayeslim as bl
 
 BATCH = 128
 NETWORKS = {"mlp": "MLP 784-400-400-10", "lenet5": "LeNet-5"}
-CALLS = {"mlp": 8, "lenet5": 3}
-"""Timed calls of a step in one round."""
+STEPS_PER_TURN = {"mlp": 8, "lenet5": 3}
+"""Timed steps in one turn."""
 INPUTS = (1_000, 2_000, 10_000)
-PASSES = 8
-"""Passes of the plain network in its turn: the first one after others' work may be faster than any that follow."""
+PASSES_PER_TURN = 8
+"""Passes of the plain network in its turn, because the first one is often faster than the next ones."""
 
 Times = dict[str, list[tuple[float, float]]]
-"""A contender's turns: seconds, and the cores that others used."""
+"""The turns of a contender: seconds, and the cores that other processes used."""
 Parts = dict[str, dict[str, dict[str, float]]]
-"""Rows of numbers by contender, by what was timed."""
+"""Rows of numbers by contender, by the name of the measurement."""
 
 
 def build(network: str) -> dict[str, Contender]:
-    """Every contender whose package is installed, on the same initial network and batch."""
+    """Build every contender whose package is installed, on the same network and batch."""
     torch.manual_seed(0)
     model = bl.zoo.create(network)
     batch = torch.rand(BATCH, 1, 28, 28), torch.randint(10, (BATCH,))
@@ -51,15 +51,15 @@ def build(network: str) -> dict[str, Contender]:
 
 
 def take_turns(actions: dict[str, Callable[[], Any]], seconds: float, calls: int, patience: float) -> Times:
-    """Seconds of each action, and the cores that others used meanwhile, once a round.
+    """Time each action once in every round; record the cores that others used.
 
-    With several calls a round counts their median, after one call that is not timed.
+    A turn of several calls counts their median, after one call that is not timed.
 
     Args:
-        actions: what is timed, by name.
-        seconds: how long to go on with rounds; there is at least one.
+        actions: the actions to time, by name.
+        seconds: the time for all rounds; there is at least one.
         calls: calls of an action in its turn.
-        patience: how many more seconds may go into turns that others disturbed.
+        patience: the further seconds that may go into repeating disturbed turns.
     """
     order = list(actions)
     shuffle = random.Random(0).shuffle
@@ -87,9 +87,9 @@ def _seconds(action: Callable[[], Any]) -> float:
 
 
 def summary(times: Times) -> dict[str, dict[str, float]]:
-    """Median milliseconds, and the ratio to the plain network: its median and quartiles over rounds.
+    """Compute median milliseconds, and the median and quartiles of the ratio.
 
-    `others` is the most cores that other processes used in a turn that counts.
+    The ratio is to the plain network. `others` is the most cores that other processes used in a turn that counts.
     """
     rows = {}
     for name, turns in times.items():
@@ -103,16 +103,16 @@ def summary(times: Times) -> dict[str, dict[str, float]]:
 
 
 def measure(network: str, seconds: float, patience: float, inputs: Iterable[int] = INPUTS) -> Parts:
-    """All timings of one network, by what was timed."""
+    """Measure all timings of one network."""
     contenders = build(network)
     steps = {name: contender.step for name, contender in contenders.items()}
-    results = {"step": summary(take_turns(steps, seconds, CALLS[network], patience))}
+    results = {"step": summary(take_turns(steps, seconds, STEPS_PER_TURN[network], patience))}
     for count in inputs:
         x = torch.rand(count, 1, 28, 28)
         predictions = {name: _prediction(contender, x) for name, contender in contenders.items()}
         predictions[PLAIN] = _repeated(predictions[PLAIN])
         times = take_turns(predictions, seconds, 1, patience)
-        times[PLAIN] = [(turn / PASSES, cores) for turn, cores in times[PLAIN]]
+        times[PLAIN] = [(turn / PASSES_PER_TURN, cores) for turn, cores in times[PLAIN]]
         results[f"predict {count}"] = summary(times)
     return results
 
@@ -127,14 +127,14 @@ def _prediction(contender: Contender, x: torch.Tensor) -> Callable[[], Any]:
 
 def _repeated(action: Callable[[], Any]) -> Callable[[], Any]:
     def all_of_them() -> None:
-        for _ in range(PASSES):
+        for _ in range(PASSES_PER_TURN):
             action()
 
     return all_of_them
 
 
 def goals(results: dict[str, Parts]) -> list[dict[str, Any]]:
-    """What was promised, beside what this run measured."""
+    """Compare the goals with the measurements of this run."""
     found = []
 
     def check(what: str, measured: float, limit: float) -> None:
@@ -157,7 +157,7 @@ def goals(results: dict[str, Parts]) -> list[dict[str, Any]]:
 
 
 def table(results: dict[str, Parts]) -> str:
-    """The results for a person to read."""
+    """Format the results as a table."""
     lines = []
     for network, parts in results.items():
         for part, rows in parts.items():

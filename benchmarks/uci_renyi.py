@@ -1,19 +1,20 @@
-"""Rényi divergences on UCI regression, as in Li & Turner 2016 (arXiv:1602.02311), with the published splits.
+"""Rényi divergences on UCI regression, as in Li & Turner 2016 (arXiv:1602.02311).
 
     python benchmarks/uci_renyi.py                       boston, concrete, energy and yacht at α = 1 and 0.5
-    python benchmarks/uci_renyi.py --minutes 25          as many splits as fit; the next call goes on from there
+    python benchmarks/uci_renyi.py --minutes 25          as many splits as fit; the next call resumes
     python benchmarks/uci_renyi.py --device cuda --together 20        all splits at once
 
-One hidden layer of 50 ReLU units, all weights and biases N(0, 1) a priori, independent Gaussians a posteriori, the
-noise learned; Adam with 1e-3, batches of 32, K = 100 draws, 500 epochs. Features and targets are standardised on the
-training part; scores are in the targets' own units, of 100 networks drawn from q: the negative log of the averaged
-density, and the root mean squared error of the averaged prediction. α = 1 is estimated from draws as the others are.
+The splits are the published ones. The network has one hidden layer of 50 ReLU units; all weights and biases are N(0, 1)
+a priori and independent Gaussians a posteriori; the noise is learned; Adam with 1e-3, batches of 32, K = 100 draws, 500
+epochs. Features and targets are standardised on the training part; scores are in the targets' own units, of 100
+networks drawn from q: the negative log of the averaged density, and the root mean squared error of the averaged
+prediction. α = 1 is estimated from draws as the others are.
 
-How wide q is where training ends depends on where it starts, since in 500 epochs a log variance can move by a few units
-only: means start at N(0, 0.1²), log variances at −10 and the noise at 1, as in the authors' public code.
+The width of q after training depends on its start, because a log variance moves by only a few units in 500 epochs:
+means start at N(0, 0.1²), log variances at −10 and the noise at 1, as in the authors' public code.
 
 All draws go through the network at once, as one wide layer, for several splits together: it is `bl.Variational(renyi=α,
-samples=K)` for this one architecture, many times faster than a network at a time (a test compares the losses).
+samples=K)` for this one architecture, many times faster than one network at a time (a test compares the losses).
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ PUBLISHED: dict[str, dict[str, dict[str, list[float]]]] = {
 
 
 class Networks:
-    """q over one-hidden-layer networks, for several splits at once, and K networks drawn from each.
+    """q over networks with one hidden layer, for several splits at once.
 
-    The hidden layer's weights and biases are (S, inputs + 1, HIDDEN), the output's (S, HIDDEN + 1). K draws have them
-    as (S, inputs + 1, K, HIDDEN) and (S, K, HIDDEN + 1).
+    S is the number of splits. The hidden layer's weights and biases are (S, inputs + 1, HIDDEN), the output's
+    (S, HIDDEN + 1). K draws have them as (S, inputs + 1, K, HIDDEN) and (S, K, HIDDEN + 1).
     """
 
     def __init__(self, inputs: int, splits: Sequence[int], device: str = "cpu"):
@@ -63,17 +64,17 @@ class Networks:
         self.log_noise = torch.full((len(splits), 1, 1), math.log(INITIAL_NOISE), device=device).requires_grad_()
 
     def parameters(self) -> list[Tensor]:
-        """All that is trained."""
+        """List the trained tensors."""
         return [*self.means, *self.log_variances, self.log_noise]
 
     def noise(self, draws: int) -> list[Tensor]:
-        """ε for K draws."""
+        """Draw ε for K draws."""
         splits, inputs, hidden = self.means[0].shape
         shapes = (splits, inputs, draws, hidden), (splits, draws, hidden + 1)
         return [standard_normal(shape, device=self.log_noise.device) for shape in shapes]
 
     def outputs(self, x: Tensor, noise: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """What K networks say of (S, B, inputs), as (S, B, K), and their weights."""
+        """Compute outputs (S, B, K) on (S, B, inputs); return the drawn weights too."""
         (first, last), (spread_first, spread_last) = self.means, [(t / 2).exp() for t in self.log_variances]
         W = torch.addcmul(first[:, :, None], spread_first[:, :, None], noise[0])
         v = torch.addcmul(last[:, None], spread_last[:, None], noise[1])
@@ -82,12 +83,12 @@ class Networks:
         return (hidden * v[:, None, :, :-1]).sum(-1) + v[:, None, :, -1], [W, v]
 
     def log_likelihoods(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log p(y|x, w) of every example (S, B, 1) and draw, (S, B, K)."""
+        """Compute log p(y|x, w) of every example (S, B, 1) and draw, (S, B, K)."""
         off = (y - outputs) * torch.exp(-self.log_noise)
         return -0.5 * off.square() - self.log_noise - 0.5 * math.log(2 * math.pi)
 
     def losses(self, x: Tensor, y: Tensor, noise: list[Tensor], num_data: int, alpha: float) -> Tensor:
-        """−L_α / N from K draws, of every split, (S,)."""
+        """Estimate −L_α / N of every split from K draws, (S,)."""
         outputs, (W, v) = self.outputs(x, noise)
         data = self.log_likelihoods(outputs, y).mean(1)
         # log p(w) − log q(w) of every draw, without the constants that they share
@@ -126,7 +127,7 @@ def train(
 
 
 def score(networks: Networks, index: int, data: bl.data.Dataset, seconds: float) -> dict[str, float]:
-    """Test scores of 100 networks drawn for one split, in the targets' units."""
+    """Score 100 networks drawn for one split, in the targets' units."""
     scale = data.target_scale.std.item()
     one = Networks.__new__(Networks)
     both = networks.means, networks.log_variances
@@ -147,7 +148,7 @@ def score(networks: Networks, index: int, data: bl.data.Dataset, seconds: float)
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard error over splits, beside the published ones."""
+    """Compute mean and standard error over splits, with the published ones."""
     table: dict[str, Any] = {}
     for name, alpha in sorted({(r["data"], r["alpha"]) for r in runs}):
         own = [r for r in runs if (r["data"], r["alpha"]) == (name, alpha)]
@@ -178,7 +179,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     done = {tuple(r[key] for key in ("data", "split", "alpha", "epochs", "draws")) for r in runs}
     started = time.monotonic()
-    # Some splits of everything before the next ones, so that whenever it stops all sets have had as many.
+    # All data sets run one group of splits before the next, so that an interrupted run has as many of each.
     starts = range(0, options.splits, options.together)
     groups = [range(s, min(s + options.together, options.splits)) for s in starts]
     jobs = [(name, group, alpha) for group in groups for name in options.sets for alpha in options.alphas]

@@ -16,19 +16,19 @@ from bayeslim.posteriors import Particles
 
 
 def flat(params: dict[str, Tensor], names: Sequence[str]) -> Tensor:
-    """The named tensors as one vector, in the order of `names`."""
+    """Join the named tensors into one vector, in the order of `names`."""
     return torch.cat([params[name].reshape(-1) for name in names])
 
 
 def unflat(vector: Tensor, model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """The inverse of `flat`."""
+    """Invert `flat`."""
     shapes = [dict(model.named_parameters())[name].shape for name in names]
     parts = vector.split([math.prod(shape) for shape in shapes])
     return {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
 
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """The names of all parameters, tied ones once."""
+    """List the names of all parameters, tied ones once."""
     return [name for name, _ in model.named_parameters()]
 
 
@@ -41,7 +41,7 @@ def outputs_of(model: nn.Module, names: Sequence[str], x):
 
 
 def jacobian(model: nn.Module, x, names: Sequence[str] | None = None) -> Tensor:
-    """Jacobian of the outputs in the parameters, (B, outputs, P), one backward pass an entry."""
+    """Compute the Jacobian of the outputs, (B, outputs, P), one backward pass per entry."""
     names = names or parameter_names(model)
     start = flat(dict(model.named_parameters()), names).detach()
     J = torch.autograd.functional.jacobian(outputs_of(model, names, x), start)
@@ -60,7 +60,7 @@ def output_hessian(likelihood: nn.Module, outputs: Tensor, targets: Tensor) -> T
 
 
 def ggn(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: Sequence[str] | None = None) -> Tensor:
-    """The generalised Gauss-Newton Σ_n Jᵀ H J as a dense matrix."""
+    """Compute the generalised Gauss-Newton Σ_n Jᵀ H J as a dense matrix."""
     total = torch.zeros(())
     for x, y in batches:
         J = jacobian(model, x, names)
@@ -73,7 +73,7 @@ def ggn(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: Seque
 
 
 def hessian(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: Sequence[str] | None = None) -> Tensor:
-    """The Hessian of −Σ_n log p(yₙ|xₙ) in the parameters as a dense matrix."""
+    """Compute the Hessian of −Σ_n log p(yₙ|xₙ) in the parameters as a dense matrix."""
     names = names or parameter_names(model)
     start = flat(dict(model.named_parameters()), names).detach()
     total = torch.zeros(())
@@ -89,7 +89,7 @@ def hessian(model: nn.Module, batches: Iterable, likelihood: nn.Module, names: S
 def example_gradients(
     model: nn.Module, batches: Iterable, likelihood: nn.Module, names: Sequence[str] | None = None
 ) -> Tensor:
-    """Gradients of −log p(yₙ|xₙ) of every example, (N, P)."""
+    """Compute the gradient of −log p(yₙ|xₙ) for every example, (N, P)."""
     names = names or parameter_names(model)
     start = flat(dict(model.named_parameters()), names).detach()
     rows = []
@@ -138,7 +138,7 @@ class Residual(nn.Module):
 
 
 def particles_of(model: nn.Module, members: int = 4) -> Particles:
-    """Networks with random weights and statistics, the same ones each time."""
+    """Draw particles with random weights and statistics, the same ones each time."""
     generator = torch.Generator().manual_seed(1)
 
     def several(tensor: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def particles_of(model: nn.Module, members: int = 4) -> Particles:
 
 
 def alone(model: nn.Module, particles: Particles, k: int, x: Tensor) -> Tensor:
-    """What a copy of a network says, into which a particle is copied."""
+    """Compute the outputs of a copy of the network with the tensors of particle k."""
     twin = copy.deepcopy(model).eval()
     tensors = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
     with torch.no_grad():
@@ -162,13 +162,13 @@ def alone(model: nn.Module, particles: Particles, k: int, x: Tensor) -> Tensor:
 
 
 def _fitting(x: Tensor, model: nn.Module) -> Tensor:
-    """Inputs on a network's device, numbers in its precision."""
+    """Move inputs to a network's device, floating-point ones to its precision."""
     own = next(model.parameters())
     return x.to(own) if x.is_floating_point() else x.to(own.device)
 
 
 def checked_ensemble(model: nn.Module, x: Tensor, members: int = 4) -> tuple[bl.Bayesian, Callable[..., None]]:
-    """Particles of a network, and a check that a prediction from all or some is what each says of `x` alone."""
+    """Make an ensemble, and a check that `predict` gives the outputs of each particle."""
     bnn = bl.bayesianize(model, bl.DeepEnsemble(members), likelihood=bl.likelihoods.Gaussian())
     bnn.state["posterior"] = particles_of(bnn.model, members)
 

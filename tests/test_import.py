@@ -27,7 +27,7 @@ print(json.dumps({"seconds": seconds, "loaded": loaded, "same": torch.equal(befo
 
 @pytest.fixture(scope="module")
 def imports():
-    """What was found in three fresh processes."""
+    """Measure imports in three fresh processes."""
     runs = [
         subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=120)
         for _ in range(3)

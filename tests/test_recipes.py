@@ -13,7 +13,7 @@ from bayeslim import recipes
 
 
 def data(rows: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two of twenty inputs say what the class is."""
+    """Make data whose class depends on two of twenty inputs."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 20, generator=generator)
     return x, (x[:, 0] + x[:, 1] > 0).long()

@@ -52,7 +52,7 @@ def brief_report(bnn, pruned, slim, path, **options):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Time in one runtime, briefly, and report in two words."""
+    """Time in one runtime, briefly, and write a short report."""
     few = functools.partial(bl.benchmark, runtimes=["eager"], rounds=2, batch_sizes=(1,))
     monkeypatch.setattr(pipeline, "benchmark", few)
     monkeypatch.setattr(pipeline, "report", brief_report)

@@ -1,4 +1,4 @@
-"""The benchmark of sparse posteriors: its splits, what a step is shown, and weight decay in place of a prior."""
+"""The benchmark of sparse posteriors: splits, augmentation, and weight decay as a prior."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def benchmark(monkeypatch):
 
 @pytest.mark.parametrize("which", ["fresh", "unseen"])
 def test_a_split_of_its_own_tests_on_images_that_were_for_training(benchmark, monkeypatch, which):
-    monkeypatch.setattr(benchmark, "VALIDATION", 100)
+    monkeypatch.setattr(benchmark, "VALIDATION_IMAGES", 100)
     official, fresh = (benchmark.split("digits", name) for name in ("official", which))
 
     def images(x):
@@ -79,6 +79,6 @@ def test_runs_are_on_all_splits_where_a_rule_says_so(benchmark):
 
 
 def test_splits_have_test_images_of_their_own(benchmark, monkeypatch):
-    monkeypatch.setattr(benchmark, "VALIDATION", 100)
+    monkeypatch.setattr(benchmark, "VALIDATION_IMAGES", 100)
     one, other = (benchmark.split("digits", name) for name in ("fresh", "unseen"))
     assert not {x.numpy().tobytes() for x in one.test_x} & {x.numpy().tobytes() for x in other.test_x}

@@ -84,7 +84,7 @@ def test_patience_ends(steps, monkeypatch):
     monkeypatch.setattr(quiet, "others", lambda: 1e6 * next(clock))
     value, used = quiet.Patience(0).undisturbed(lambda: 9.0)
     assert value == 9.0
-    assert used > quiet.TOLERATED
+    assert used > quiet.MAX_CORES_OF_OTHERS
 
 
 def test_others_leaves_out_our_own_work(steps):

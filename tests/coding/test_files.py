@@ -318,7 +318,7 @@ def signed(content):
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_hostile_files_with_good_checksums_do_no_harm(tmp_path, data):
-    """Whatever the bytes say, it is a network or a `CorruptFile`."""
+    """Any bytes decode to a network or raise `CorruptFile`."""
     network = nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 3))
     path = tmp_path / "a"
     if not path.exists():

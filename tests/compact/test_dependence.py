@@ -1,4 +1,4 @@
-"""What is marked as constant is constant: against the network itself on other inputs."""
+"""Values that are marked as constant are constant, checked on other inputs."""
 
 from __future__ import annotations
 

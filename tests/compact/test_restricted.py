@@ -1,4 +1,4 @@
-"""What is left of a posterior, against the rows and columns of its precision written out."""
+"""The posterior of the remaining weights, against rows and columns of the dense precision."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ PRIORS = {
 
 
 def some(size, generator):
-    """Some of `size` places, at least one, in order."""
+    """Draw some of `size` indices, at least one, in order."""
     chosen = torch.rand(size, generator=generator) < 0.6
     chosen[torch.randint(size, (), generator=generator)] = True
     return chosen.nonzero()[:, 0]
 
 
 def random_kept(generator):
-    """What compaction may leave of these layers."""
+    """Draw the units and inputs that compaction may leave of these layers."""
     fc = some(4, generator)
     kept = {"fc.weight": {0: fc, 1: some(5, generator)}, "fc.bias": {0: fc}}
     if torch.rand((), generator=generator) < 0.5:  # a whole group, or the same places in both

@@ -1,4 +1,4 @@
-"""What is left of a prior: settings of single weights are cut with them, a mixture's own stay whole."""
+"""Priors of slim networks: settings of single weights are cut with them, those of a mixture stay."""
 
 from __future__ import annotations
 

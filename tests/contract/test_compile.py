@@ -58,7 +58,7 @@ def test_networks(network):
 
 
 def weights_of_steps(objective, bnn: bl.Bayesian, batch, steps: int) -> list[float]:
-    """Train a little; what the KL's weight was in each step."""
+    """Train for a few steps; return the KL's weight in each."""
     optimizer = bnn.optimizer(lr=1e-3, steps_per_epoch=4)
     weights = []
     for _ in range(steps):

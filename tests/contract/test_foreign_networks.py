@@ -1,4 +1,4 @@
-"""Conversion does what it says on networks nobody here wrote, and never silently nothing."""
+"""Conversion works on networks of other packages, and is never silently without effect."""
 
 from __future__ import annotations
 

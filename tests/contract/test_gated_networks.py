@@ -1,4 +1,4 @@
-"""Gates in networks nobody here wrote: noise for every example and in whole weights is the same noise."""
+"""Gates in networks of other packages: noise per example and in whole weights agree."""
 
 from __future__ import annotations
 

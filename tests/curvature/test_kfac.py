@@ -37,7 +37,7 @@ LAYERS = [
 
 
 def features_by_definition(layer: nn.Module, x: torch.Tensor, factors: LayerFactors) -> torch.Tensor:
-    """What each weight is multiplied with, (N, T, groups, I): the output when only that column of weights is one."""
+    """Compute the features of every weight, (N, T, groups, I), from outputs of one-hot weights."""
     groups, outputs, inputs = factors.layer.size
     columns = []
     for i in range(inputs):

@@ -85,7 +85,7 @@ class TwoInputs(nn.Module):
 
 
 class Branching(nn.Module):
-    """What it does depends on the values: nothing can trace it."""
+    """A network whose control flow depends on values, so that it cannot be traced."""
 
     def __init__(self) -> None:
         super().__init__()

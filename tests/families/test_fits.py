@@ -1,4 +1,4 @@
-"""What the families can fit that independent weights cannot: correlations, and several modes."""
+"""Families fit correlations and several modes, which independent weights cannot."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_units_go_and_the_rest_is_a_smaller_plain_network(method):
 
 @every_method
 def test_learning_on_remembers(method):
-    """What is remembered of q are the means and spreads of single weights."""
+    """The next prior has the means and variances of single weights under q."""
     bnn = fitted(method)
     later = bl.continual.update(bnn, bl.data.Loader(X, Y, batch_size=20), epochs=1, lr=1e-3)
     q = bnn.posterior_

@@ -1,4 +1,4 @@
-"""What every gate promises, whatever its kind: starts, scores, precisions, and gradients that stay finite."""
+"""Promises of every kind of gate: starts, scores, precisions, and finite gradients."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_half_cauchy(scale, mean, log_std):
 
 
 def test_the_square_of_a_half_cauchy_variable_is_a_product():
-    """What the two factors of a scale rest on."""
+    """The two factors of a half-Cauchy scale rely on this."""
     rng = np.random.default_rng(0)
     draws = np.sqrt(stats.gamma(0.5, scale=0.09).rvs(20_000, random_state=rng) / rng.gamma(0.5, size=20_000))
     assert stats.kstest(draws, stats.halfcauchy(scale=0.3).cdf).pvalue > 0.01

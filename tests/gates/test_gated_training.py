@@ -49,7 +49,7 @@ def test_inputs_that_matter_stay_and_others_go(gate):
     scores = gate.score(scales.own)
     assert scores[:2].min() > scores[2:].max()
     assert not scales.closed[:2].any()
-    if gate.name != "bernoulli":  # a gate that says little is a fair coin, unless weight decay has a say
+    if gate.name != "bernoulli":  # without weight decay, the gate of a useless input stays a fair coin
         assert scales.closed.sum() >= 2
     torch.testing.assert_close(bnn.posterior_.mean["weight"][0, :2], torch.tensor([2.0, -1.5]), rtol=0.1, atol=0.0)
     assert bnn.posterior_.mean["weight"][0, 2:].abs().max() < 0.1
@@ -74,7 +74,7 @@ def test_noise_for_every_example_and_in_whole_weights_cost_the_same(gate, family
 
 
 class Seen(nn.Module):
-    """Keeps what a layer is given."""
+    """A layer that keeps its input."""
 
     def __init__(self, channels: int):
         super().__init__()

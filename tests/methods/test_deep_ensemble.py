@@ -317,7 +317,7 @@ def test_fresh_starts_of_attention_are_its_own():
 
 
 class Scaled(nn.Module):
-    """A parameter that nobody knows how to draw."""
+    """A module with a parameter that has no known initialisation."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Promises that many methods share, where one had to be learned the hard way."""
+"""Promises that several methods share."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_what_batch_norm_noise_needs():
 
 
 class Pixels(nn.Module):
-    """Says what it sees."""
+    """A network that returns its input."""
 
     def __init__(self):
         super().__init__()

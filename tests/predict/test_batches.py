@@ -1,4 +1,4 @@
-"""How many examples go through a network at once, if nobody says."""
+"""The default number of examples in a chunk."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_masks_are_stored_compactly():
 
 
 def damaged():
-    """Texts that are no plans, each in one respect."""
+    """List texts of plans, each damaged in one respect."""
     good = json.loads(plan_of([(3, 4)]).to_json())
     mask = good["masks"]["layer0.weight"]
 

@@ -1,14 +1,14 @@
-"""Runs that are cut short at a chosen moment."""
+"""Runs that are interrupted at a chosen call."""
 
 from __future__ import annotations
 
 
 class Stop(Exception):
-    """What cuts a run short."""
+    """An interruption of a run."""
 
 
 def cut_short(monkeypatch, owner: type, name: str, calls: int) -> None:
-    """Let a method raise once it has been called so many times."""
+    """Let a method raise after `calls` calls."""
     original, left = getattr(owner, name), iter(range(calls))
 
     def counted(*args, **kwargs):

@@ -41,7 +41,7 @@ def worst(draws: Tensor, mean: Tensor = MEAN, covariance: Tensor = COVARIANCE) -
 def run(
     build: Callable[..., Sampler], steps: int, noise: float = 0.0, chains: int = CHAINS, **settings
 ) -> tuple[Tensor, Sampler]:
-    """Chains on the Gaussian, with gradients that are off by Gaussian noise; where they end, and the sampler."""
+    """Run chains on the Gaussian with noisy gradients; return their ends and the sampler."""
     w = torch.nn.Parameter(torch.zeros(chains, 3, dtype=torch.float64))
     sampler = build([w], num_data=NUM_DATA, **settings)
     for _ in range(steps):

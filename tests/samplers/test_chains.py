@@ -170,7 +170,7 @@ class Squared(nn.Module):
 
 
 def modes(method: bl.Method, lr: float, count: int, epochs: int = 300) -> Tensor:
-    """Where the weights of the last network are that started at one of the modes."""
+    """Return the last weights of a chain that started at one of the modes."""
     model = Squared(torch.full((count,), 2.0))
     bnn = bayesian(method, model, likelihood=bl.likelihoods.Gaussian(2.0))
     data = bl.data.Loader(torch.ones(10, 1), torch.full((10, count), 4.0), batch_size=10)
@@ -258,7 +258,7 @@ def test_chains_of_hmc_leave_what_is_not_sampled():
 @pytest.mark.parametrize("subset", [bl.Subnetwork(7), bl.Subnetwork(7, by="random")])
 @pytest.mark.parametrize("seed", [0, None])
 def test_a_run_that_goes_on_moves_the_same_weights(subset, seed):
-    """Whatever state the global generators are in, and so the order of a shuffled loader."""
+    """The state of the global generators, and so the order of a shuffled loader, does not matter."""
     bnn = bayesian(bl.SGLD(subset=subset))
     bnn.num_data = len(X)
     data = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)

@@ -92,7 +92,7 @@ def test_two_ranks_are_two_chains(ranks, kind):
 
 
 def test_chains_are_independent(ranks):
-    """What noise added to two chains that start alike, on data in orders of their own, is not correlated."""
+    """The noise of two chains with the same start, on data in different orders, is uncorrelated."""
     weight = ranks[0]["sghmc-subset/value:2.weight"]
     first, second = (weight[k + 1] - weight[k] for k in (0, 2))
     correlation = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]

@@ -113,7 +113,7 @@ def test_priors_that_are_not_normal():
     data = bl.data.Loader(X[:2], Y[:2, None], batch_size=2)
 
     def error(seed: int) -> float:
-        """How far draws are from the density along the subspace, in standard errors of a Gaussian's moments."""
+        """Compute the errors of the draws' moments along the subspace, in standard errors."""
         bnn = bl.bayesianize(model, bl.Subspace(rank=1, inner=bl.HMC(300, 100, 6)), likelihood=likelihood, prior=prior)
         bnn.fit(data, epochs=40, lr=0.02, seed=seed)
         draws = bnn.posterior_.values["weight"].flatten(1)

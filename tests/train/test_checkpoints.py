@@ -55,13 +55,13 @@ def data(kind: str):
 
 
 class Stop(BaseException):
-    """What stops a run from outside, as Ctrl-C does."""
+    """An interruption of a run, like Ctrl-C."""
 
 
 def train(
     kind: str, checkpoint: Path | None, killed_at: int | None = None, stopped_in: int | None = None
 ) -> tuple[bl.Bayesian, bl.Fit]:
-    """The one run of this file; killed at a step, or stopped at the end of an epoch before its checkpoint."""
+    """Train; killed at a step, or stopped at the end of an epoch before its checkpoint."""
     bnn, held_out = network(), Augmented()
     optimizer = bnn.optimizer(1e-2)
 

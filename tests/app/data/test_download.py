@@ -16,7 +16,7 @@ CHECKSUM = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT; `script` holds what to do wrong with the next requests, `ranges` what they asked for."""
+    """A server of CONTENT; `script` lists the faults of the next requests, `ranges` their ranges."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)

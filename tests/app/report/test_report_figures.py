@@ -1,4 +1,4 @@
-"""What the figures measure, against slow and simple answers."""
+"""The numbers of the figures, against slow and simple answers."""
 
 from __future__ import annotations
 

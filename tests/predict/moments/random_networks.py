@@ -25,13 +25,13 @@ def bayesian(model: nn.Module, std: float = 0.3, likelihood=None, sites=None) ->
 
 
 def carried(bnn: bl.Bayesian, x: Tensor):
-    """What the moments give, settled."""
+    """Compute the settled moments of the outputs."""
     with torch.no_grad():
         return moments(bnn.model, bnn.posterior_, x).settled()
 
 
 def drawn(bnn: bl.Bayesian, x: Tensor, count: int = 100_000, seed: int = 0) -> Tensor:
-    """Outputs of networks drawn from the posterior, (count, ...)."""
+    """Draw networks from the posterior and return their outputs, (count, ...)."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
     with torch.no_grad():

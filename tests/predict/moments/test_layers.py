@@ -30,7 +30,7 @@ LINEAR = {
 
 
 def conv2d(*args):
-    """One that rounds to below zero, as those by transforms do."""
+    """Convolve with a rounding error below zero, like convolutions by transforms."""
     return torch.conv2d(*args) - 1e-9
 
 
@@ -202,7 +202,7 @@ def test_moving_elements(move):
 
 
 def _spread_of(move, variance, known):
-    """Where each element comes from, by moving its variance; what is padded or joined has none."""
+    """Move variances as a layer moves elements; padded or joined elements have `known`."""
     shifted = move(variance + 100)
     return torch.where(shifted >= 100, shifted - 100, known)
 
