@@ -38,7 +38,6 @@ def locked(folder: Path) -> Iterator[bool]:
         FolderInUse: if another process or thread holds it.
         OSError: if the folder cannot be written to.
     """
-    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_FILE
     descriptor, is_locked = _acquired(path)
@@ -52,9 +51,6 @@ def locked(folder: Path) -> Iterator[bool]:
         if sys.platform == "win32":
             with suppress(OSError):  # another process has it open by now
                 path.unlink(missing_ok=True)
-        if is_new:
-            with suppress(OSError):  # it holds what was written, unless nothing was
-                folder.rmdir()
 
 
 def _acquired(path: Path) -> tuple[int, bool]:

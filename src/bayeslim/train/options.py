@@ -147,9 +147,12 @@ def _check_writable(checkpoint: str | os.PathLike[str]) -> None:
         return
     try:
         folder = Path(checkpoint)
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        if is_new:
+            folder.rmdir()  # a run that fails before its first checkpoint leaves none
     except (OSError, TypeError) as error:
         raise BayeslimError(
             f"checkpoint must be a folder that can be written to. Got {str(checkpoint)!r}: {error}. Choose another."
