@@ -110,5 +110,8 @@ def train(
 
 
 def weight_decay(bnn: bl.Bayesian) -> float | None:
-    """The weight decay that has the gradient of a plain network's one Normal prior, in two thirds fewer kernels."""
+    """Find the weight decay that has the gradient of one Normal prior.
+
+    It takes a third of the kernels of the prior itself.
+    """
     return bl.samplers.weight_decay(bnn) if isinstance(bnn.method, bl.Laplace) else None
