@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.errors import BayeslimError, UnsupportedModel
+from bayeslim.errors import BayeslimError, NotFinite, NotFitted, UnsupportedModel
 from bayeslim.metrics import Regression, gaussian_nll, rmse
 
 GAUSSIAN = bl.likelihoods.Gaussian(0.5)
@@ -111,3 +111,37 @@ def test_a_number_of_parameters_is_whole():
     assert bl.Budget(parameters=1e5).value == 100_000
     with pytest.raises(ValueError, match="finite"):
         bl.Budget(parameters=math.inf)
+
+
+METHODS = [bl.Variational(), bl.Laplace(), bl.Laplace("diag"), bl.DeepEnsemble(2), bl.SGLD(samples=2), bl.SWA()]
+
+
+def fitted(method: bl.Method) -> bl.Bayesian:
+    bnn = bl.bayesianize(network(), method, likelihood=GAUSSIAN)
+    bnn.fit(bl.data.Loader(X, Y, 6), progress=False, **({} if method.name == "laplace" else {"epochs": 2}))
+    return bnn
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_predictions_of_inputs_that_are_not_finite(method, value):
+    bnn, x = fitted(method), X.clone()
+    x[7, 1] = x[9, 0] = value
+    for inputs in (x, [(x[:5], None), (x[5:], None)]):
+        source = inputs if isinstance(inputs, torch.Tensor) else iter(inputs)
+        with pytest.raises(NotFinite, match=r"inputs of (1|2) examples .* example 7\."):
+            bl.predict(bnn, source)
+    found = bl.predict(bnn, x, allow_nonfinite=True).mean
+    assert found[:7].isfinite().all()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_predictions_of_weights_that_are_not_finite(method):
+    bnn = fitted(method)
+    with torch.no_grad():
+        bnn.model[0].weight.fill_(math.nan)
+        for values in getattr(bnn.posterior_, "values", {}).values():
+            values.fill_(math.nan)
+    # the posterior of Laplace belongs to the weights that it was measured at, and says so
+    with pytest.raises((NotFinite, NotFitted), match=r"Look for NaN|has changed since"):
+        bl.predict(bnn, X)

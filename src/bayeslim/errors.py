@@ -34,6 +34,10 @@ class MissingDataSize(BayeslimError, ValueError):
     """The number of training examples is needed to scale the loss and is unknown."""
 
 
+class NotFinite(BayeslimError, ValueError):
+    """Inputs, weights or predictions are NaN or infinite."""
+
+
 class NonFiniteLoss(BayeslimError, ArithmeticError):
     """The training loss became infinite or not a number."""
 

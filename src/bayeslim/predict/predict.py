@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.errors import NotFinite
 from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.predict import moments
@@ -25,7 +26,19 @@ from bayeslim.predict.batches import batches_of
 from bayeslim.replica import Slots
 from bayeslim.results import Prediction
 from bayeslim.train.loaders import check_inputs
-from bayeslim.types import Batches, Inputs, Params, as_tensors, call, device_of, fitting, misfit, note_inputs
+from bayeslim.types import (
+    Batches,
+    Inputs,
+    Params,
+    arguments,
+    as_tensors,
+    batch_size,
+    call,
+    device_of,
+    fitting,
+    misfit,
+    note_inputs,
+)
 
 DEFAULT_SAMPLES = 32
 """Networks to average where the posterior is not made of particles."""
@@ -44,6 +57,7 @@ def predict(
     *,
     batch_size: int | Literal["auto"] | None = "auto",
     generator: torch.Generator | None = None,
+    allow_nonfinite: bool = False,
 ) -> Prediction:
     """Predict with uncertainty.
 
@@ -64,6 +78,7 @@ def predict(
         batch_size: the number of examples in one call of the network; None for all. It does not change the result.
             "auto" keeps memory bounded.
         generator: the source of random numbers, for repeatable predictions.
+        allow_nonfinite: whether NaN and infinite inputs and outputs pass through; else they are an error.
     """
     if not isinstance(bnn, Bayesian):
         raise TypeError(
@@ -75,7 +90,15 @@ def predict(
     _check(samples, batch_size, generator)
     with torch.no_grad():
         try:
-            return _prediction(bnn, x, samples, how, batch_size, generator)
+            batches = batches_of(x, batch_size, bnn.model)
+            if not allow_nonfinite:
+                _check_inputs_are_finite(batches)
+            found = _prediction(bnn, batches, samples, how, generator)
+            if not allow_nonfinite:
+                _check_outputs_are_finite(found)
+            return found
+        except torch.linalg.LinAlgError as error:
+            raise NotFinite(f"The prediction met a matrix that it cannot factorise: {error}. {_WEIGHTS}") from error
         except (RuntimeError, ValueError) as error:
             note_inputs(error, bnn.model, x)
             if (mismatch := misfit(error)) is not None:
@@ -84,14 +107,8 @@ def predict(
 
 
 def _prediction(
-    bnn: Bayesian,
-    x: Inputs | Iterable[Any],
-    samples: int | None,
-    how: str,
-    batch_size: int | Literal["auto"] | None,
-    generator: torch.Generator | None,
+    bnn: Bayesian, batches: Batches, samples: int | None, how: str, generator: torch.Generator | None
 ) -> Prediction:
-    batches = batches_of(x, batch_size, bnn.model)
     bnn = bnn.replica(next(batches()))
     generator = on_device(generator, device_of(bnn.model))
     samples = _default_samples(bnn, how) if samples is None else samples
@@ -118,6 +135,34 @@ def _check(samples: Any, batch_size: Any, generator: Any) -> None:
         raise TypeError(
             f"generator must be a torch.Generator, such as torch.Generator().manual_seed(0). Got {generator!r}."
         )
+
+
+def _check_inputs_are_finite(batches: Batches) -> None:
+    first = 0
+    for inputs in batches():
+        args, kwargs = arguments(inputs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+                bad = (~value.isfinite()).reshape(len(value), -1).any(1) if value.ndim else value.new_ones(1)
+                raise NotFinite(
+                    f"The inputs of {int(bad.sum())} examples hold NaN or infinite values, the first of them example "
+                    f"{first + int(bad.nonzero()[0])}. Remove or impute them, or pass allow_nonfinite=True."
+                )
+        first += batch_size(inputs)
+
+
+def _check_outputs_are_finite(prediction: Prediction) -> None:
+    if not bool(prediction.mean.isfinite().all()):
+        bad = (~prediction.mean.isfinite()).reshape(len(prediction), -1).any(1)
+        raise NotFinite(
+            f"The predictions of {int(bad.sum())} of {len(prediction)} examples are NaN or infinite, the first of them "
+            f"example {int(bad.nonzero()[0])}, though their inputs are finite. {_WEIGHTS}"
+        )
+
+
+_WEIGHTS = (
+    "Look for NaN, infinite or very large weights (training may have diverged), or pass allow_nonfinite=True to go on."
+)
 
 
 def _default_samples(bnn: Bayesian, how: str) -> int:
