@@ -97,7 +97,7 @@ def predict(
             if not allow_nonfinite:
                 _check_outputs_are_finite(found)
             return found
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise NotFinite(f"The prediction met a matrix that it cannot factorise: {error}. {_WEIGHTS}") from error
         except (RuntimeError, ValueError) as error:
             note_inputs(error, bnn.model, x)
