@@ -53,7 +53,18 @@ from bayeslim.methods.swag import SWAG
 from bayeslim.methods.variational import Variational
 from bayeslim.predict.compiled import Compiled, compiled
 from bayeslim.predict.predict import predict
-from bayeslim.prune import Budget, Plan, align, compact, fine_tune, plan, prune
+from bayeslim.prune import (
+    Budget,
+    Plan,
+    PrunedBlocks,
+    align,
+    compact,
+    fine_tune,
+    plan,
+    prune,
+    prune_blocks,
+    prune_blocks_,
+)
 from bayeslim.quantise.deserved import deserved_bits
 from bayeslim.quantise.quantise import quantise
 from bayeslim.quantise.result import Quantised
@@ -90,6 +101,7 @@ __all__ = [
     "MultiSWAG",
     "Plan",
     "Prediction",
+    "PrunedBlocks",
     "Quantised",
     "Snapshot",
     "Subnetwork",
@@ -125,6 +137,8 @@ __all__ = [
     "predict",
     "priors",
     "prune",
+    "prune_blocks",
+    "prune_blocks_",
     "quantise",
     "recipes",
     "register",

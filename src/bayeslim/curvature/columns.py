@@ -80,8 +80,10 @@ def mixed_column(likelihood: Likelihood, outputs: Tensor, generator: torch.Gener
 
 
 def _signs(shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
-    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
-    return bits.to(like.device, like.dtype).mul_(2).sub_(1)
+    if like.device.type != "cpu":  # drawing and copying the signs of a large vocabulary would take longer than the rest
+        generator = torch.Generator(like.device).manual_seed(int(torch.randint(0, 2**62, (), generator=generator)))
+    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
+    return bits.to(like.dtype).mul_(2).sub_(1)
 
 
 def _event_dim(likelihood: Likelihood, outputs: Tensor) -> int:

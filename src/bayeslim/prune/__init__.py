@@ -13,6 +13,7 @@ from bayeslim.prune.cuts import EmptyLayer, NothingToCut, ParameterCut
 from bayeslim.prune.fine_tune import fine_tune
 from bayeslim.prune.plan import Plan, plan
 from bayeslim.prune.prune import prune
+from bayeslim.prune.streaming.prune_blocks import PrunedBlocks, prune_blocks, prune_blocks_
 
 __all__ = [
     "CRITERIA",
@@ -22,10 +23,13 @@ __all__ = [
     "NothingToCut",
     "ParameterCut",
     "Plan",
+    "PrunedBlocks",
     "align",
     "compact",
     "default_criterion",
     "fine_tune",
     "plan",
     "prune",
+    "prune_blocks",
+    "prune_blocks_",
 ]

@@ -216,7 +216,7 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
     for name in fitting:
         dim = _input_dim(owner(pruning.bnn.model, name)[0])
         usable = torch.where(pruning.kept(name), scores[name], -torch.inf)
-        keeps[name] = _best_of_blocks(usable, pruning.posterior.mean[name].double().abs().cpu(), n, m, dim)
+        keeps[name] = best_of_blocks(usable, pruning.posterior.mean[name].double().abs().cpu(), n, m, dim)
         lost = usable[~keeps[name] & pruning.kept(name)]
         costs.append(float(lost.mean()) if len(lost) else -torch.inf)
 
@@ -246,7 +246,7 @@ def _input_dim(module: nn.Module) -> int:
     return 0 if isinstance(module, transposed) else 1
 
 
-def _best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
+def best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
     """Mask the n best of every m neighbours along a dimension; of equals, the later."""
     blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
     order = second.argsort(dim=-1, stable=True)

@@ -1,0 +1,306 @@
+"""`prune_blocks`: cut a large network block after block, with the curvature of one block in memory.
+
+For each block in turn: run the calibration batches up to it, through the blocks that are cut already; measure the
+factors of its layers; choose the masks; solve for the survivors; and go on with the outputs of the cut block. Besides
+the network, memory holds the factors of one block, the outputs of one block for all batches (`offload="cpu"` keeps them
+there) and the activations of one batch.
+
+In a process group every process is given the same batches and takes each `world_size`-th of them. The sums of the
+factors are added over the processes, each layer of a block is solved by one of them, and its weights are broadcast: all
+processes end with the same network, which is that of one process up to the order of the sums.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.curvature.columns import Columns, check_columns
+from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.likelihoods import Likelihood
+from bayeslim.noise import kept_random_state
+from bayeslim.posteriors.conjugate import Solver
+from bayeslim.priors import Normal
+from bayeslim.prune.budget import Budget
+from bayeslim.prune.candidates import pattern
+from bayeslim.prune.plan import Plan
+from bayeslim.prune.streaming.block_cut import Cutting, cut_block, write_weights
+from bayeslim.prune.streaming.block_run import BlockRun
+from bayeslim.prune.streaming.factors import KroneckerSettings, LocalSettings
+from bayeslim.prune.streaming.found_blocks import find_blocks
+from bayeslim.prune.streaming.processes import least
+from bayeslim.prune.streaming.resume import BlockCut, Checkpoint, fingerprint
+from bayeslim.replica import deep_copy
+from bayeslim.sites import usable
+from bayeslim.train.distributed import rank_and_world
+from bayeslim.train.loaders import check_loader
+from bayeslim.train.progress import progress as progress_bar
+from bayeslim.train.progress import showing
+from bayeslim.types import chosen_device, inputs_of, split_batch
+
+Curvature = Literal["local", "kronecker"]
+
+
+@dataclass(frozen=True, eq=False)
+class PrunedBlocks:
+    """The result of `prune_blocks`.
+
+    Attributes:
+        model: the plain network with zeros in place.
+        plan: what was cut, and how the survivors of each layer were solved for.
+    """
+
+    model: nn.Module
+    plan: Plan
+
+
+def prune_blocks(
+    network: nn.Module | Bayesian,
+    budget: Budget | None,
+    calibration: Iterable[Any],
+    *,
+    blocks: str | Sequence[str] | None = None,
+    curvature: Curvature = "local",
+    granularity: str = "weight",
+    likelihood: Likelihood | None = None,
+    prior_std: float | None = None,
+    damping: float = 0.01,
+    columns: Columns = "signs",
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    offload: torch.device | str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> PrunedBlocks:
+    """Cut a copy of a large network, one block after the other.
+
+    Only the layers of the blocks are cut: embeddings and heads stay. `prune_blocks_` cuts the network itself, without a
+    copy.
+
+    Args:
+        network: a plain network, or a Bayesian one: then its mean network, its likelihood and its prior are used.
+        budget: `Budget(sparsity=...)`, of the layers in the blocks; every block is cut by this fraction. The scope
+            "global" ranks the weights of one block together. Local errors of different layers have no common unit, so
+            that the local curvature always cuts single weights with the scope "layer". None for N:M patterns.
+        calibration: batches of inputs, or of inputs and targets, as for `fit`. In a process group all processes are
+            given the same batches.
+        blocks: a name or glob, or several, of an `nn.ModuleList` or of modules; by default the longest
+            `nn.ModuleList` that is not inside of another.
+        curvature: "local", the error of each layer's own outputs, which takes forward passes only; or "kronecker", the
+            curvature of the loss at the end of the network, which takes a backward pass through all later blocks for
+            each block: with L blocks about L / 2 times the cost of a pass over the whole network and back.
+        granularity: "weight", "unit" (heads and neurons inside of a block), or "N:M" such as "2:4".
+        likelihood: of the network's outputs, for the Kronecker curvature.
+        prior_std: standard deviation of the Normal prior, for the Kronecker curvature; by default 1, or that of the
+            Bayesian network.
+        damping: the prior precision of the local curvature, as a fraction of the mean squared input.
+        columns: how the Kronecker curvature measures the loss, see `bayeslim.curvature.columns`; "signs" and
+            "sampled" take one backward pass.
+        tolerance: conjugate gradients stop at this relative error.
+        max_iterations: conjugate gradients stop after this many products, with a warning.
+        offload: the device that keeps the outputs of a block between blocks, such as "cpu"; by default the network's.
+        checkpoint: a folder for finished blocks; a call with the same arguments goes on where the last one ended.
+        seed: of the random columns.
+        progress: whether to show a progress bar.
+
+    Raises:
+        UnsupportedModel: for a network that cannot be run block by block.
+        BayeslimError: if nothing in a block can be cut.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+    >>> batches = [torch.arange(9)[None]]
+    >>> pruned = prune_blocks(model, Budget(sparsity=0.5), batches, blocks=["1", "2"], progress=False)
+    >>> pruned.plan.sparsity
+    0.5
+    """
+    problem: dict[str, Any] = {"likelihood": likelihood, "prior_std": prior_std}
+    if isinstance(network, Bayesian):
+        model = network.mean_network()
+        problem["likelihood"] = likelihood or network.likelihood
+        if curvature == "kronecker" and prior_std is None:
+            problem["prior_std"] = _one_std(network)
+    else:
+        model = usable(network)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"prune_blocks needs a network: an nn.Module or a Bayesian. Got {type(network).__name__}.")
+        model = deep_copy(model)
+    return prune_blocks_(
+        model,
+        budget,
+        calibration,
+        blocks=blocks,
+        curvature=curvature,
+        granularity=granularity,
+        damping=damping,
+        columns=columns,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+        offload=offload,
+        checkpoint=checkpoint,
+        seed=seed,
+        progress=progress,
+        **problem,
+    )
+
+
+@torch.inference_mode(False)
+def prune_blocks_(
+    model: nn.Module,
+    budget: Budget | None,
+    calibration: Iterable[Any],
+    *,
+    blocks: str | Sequence[str] | None = None,
+    curvature: Curvature = "local",
+    granularity: str = "weight",
+    likelihood: Likelihood | None = None,
+    prior_std: float | None = None,
+    damping: float = 0.01,
+    columns: Columns = "signs",
+    tolerance: float = 1e-3,
+    max_iterations: int = 1000,
+    offload: torch.device | str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> PrunedBlocks:
+    """Cut a large plain network in place, one block after the other.
+
+    For networks that do not fit in memory twice; the arguments are those of `prune_blocks`. The weights of a block
+    change when the block is done: if the call is interrupted, the finished blocks are cut and the others are as they
+    were. To resume from `checkpoint`, load the network's original weights first.
+    """
+    model = usable(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"prune_blocks_ needs a plain network, an nn.Module. Got {type(model).__name__}.")
+    _check(budget, granularity, curvature, likelihood, prior_std, damping, offload, seed)
+    check_columns(columns)
+    check_loader(calibration, "calibration")
+    solver = Solver(tolerance, max_iterations)
+    names = find_blocks(model, blocks)
+    rank, world = rank_and_world()
+    with kept_random_state():
+        everything = list(calibration)
+    if len(everything) < world:
+        raise ShapeMismatch(
+            f"The calibration data need at least one batch for each of {world} process(es). Got {len(everything)}. "
+            "A generator can be used up only once: pass a DataLoader or a list of batches."
+        )
+    places = range(rank, len(everything), world)
+    mine = [everything[place] for place in places]
+    settings: LocalSettings | KroneckerSettings = LocalSettings(damping)
+    if curvature == "kronecker":
+        assert likelihood is not None
+        precision = (1.0 if prior_std is None else float(prior_std)) ** -2
+        targets = [split_batch(batch)[1] for batch in mine]
+        settings = KroneckerSettings(likelihood, targets, tuple(places), precision, columns, seed)
+    run = BlockRun(
+        model, names, [inputs_of(batch) for batch in mine], None if offload is None else chosen_device(offload)
+    )
+    run.check()
+    cutting = Cutting(model, budget, granularity, solver, settings)
+    described = {
+        "blocks": list(run.names),
+        "budget": repr(budget),
+        "curvature": curvature,
+        "granularity": granularity,
+        "prior": repr((prior_std, damping, columns, repr(likelihood), seed)),
+        "solver": repr(solver),
+        "batches": len(everything),
+        "first batch": fingerprint(_tensors(everything[0])) if checkpoint is not None else {},
+        "weights": fingerprint(dict(model.named_parameters())) if checkpoint is not None else {},
+    }
+    store = Checkpoint(checkpoint, described)
+    finished = least(store.finished(len(run.names)), model)
+    cuts: list[BlockCut] = []
+    with showing(progress and rank == 0):
+        bar = progress_bar(run.names, "blocks")
+        for place, name in enumerate(bar):
+            bar.show(block=name)
+            if place < finished:
+                cut = store.read(place, model)
+            else:
+                cut = cut_block(run, cutting)
+                if rank == 0:
+                    store.write(place, cut)
+            write_weights(model, cut)
+            cuts.append(BlockCut({}, cut.masks, cut.unread, cut.left, cut.solves))
+            if place + 1 < len(run.names):
+                run.advance()
+    return PrunedBlocks(model, _plan(cuts, curvature, granularity, budget))
+
+
+def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Budget | None) -> Plan:
+    def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        return {name: value for part in parts for name, value in part.items()}
+
+    notes = []
+    if curvature == "local" and granularity == "weight" and budget is not None and budget.scope == "global":
+        notes.append("every layer was cut by the same fraction: local errors of different layers have no common unit")
+    return Plan(
+        merged(cut.masks for cut in cuts),
+        criterion="local" if curvature == "local" else "curvature",
+        granularity=granularity,
+        budget=repr(budget) if budget else "",
+        left=merged(cut.left for cut in cuts),
+        unread=merged(cut.unread for cut in cuts),
+        notes=(f"cut block by block, {len(cuts)} blocks", *notes),
+        solves=merged(cut.solves for cut in cuts),
+    )
+
+
+def _one_std(bnn: Bayesian) -> float:
+    """Find the standard deviation of a network's prior, if it is one number."""
+    stds = [p.config()["std"] if isinstance(p, Normal) else None for p in (bnn.priors[n] for n in bnn.sites.names)]
+    if len(set(map(repr, stds))) != 1 or not isinstance(stds[0], (int, float)):
+        raise BayeslimError(
+            "The Kronecker curvature of blocks needs a Normal prior with one standard deviation. "
+            "Pass prior_std=..., or use bl.prune on the whole network."
+        )
+    return float(stds[0])
+
+
+def _tensors(batch: Any) -> dict[str, Tensor]:
+    return {str(place): leaf for place, leaf in enumerate(tree_leaves(batch)) if isinstance(leaf, Tensor)}
+
+
+def _check(
+    budget: Any,
+    granularity: Any,
+    curvature: Any,
+    likelihood: Any,
+    prior_std: Any,
+    damping: Any,
+    offload: Any,
+    seed: Any,
+) -> None:
+    n_of_m = pattern(granularity) if isinstance(granularity, str) else None
+    if n_of_m is None and granularity not in ("weight", "unit"):
+        raise ValueError(f'granularity must be "weight", "unit" or "N:M", such as "2:4". Got {granularity!r}.')
+    if n_of_m is not None:
+        if budget is not None:
+            raise TypeError(f'"{granularity}" says how much goes: pass None as the budget. Got {budget!r}.')
+    elif not isinstance(budget, Budget) or budget.goal != "sparsity":
+        raise TypeError(
+            "prune_blocks needs a bl.Budget(sparsity=...): a block is cut before the later ones are seen, so that no "
+            f"other goal can be met. Got {budget!r}."
+        )
+    if curvature not in ("local", "kronecker"):
+        raise ValueError(f'curvature must be "local" or "kronecker". Got {curvature!r}.')
+    if curvature == "kronecker" and not isinstance(likelihood, Likelihood):
+        raise TypeError(
+            "The Kronecker curvature is that of a loss: pass likelihood=..., such as bl.likelihoods.Categorical(), or "
+            f"a Bayesian network. Got {likelihood!r}."
+        )
+    for name, value in (("damping", damping), ("prior_std", 1.0 if prior_std is None else prior_std)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be a positive, finite number. Got {value!r}.")
+    if type(seed) is not int:
+        raise TypeError(f"seed must be a whole number. Got {seed!r}.")
