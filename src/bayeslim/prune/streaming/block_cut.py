@@ -78,7 +78,7 @@ def cut_block(run: BlockRun, cutting: Cutting) -> BlockCut:
     weights, solves = _solved(cutting, curvatures, means, masks, unread)
     for n, mask in masks.items():  # biases and norms of units, and weights without a curvature
         if n not in weights:
-            weights[n] = cutting.model.get_parameter(n).detach() * mask
+            weights[n] = cutting.model.get_parameter(n).detach().masked_fill(~mask, 0)
     on_cpu = {n: mask.cpu() for n, mask in masks.items()}
     return BlockCut(weights, on_cpu, {n: gone.cpu() for n, gone in unread.items()}, left, solves)
 

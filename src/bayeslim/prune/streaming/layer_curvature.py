@@ -146,7 +146,9 @@ class LayerCurvature:
         total = float(size.sum())
         residual = (float(dot(off, off).sum()) / total) ** 0.5 if total > 0 else 0.0
         moved = found.value[:, :, 0] if by_rows else found.value
-        return (mean + moved) * kept, Solve("row" if by_rows else "joint", found.iterations, residual, found.converged)
+        return (mean + moved).masked_fill(~kept, 0), Solve(
+            "row" if by_rows else "joint", found.iterations, residual, found.converged
+        )
 
 
 def _shifted(matrix: Tensor, shift: float) -> Tensor:

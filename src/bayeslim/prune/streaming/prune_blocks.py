@@ -25,6 +25,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.columns import Columns, check_columns
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.likelihoods import Likelihood
+from bayeslim.methods.laplace import Laplace
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.priors import Normal
@@ -86,7 +87,8 @@ def prune_blocks(
     copy.
 
     Args:
-        network: a plain network, or a Bayesian one: then its mean network, its likelihood and its prior are used.
+        network: a plain network, or a Bayesian one: then its mean network, its likelihood and its prior are used. A
+            `Laplace` network need not be fitted.
         budget: `Budget(sparsity=...)`, of the layers in the blocks; every block is cut by this fraction. The scope
             "global" ranks the weights of one block together. Local errors of different layers have no common unit, so
             that the local curvature always cuts single weights with the scope "layer". None for N:M patterns.
@@ -123,7 +125,9 @@ def prune_blocks(
     """
     problem: dict[str, Any] = {"likelihood": likelihood, "prior_std": prior_std}
     if isinstance(network, Bayesian):
-        model = network.mean_network()
+        # the weights of a trained network are the mean of its Laplace posterior, before the curvature is measured too
+        unmeasured = isinstance(network.method, Laplace) and "posterior" not in network.state
+        model = deep_copy(network.model) if unmeasured else network.mean_network()
         problem["likelihood"] = likelihood or network.likelihood
         if curvature == "kronecker" and prior_std is None:
             problem["prior_std"] = _one_std(network)

@@ -1,0 +1,80 @@
+"""Cuts block by block in two processes, and of a Hugging Face decoder."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from block_networks import decoder, tokens
+from safetensors.torch import load_file, save_file
+
+import bayeslim as bl
+from processes import in_processes
+
+WAYS = {
+    "local": {"tolerance": 1e-9, "progress": False},
+    "kronecker": {
+        "curvature": "kronecker",
+        "likelihood": bl.likelihoods.Categorical(),
+        "tolerance": 1e-9,
+        "progress": False,
+    },
+}
+
+
+def cut(**options):
+    model = decoder().double()
+    model.requires_grad_(False)
+    pruned = bl.prune_blocks(model, bl.Budget(sparsity=0.5), tokens(batches=3), **options)
+    assert all(solve.iterations for solve in pruned.plan.solves.values())
+    return dict(pruned.model.state_dict())
+
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for way, options in WAYS.items():
+        save_file(cut(checkpoint=f"{folder}/{way}", **options), f"{folder}/{way}-{rank}.safetensors")
+    with pytest.raises(ValueError, match="for each of 2 process"):
+        bl.prune_blocks(decoder(), bl.Budget(sparsity=0.5), tokens(batches=1))
+    dist.destroy_process_group()
+
+
+def test_two_processes_share_batches_and_solves_and_agree_with_one(tmp_path):
+    in_processes(worker, 2, str(tmp_path))
+    for way, options in WAYS.items():
+        first, second = (load_file(tmp_path / f"{way}-{rank}.safetensors") for rank in range(2))
+        resumed = cut(checkpoint=tmp_path / way, **options)  # one process reads the blocks that two have written
+        for name, value in cut(**options).items():
+            assert torch.equal(first[name], second[name])
+            assert torch.equal(first[name], resumed[name])
+            torch.testing.assert_close(first[name], value, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 falls back to another product
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hugging_face_decoder_in_bfloat16(way):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=17,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = transformers.LlamaForCausalLM(config).bfloat16()
+    ids = torch.randint(0, 17, (4, 9))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    batches = [{"input_ids": ids, "attention_mask": mask, "labels": ids}] * 2
+    pruned = bl.prune_blocks(
+        model, bl.Budget(sparsity=0.5), batches, **WAYS[way] | {"tolerance": 1e-3, "prior_std": 1e3}
+    )
+    assert len(pruned.plan.masks) == 14
+    assert pruned.plan.sparsity == pytest.approx(0.5, abs=0.01)
+    for name, kept in pruned.plan.masks.items():
+        weight = pruned.model.get_parameter(name)
+        assert weight.dtype == torch.bfloat16
+        assert bool((weight[~kept] == 0).all())
+        assert not torch.equal(weight, model.get_parameter(name) * kept)
+    assert torch.isfinite(pruned.model(input_ids=ids).logits).all()
