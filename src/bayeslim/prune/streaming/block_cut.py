@@ -168,7 +168,7 @@ def _weight_masks(
 
 
 def _tied(model: nn.Module, block: str) -> dict[str, str]:
-    """Find weights of a block that other modules share, with the reason to leave them alone."""
+    """Find weights of a block that other modules share, with the reason."""
     names: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(p), []).append(name)

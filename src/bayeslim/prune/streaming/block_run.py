@@ -136,7 +136,7 @@ class BlockRun:
             handle.remove()
 
     def advance(self) -> None:
-        """Run the next block on every batch, keep its outputs, and go on to the one after it."""
+        """Run the next block on every batch, keep its outputs, and go on."""
         for place, output in enumerate(self.pass_block()):
             self._kept[place] = _moved(output, self.offload)
         self.done += 1

@@ -73,6 +73,7 @@ class _Layer:
         self.view = view
         self.layer = LayerMatrix(f"{name}.weight", bias, shape, groups, inputs_first)
         self.moment: InputMoment | None = None
+        self.batch_moment: InputMoment | None = None
         self.reads_with: str | None = None
         self.G: Tensor | None = None
 
@@ -93,9 +94,12 @@ class BlockFactors:
         block: the block, on a replica.
         name: its name in the network.
         skip: reasons to leave weights alone, by name.
+        quick: whether the sums of one batch are in float32, and only the sums of batches in float64: exact enough for a
+            curvature that is damped by a fraction of itself. Inputs in float64 are never rounded.
     """
 
-    def __init__(self, block: nn.Module, name: str, skip: Mapping[str, str]):
+    def __init__(self, block: nn.Module, name: str, skip: Mapping[str, str], quick: bool):
+        self.quick = quick
         self.layers: dict[str, _Layer] = {}
         self.modules: dict[str, nn.Module] = {}
         self.left: dict[str, str] = {}
@@ -131,8 +135,10 @@ class BlockFactors:
         if layer.moment is None:
             # with the constant 1 always, so that a layer without a bias can share it
             layer.moment = InputMoment(layer.view, bias=True, dtype=torch.float64)
+            if self.quick and x.dtype != torch.float64:
+                layer.batch_moment = InputMoment(layer.view, bias=True, dtype=torch.float32)
         self._last[name] = (x, x._version)
-        layer.moment.add(x, output_shape)
+        (layer.batch_moment or layer.moment).add(x, output_shape)
 
     def _leader(self, layer: _Layer, x: Tensor) -> str | None:
         """Find another layer of the same kind that has just read the same tensor."""
@@ -144,9 +150,15 @@ class BlockFactors:
                 return name
         return None
 
-    def forget_inputs(self) -> None:
-        """Let go of the tensors of a batch."""
+    def finish_batch(self) -> None:
+        """Let go of the tensors of a batch, and add its sums to those of all batches."""
         self._last.clear()
+        for layer in self.layers.values():
+            if layer.batch_moment is not None and layer.moment is not None:
+                parts = zip(layer.moment.tensors(), layer.batch_moment.tensors(), strict=True)
+                for total, part in parts:
+                    total += part
+                    part.zero_()
 
     def finish(self, settings: LocalSettings | KroneckerSettings) -> dict[str, LayerCurvature]:
         """Add the sums of all processes, and make the curvature of each layer that ran."""
@@ -201,11 +213,11 @@ def measure(
     Returns:
         the curvature by the layers' names, and the reasons for weights without one.
     """
-    factors = BlockFactors(run.block, run.names[run.done], skip)
+    factors = BlockFactors(run.block, run.names[run.done], skip, isinstance(settings, LocalSettings))
     if isinstance(settings, LocalSettings):
         with _input_hooks(factors.modules, factors.add_input):
             for _ in run.pass_block():
-                factors.forget_inputs()
+                factors.finish_batch()
     else:
         _backward_passes(run, factors, settings)
     return factors.finish(settings), factors.left
@@ -239,7 +251,7 @@ def _backward_passes(run: BlockRun, factors: BlockFactors, settings: KroneckerSe
         for place, targets in enumerate(settings.targets):
             twin, inputs = prepared(place)
             outputs = capture.forward(twin, inputs)
-            factors.forget_inputs()
+            factors.finish_batch()
             generator = torch.Generator().manual_seed(settings.seed + SEED_STRIDE * settings.places[place])
             targets = targets.to(outputs.device)
             for column in output_columns(settings.likelihood, outputs, targets, settings.columns, generator):

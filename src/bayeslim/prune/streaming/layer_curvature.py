@@ -7,10 +7,11 @@ The local curvature is the error of the layer's own outputs, ½ mean ‖(V − W
 SparseGPT: Frantar & Alistarh 2023, arXiv:2301.00774). The Kronecker curvature is the Laplace posterior's.
 
 Both cuts are conditional means: with the weights S at zero the others solve P_RR v_R = (P w)_R, where w are the weights
-before the cut. Conjugate gradients solve it in float64, with the diagonal of P as preconditioner: a step is one product
-G V A, and no factor is inverted. Locally every row is a system of its own, the least-squares fit of that row on its
-surviving inputs. For an error e of the solution, the objective is larger than its minimum by ½ eᵀ P e: a relative
-tolerance t costs the fraction t² of what moving the survivors gained.
+before the cut. Conjugate gradients solve it with the diagonal of P as preconditioner: a step is one product G V A, and
+no factor is inverted. They run in float32; the residual is computed in float64, and where it is too large they go on in
+float64. Locally every row is a system of its own, the least-squares fit of that row on its surviving inputs. For an
+error e of the solution, the objective is larger than its minimum by ½ eᵀ P e: a relative tolerance t costs the fraction
+t² of what moving the survivors gained.
 
 Scores are the saliencies w² / 2Σ_ii. Σ = P⁻¹ has a closed form by Cholesky for the local curvature. For the Kronecker
 curvature it is that of (G + √δ/π I) ⊗ (A + π√δ I), π² the ratio of the mean eigenvalues of A and G (Martens & Grosse
@@ -21,7 +22,7 @@ eigendecomposition of both factors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -29,8 +30,11 @@ from torch import Tensor
 
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.cholesky import cholesky
-from bayeslim.posteriors.conjugate import Solve, Solver, conjugate_gradients, dot
+from bayeslim.posteriors.conjugate import Solution, Solve, Solver, conjugate_gradients
 from bayeslim.posteriors.layer_matrix import LayerMatrix
+
+MIN_FLOAT32_TOLERANCE = 1e-4
+"""Conjugate gradients in float32 are not asked for a smaller error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,31 +128,71 @@ class LayerCurvature:
             solver: when conjugate gradients stop.
         """
         rhs = self.product(mean * ~kept) * kept
-        by_rows = self.outputs is None
-        if by_rows:  # systems are the last two dimensions: every row by itself
-            rhs, kept_rows = rhs[:, :, None], kept[:, :, None]
+        exact, rough = (_Restricted(self, kept, dtype) for dtype in (torch.float64, torch.float32))
+        found = rough.solve(rhs, replace(solver, tolerance=max(solver.tolerance, MIN_FLOAT32_TOLERANCE)))
+        moved, used = found.value.double(), found.iterations
+        relative = exact.error(moved, rhs)
+        if not relative < 1:  # float32 got nowhere
+            moved, relative = torch.zeros_like(moved), 1.0
+        while relative > solver.tolerance and used < solver.max_iterations:
+            left = Solver(min(0.1, solver.tolerance / min(relative, 1.0)), solver.max_iterations - used)
+            found = exact.solve(rhs - exact.product(moved), left)
+            used += found.iterations
+            error = exact.error(moved + found.value, rhs)
+            if not error < relative:  # rounding is reached
+                break
+            moved, relative = moved + found.value, error
+        off = rhs - exact.product(moved)
+        size = float(rhs.square().sum())
+        residual = (float(off.square().sum()) / size) ** 0.5 if size > 0 else 0.0
+        solve = Solve("row" if self.outputs is None else "joint", used, residual, relative <= solver.tolerance)
+        return (mean + moved).masked_fill(~kept, 0), solve
 
-            def product(v: Tensor) -> Tensor:
-                return (self.product((v * kept_rows)[:, :, 0]) * kept)[:, :, None]
 
-            def precondition(r: Tensor) -> Tensor:
-                return r / self.diagonal[:, :, None] * kept_rows
-        else:
+class _Restricted:
+    """P_RR of one layer in one dtype; without G, every row is a system of its own.
 
-            def product(v: Tensor) -> Tensor:
-                return self.product(v * kept) * kept
+    Args:
+        curvature: P.
+        kept: R, (groups, outputs, inputs).
+        dtype: of the products.
+    """
 
-            def precondition(r: Tensor) -> Tensor:
-                return r / self.diagonal * kept
+    def __init__(self, curvature: LayerCurvature, kept: Tensor, dtype: torch.dtype):
+        self.prior, self.kept, self.dtype = curvature.prior, kept.to(dtype), dtype
+        self.inputs = curvature.inputs.to(dtype)
+        self.outputs = None if curvature.outputs is None else curvature.outputs.to(dtype)
+        self.inverse_diagonal = (kept / curvature.diagonal).to(dtype)
 
-        found = conjugate_gradients(product, rhs, precondition, solver)
-        off, size = rhs - product(found.value), dot(rhs, rhs)
-        total = float(size.sum())
-        residual = (float(dot(off, off).sum()) / total) ** 0.5 if total > 0 else 0.0
-        moved = found.value[:, :, 0] if by_rows else found.value
-        return (mean + moved).masked_fill(~kept, 0), Solve(
-            "row" if by_rows else "joint", found.iterations, residual, found.converged
+    def product(self, v: Tensor) -> Tensor:
+        """Compute P_RR v_R, for v_R that is zero elsewhere."""
+        image = v @ self.inputs
+        if self.outputs is not None:
+            image = self.outputs @ image
+        return image.add_(v, alpha=self.prior).mul_(self.kept)
+
+    def solve(self, rhs: Tensor, solver: Solver) -> Solution:
+        """Solve P_RR x = b by conjugate gradients."""
+        rhs = rhs.to(self.dtype)
+        if self.outputs is not None:
+            return conjugate_gradients(self.product, rhs, lambda r: r * self.inverse_diagonal, solver)
+        found = conjugate_gradients(
+            lambda v: self.product(v[:, :, 0])[:, :, None],
+            rhs[:, :, None],
+            lambda r: r * self.inverse_diagonal[:, :, None],
+            solver,
         )
+        return replace(found, value=found.value[:, :, 0])
+
+    def error(self, x: Tensor, rhs: Tensor) -> float:
+        """Compute the largest √(rᵀ D⁻¹ r / xᵀ P x) of a system, D the diagonal of P."""
+        image = self.product(x)
+        off, dims = rhs - image, (1, 2) if self.outputs is not None else (2,)
+        energy, size = (off.square() * self.inverse_diagonal).sum(dims), (x * image).sum(dims)
+        ratio = torch.where(energy > 0, energy / size, 0.0).nan_to_num(
+            nan=torch.inf, posinf=torch.inf, neginf=torch.inf
+        )
+        return float(ratio.max().sqrt()) if ratio.numel() else 0.0
 
 
 def _shifted(matrix: Tensor, shift: float) -> Tensor:

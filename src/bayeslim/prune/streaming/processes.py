@@ -14,7 +14,7 @@ from bayeslim.types import device_of
 
 
 def owners(costs: Sequence[float]) -> list[int]:
-    """Share tasks out between processes, the most expensive first, each to the least busy.
+    """Share tasks out between processes, each to the least busy one.
 
     Returns:
         the rank of each task.
