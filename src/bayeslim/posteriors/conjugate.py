@@ -83,12 +83,18 @@ class Solution:
     converged: bool
 
 
-def conjugate_gradients(product: Operator, rhs: Tensor, precondition: Operator, solver: Solver) -> Solution:
-    """Solve P x = b for every system in a batch (..., m, n), starting at zero.
+def conjugate_gradients(
+    product: Operator, rhs: Tensor, precondition: Operator, solver: Solver, start: Tensor | None = None
+) -> Solution:
+    """Solve P x = b for every system in a batch (..., m, n), starting at zero or at `start`.
 
     Both operators must keep the systems apart and map the subspace that `rhs` lies in to itself.
     """
-    state = _State(torch.zeros_like(rhs), rhs, torch.zeros_like(dot(rhs, rhs)))
+    if start is None:
+        state = _State(torch.zeros_like(rhs), rhs, torch.zeros_like(dot(rhs, rhs)))
+    else:
+        image = product(start)
+        state = _State(start, rhs - image, dot(start, image))
     best, worst, iterations = state.x, torch.inf, 0
     while iterations < solver.max_iterations:
         state, used = _recursion(product, precondition, state, solver, solver.max_iterations - iterations)
