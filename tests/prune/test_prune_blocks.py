@@ -11,6 +11,7 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, NoSiteMatched, UnsupportedModel
 from bayeslim.posteriors.layer_matrix import LayerMatrix
+from bayeslim.prune import EmptyLayer
 from bayeslim.prune.streaming import block_cut
 from bayeslim.prune.streaming import prune_blocks as verb
 from bayeslim.prune.streaming.choice import ranked_together
@@ -253,6 +254,8 @@ def test_global_scope_ranks_the_weights_of_a_block_together():
     lost = torch.cat([scores[n][~masks[n]] for n in "ab"])
     stay = torch.cat([scores[n][masks[n]] for n in "ab"])
     assert lost.max() <= stay.min()
+    with pytest.raises(EmptyLayer, match='all of "c"'):
+        ranked_together(scores, 0.5, keep_best=False)
 
 
 def test_protected_tied_and_unread_weights_stay_with_a_reason():

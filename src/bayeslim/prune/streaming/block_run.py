@@ -82,13 +82,10 @@ class BlockRun:
         if not self.batches:
             return
         calls: list[str] = []
-        outputs: dict[str, Any] = {}
 
         def noted(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
                 calls.append(name)
-                outputs.clear()
-                outputs[name] = output
                 if len(calls) == len(self.names) - 1:
                     before.append(output)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bayeslim.prune.cuts import EmptyLayer
 from bayeslim.prune.ranking import MIN_CAPACITY
 from bayeslim.types import Params
 
@@ -34,6 +35,9 @@ def ranked_together(scores: Mapping[str, Tensor], fraction: float, keep_best: bo
         scores: by weight, comparable with each other.
         fraction: of the weights of the block.
         keep_best: whether every weight keeps at least `MIN_CAPACITY` of the fraction that stays of the block.
+
+    Raises:
+        EmptyLayer: if a weight would be cut whole.
     """
     total = sum(value.numel() for value in scores.values())
     goal = round(fraction * total)
@@ -52,6 +56,12 @@ def ranked_together(scores: Mapping[str, Tensor], fraction: float, keep_best: bo
             break
         counts |= full  # these give as much as they may, and the others give the rest
         free = {n: v for n, v in free.items() if n not in full}
+    empty = [name for name, count in counts.items() if count == scores[name].numel()]
+    if empty:
+        raise EmptyLayer(
+            f'By the scores alone all of "{empty[0]}" would be cut. Use Budget(..., empty_layers="keep best"), '
+            'scope="layer", or protect it.'
+        )
     return {name: lowest(value, counts[name]) for name, value in scores.items()}
 
 

@@ -257,3 +257,5 @@ def _backward_passes(run: BlockRun, factors: BlockFactors, settings: KroneckerSe
             for column in output_columns(settings.likelihood, outputs, targets, settings.columns, generator):
                 for name, gradients in capture.backward(outputs, column).items():
                     factors.layers[name].add_gradients(gradients)
+                    del gradients
+            del outputs, column  # the graph of a batch must be gone before the next one is made
