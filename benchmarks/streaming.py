@@ -272,7 +272,7 @@ def cells(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any
     if arguments.encoder:
         return {
             f"encoder, {way}": lambda way=way: encoder(way)  # type: ignore[misc]
-            for way in ("local", "kronecker", "whole network")
+            for way in ("local", "whole network", "kronecker")
         }
     device = arguments.device
     big = device == "cuda"

@@ -86,9 +86,9 @@ class Solution:
 def conjugate_gradients(
     product: Operator, rhs: Tensor, precondition: Operator, solver: Solver, start: Tensor | None = None
 ) -> Solution:
-    """Solve P x = b for every system in a batch (..., m, n), starting at zero or at `start`.
+    """Solve P x = b for every system in a batch (..., m, n).
 
-    Both operators must keep the systems apart and map the subspace that `rhs` lies in to itself.
+    It starts at zero, or at `start`. Both operators must keep the systems apart and map the subspace that `rhs` lies in to itself.
     """
     if start is None:
         state = _State(torch.zeros_like(rhs), rhs, torch.zeros_like(dot(rhs, rhs)))
