@@ -88,7 +88,8 @@ def conjugate_gradients(
 ) -> Solution:
     """Solve P x = b for every system in a batch (..., m, n).
 
-    It starts at zero, or at `start`. Both operators must keep the systems apart and map the subspace that `rhs` lies in to itself.
+    It starts at zero, or at `start`. Both operators must keep the systems apart and map the subspace that `rhs` lies in
+    to itself.
     """
     if start is None:
         state = _State(torch.zeros_like(rhs), rhs, torch.zeros_like(dot(rhs, rhs)))
