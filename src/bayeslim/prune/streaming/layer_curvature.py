@@ -7,11 +7,11 @@ The local curvature is the error of the layer's own outputs, ½ mean ‖(V − W
 SparseGPT: Frantar & Alistarh 2023, arXiv:2301.00774). The Kronecker curvature is the Laplace posterior's.
 
 Both cuts are conditional means: with the weights S at zero the others solve P_RR v_R = (P w)_R, where w are the weights
-before the cut. Conjugate gradients solve it with the diagonal of P as preconditioner: a step is one product G V A, and
-no factor is inverted. They run in float32; the residual is computed in float64, and where it is too large they go on in
-float64. Locally every row is a system of its own, the least-squares fit of that row on its surviving inputs. For an
-error e of the solution, the objective is larger than its minimum by ½ eᵀ P e: a relative tolerance t costs the fraction
-t² of what moving the survivors gained.
+before the cut. Conjugate gradients solve it, preconditioned by the inverse of each row's precision without its mask,
+which the scores need as well: a step is the product G V A and one with an inverse of A. They run in float32; the
+residual is computed in float64, and where it is too large they go on in float64. Locally every row is a system of its
+own, the least-squares fit of that row on its surviving inputs. For an error e of the solution, the objective is larger
+than its minimum by ½ eᵀ P e: a relative tolerance t costs the fraction t² of what moving the survivors gained.
 
 Scores are the saliencies w² / 2Σ_ii. Σ = P⁻¹ has a closed form by Cholesky for the local curvature. For the Kronecker
 curvature it is that of (G + √δ/π I) ⊗ (A + π√δ I), π² the ratio of the mean eigenvalues of A and G (Martens & Grosse
@@ -74,14 +74,6 @@ class LayerCurvature:
         if self.outputs is not None:
             image = self.outputs @ image
         return image + self.prior * v
-
-    @cached_property
-    def diagonal(self) -> Tensor:
-        """The diagonal of P, (groups, outputs or 1, inputs)."""
-        inputs = self.inputs.diagonal(dim1=1, dim2=2)[:, None, :]
-        if self.outputs is None:
-            return inputs + self.prior
-        return self.outputs.diagonal(dim1=1, dim2=2)[:, :, None] * inputs + self.prior
 
     @cached_property
     def dampings(self) -> tuple[float, float]:
@@ -162,7 +154,11 @@ class _Restricted:
         self.prior, self.kept, self.dtype = curvature.prior, kept.to(dtype), dtype
         self.inputs = curvature.inputs.to(dtype)
         self.outputs = None if curvature.outputs is None else curvature.outputs.to(dtype)
-        self.inverse_diagonal = (kept / curvature.diagonal).to(dtype)
+        self.inverse = curvature.input_inverse.to(dtype)
+        self.rows = self.kept
+        if curvature.outputs is not None:
+            rows = curvature.outputs.diagonal(dim1=1, dim2=2)[:, :, None] + curvature.dampings[1]
+            self.rows = (kept / rows).to(dtype)
 
     def product(self, v: Tensor) -> Tensor:
         """Compute P_RR v_R, for v_R that is zero elsewhere."""
@@ -171,24 +167,28 @@ class _Restricted:
             image = self.outputs @ image
         return image.add_(v, alpha=self.prior).mul_(self.kept)
 
+    def precondition(self, r: Tensor) -> Tensor:
+        """Compute K ∘ (D⁻¹ r (A + a I)⁻¹), D the diagonal of G + g I."""
+        return (r @ self.inverse).mul_(self.rows)
+
     def solve(self, rhs: Tensor, solver: Solver) -> Solution:
         """Solve P_RR x = b by conjugate gradients."""
         rhs = rhs.to(self.dtype)
         if self.outputs is not None:
-            return conjugate_gradients(self.product, rhs, lambda r: r * self.inverse_diagonal, solver)
+            return conjugate_gradients(self.product, rhs, self.precondition, solver)
         found = conjugate_gradients(
             lambda v: self.product(v[:, :, 0])[:, :, None],
             rhs[:, :, None],
-            lambda r: r * self.inverse_diagonal[:, :, None],
+            lambda r: self.precondition(r[:, :, 0])[:, :, None],
             solver,
         )
         return replace(found, value=found.value[:, :, 0])
 
     def error(self, x: Tensor, rhs: Tensor) -> float:
-        """Compute the largest √(rᵀ D⁻¹ r / xᵀ P x) of a system, D the diagonal of P."""
+        """Compute the largest √(rᵀ M r / xᵀ P x) of a system, M the preconditioner."""
         image = self.product(x)
         off, dims = rhs - image, (1, 2) if self.outputs is not None else (2,)
-        energy, size = (off.square() * self.inverse_diagonal).sum(dims), (x * image).sum(dims)
+        energy, size = (off * self.precondition(off)).sum(dims), (x * image).sum(dims)
         ratio = torch.where(energy > 0, energy / size, 0.0).nan_to_num(
             nan=torch.inf, posinf=torch.inf, neginf=torch.inf
         )
