@@ -232,8 +232,8 @@ def plain_text(marked: str) -> str:
     text = re.sub(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]", r"\1", text)
     text = re.sub(r"\[https?:\S+ ?([^\]]*)\]", r"\1", text)
     text = re.sub(r"<[^>]*>|'{2,}", "", text)
-    lines = (line.strip() for line in text.splitlines())
-    return "\n".join(l for l in lines if len(l) >= MIN_CHARACTERS_PER_LINE and l[0] not in "*#:;|=!{}")
+    lines = [line.strip() for line in text.splitlines()]
+    return "\n".join(x for x in lines if len(x) >= MIN_CHARACTERS_PER_LINE and x[0] not in "*#:;|=!{}")
 
 
 def without(text: str, opening: str, closing: str) -> str:

@@ -25,6 +25,9 @@ from bayeslim.types import Params
 class Candidates:
     """Everything that could be cut.
 
+    All tensors are on one device: that of the posterior for weights, because sorts of many millions of scores take
+    minutes on a CPU.
+
     Attributes:
         scores: of each candidate, higher = keep; float64.
         ties: second scores, to rank candidates of equal score.
@@ -80,6 +83,11 @@ class Pruning:
         shape = self.bnn.model.get_parameter(name).shape
         return self.start[name].cpu() if name in self.start else torch.ones(shape, dtype=torch.bool)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the posterior's first parameter, where scores of weights are compared."""
+        return self.posterior.mean[self.posterior.names[0]].device
+
     def parameters(self) -> list[tuple[str, nn.Parameter, nn.Module]]:
         """List the user's own parameters with the modules that own them."""
         model = self.bnn.model
@@ -123,7 +131,7 @@ class Pruning:
         return tuple(names), left
 
     def weight_scores(self, names: tuple[str, ...]) -> Params:
-        """Compute and check the scores of single weights, on the CPU."""
+        """Compute and check the scores of single weights, on one device."""
         scores = self.criterion.weights(self.posterior, self.bnn.priors)
         found: Params = {}
         for name in names:
@@ -135,7 +143,7 @@ class Pruning:
                     f"A criterion gives a dict with a score for every weight, of the parameter's shape. For "
                     f'"{name}" of shape {wanted} {self.criterion.name} gave {got}.'
                 )
-            found[name] = checked(value.double().cpu(), f'"{name}"', self.criterion.name)
+            found[name] = checked(value.double().to(self.device), f'"{name}"', self.criterion.name)
         return found
 
 
@@ -160,7 +168,8 @@ def weight_candidates(pruning: Pruning) -> Candidates:
     scores = pruning.weight_scores(names)
     shapes = {name: scores[name].shape for name in names}
     sizes = [shape.numel() for shape in shapes.values()]
-    kept = torch.cat([pruning.kept(name).flatten() for name in names])
+    device = pruning.device
+    kept = torch.cat([pruning.kept(name).flatten() for name in names]).to(device)
 
     def masks(cut: Tensor) -> Params:
         left_over = kept.clone()
@@ -169,9 +178,9 @@ def weight_candidates(pruning: Pruning) -> Candidates:
 
     return Candidates(
         scores=torch.cat([scores[name].flatten() for name in names]),
-        ties=torch.cat([pruning.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
-        sizes=torch.ones(len(kept), dtype=torch.int64),
-        layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)),
+        ties=torch.cat([pruning.posterior.mean[name].double().abs().flatten().to(device) for name in names]),
+        sizes=torch.ones(len(kept), dtype=torch.int64, device=device),
+        layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)).to(device),
         layer_names=names,
         gone=~kept,
         masks=masks,
@@ -215,9 +224,10 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
     keeps, costs = {}, []
     for name in fitting:
         dim = _input_dim(owner(pruning.bnn.model, name)[0])
-        usable = torch.where(pruning.kept(name), scores[name], -torch.inf)
-        keeps[name] = _best_of_blocks(usable, pruning.posterior.mean[name].double().abs().cpu(), n, m, dim)
-        lost = usable[~keeps[name] & pruning.kept(name)]
+        usable = torch.where(pruning.kept(name).to(pruning.device), scores[name], -torch.inf)
+        size = pruning.posterior.mean[name].double().abs().to(pruning.device)
+        keeps[name] = _best_of_blocks(usable, size, n, m, dim).cpu()
+        lost = usable.cpu()[~keeps[name] & pruning.kept(name)]
         costs.append(float(lost.mean()) if len(lost) else -torch.inf)
 
     def masks(cut: Tensor) -> Params:

@@ -166,7 +166,7 @@ def _with_silenced(candidates: Candidates, posterior: Gated) -> Callable[[Tensor
     """Extend the masks of a cut to the biases and norms that go with closed gates."""
 
     def masks(cut: Tensor) -> Params:
-        own = candidates.masks(cut)
+        own = {name: mask.cpu() for name, mask in candidates.masks(cut).items()}
         silent = {name: mask.cpu() for name, mask in posterior.silenced(own).items()}
         return own | {name: mask & own.get(name, mask) for name, mask in silent.items()}
 
@@ -230,7 +230,7 @@ def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budg
     candidates = ranking.candidates
     chosen = ranking.cut(count)
     masks = {n: m for n, m in candidates.masks(chosen).items() if n in candidates.weights or not bool(m.all())}
-    stays = torch.ones(len(candidates), dtype=torch.bool)
+    stays = torch.ones_like(candidates.gone)
     stays[chosen] = False
     left = {name: why for name, why in candidates.left.items() if name not in masks}
     thresholds: dict[str, float] = {}

@@ -69,10 +69,10 @@ def rank(
         order = torch.cat([order[:gone], _with_capacity(candidates, order[gone:], min_capacity)])
     if candidates.may_empty:
         return Ranking(candidates, order, gone, len(order), "", ())
-    last = torch.zeros(len(candidates.layer_names), dtype=torch.int64)
-    last = last.scatter_reduce(0, candidates.layers[order], torch.arange(len(order)), "amax")
+    last = order.new_zeros(len(candidates.layer_names))
+    last = last.scatter_reduce(0, candidates.layers[order], torch.arange(len(order), device=order.device), "amax")
     if keep_best:
-        stays = torch.zeros(len(order), dtype=torch.bool)
+        stays = torch.zeros_like(order, dtype=torch.bool)
         stays[last] = True
         order = order[~stays]
         return Ranking(candidates, order, int(candidates.gone[order].sum()), len(order), "", candidates.layer_names)
@@ -95,7 +95,9 @@ def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -
     if not count:
         return order
     layers = candidates.layers[order]
-    grid = torch.linspace(0, count, min(count, MAX_GRID_POINTS) + 1).round().long()
+    grid = (
+        torch.linspace(0, count, min(count, MAX_GRID_POINTS) + 1, dtype=torch.float64).round().long().to(order.device)
+    )
     lost = grid.double() / count
     shares, sizes = [], []
     for layer in layers.unique().tolist():
@@ -107,7 +109,7 @@ def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -
         lost = torch.stack([size * torch.minimum(s, cap) for size, s in zip(sizes, shares, strict=True)]).sum(0)
     earliest = 1 - (1 - _share(layers, len(candidates.layer_names))) / min_capacity
     release = grid[torch.searchsorted(lost, earliest - ROUNDING).clamp(max=len(grid) - 1)]
-    return order[torch.maximum(torch.arange(1, count + 1), release).argsort(stable=True)]
+    return order[torch.maximum(torch.arange(1, count + 1, device=order.device), release).argsort(stable=True)]
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
@@ -116,5 +118,5 @@ def _share(layers: Tensor, count: int) -> Tensor:
     sizes = torch.bincount(layers, minlength=count)
     starts = sizes.cumsum(0) - sizes
     rank = torch.empty_like(layers)
-    rank[by_layer] = torch.arange(len(layers)) - starts[layers[by_layer]]
+    rank[by_layer] = torch.arange(len(layers), device=layers.device) - starts[layers[by_layer]]
     return (rank.double() + 1) / sizes[layers]
