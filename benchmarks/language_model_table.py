@@ -78,6 +78,17 @@ def seconds_and_memory(model: Mapping[str, Any], rule: str, names: list[str]) ->
     return texts[0], texts[1]
 
 
+def rows(model: Mapping[str, Any]) -> list[list[str]]:
+    """List the cells of a model's table, row after row, the headings first."""
+    names = [t for t in TARGETS if any(cells(model, rule, t) for rule in RULES)]
+    found = [["", *names, "seconds", "memory, GB"]]
+    for rule, words in RULES.items():
+        row = [shown(model, rule, target) for target in names]
+        if any(row):
+            found.append([words, *row, *seconds_and_memory(model, rule, names)])
+    return found
+
+
 def markdown(results: Mapping[str, Any]) -> str:
     """Write one table a model: rules in rows, targets in columns."""
     parts = []
@@ -85,15 +96,49 @@ def markdown(results: Mapping[str, Any]) -> str:
         model = results.get("models", {}).get(name)
         if not model or not model["cells"]:
             continue
-        names = [t for t in TARGETS if any(cells(model, rule, t) for rule in RULES)]
-        seeds = max(len(cells(model, rule, t)) for rule in RULES for t in names)
+        seeds = max(len(cells(model, rule, t)) for rule in RULES for t in TARGETS)
         told = f"{seeds} calibration seeds" if seeds > 1 else "one calibration seed"
         parts.append(f"{title}, dense perplexity {math.exp(model['dense_log_perplexity']):.3f}, {told}:\n")
-        parts.append(f"| | {' | '.join(names)} | seconds | memory, GB |")
-        parts.append("|---" * (len(names) + 3) + "|")
-        for rule, words in RULES.items():
-            row = [shown(model, rule, target) for target in names]
-            if any(row):
-                parts.append(f"| {words} | {' | '.join((*row, *seconds_and_memory(model, rule, names)))} |")
+        headings, *others = rows(model)
+        table = [headings, ["---"] * len(headings), *others]
+        parts += [f"| {' | '.join(row)} |" for row in table]
         parts.append("")
     return "\n".join(parts)
+
+
+COLUMNS = ("magnitude", "wanda", "sparsegpt", "bayeslim x1", "bayeslim x4")
+
+
+def summary(results: Mapping[str, Any]) -> str:
+    """Write one short table of both models: perplexities by target in rows, rules in columns."""
+    head = ["perplexity without retraining", "dense", *(RULES[rule] for rule in COLUMNS)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, title in TITLES.items():
+        model = results.get("models", {}).get(name)
+        for target in TARGETS if model else ():
+            row = [shown(model, rule, target).partition(" (")[0] for rule in COLUMNS]
+            if any(row):
+                best = row.index(min((text for text in row if text), key=leading))
+                row[best] = f"**{row[best]}**"
+                dense = math.exp(model["dense_log_perplexity"])
+                lines.append(f"| {title}, {target} | {number(dense, 1 if dense >= 10 else 3)} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def leading(text: str) -> float:
+    """Read the number that a cell begins with."""
+    return float(text.split()[0].replace(",", ""))
+
+
+BLOCKS = {"language models": markdown, "language models in short": summary}
+"""The generated blocks of documents, by the name in their marks."""
+
+
+def with_tables(document: str, results: Mapping[str, Any]) -> str:
+    """Replace what stands between the marks of generated tables in a document."""
+    for name, write in BLOCKS.items():
+        opening, closing = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        before, found, rest = document.partition(opening)
+        if found:
+            document = f"{before}{opening}\n{write(results)}\n{closing}{rest.partition(closing)[2]}"
+    return document

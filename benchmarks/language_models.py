@@ -4,6 +4,7 @@
     python benchmarks/language_models.py --device cuda --models byte-gpt    6 blocks of 384, 60 MB of Python source
     python benchmarks/language_models.py --small                            2 blocks of 64: a check on a CPU
     python benchmarks/language_models.py --table                            the table of the results, as Markdown
+    python benchmarks/language_models.py --write README.md docs/results.md  their tables, brought up to date
 
 `smollm2` is SmolLM2-135M (`llama.py` says where weights and text come from; "dense" is the dequantised network): 128
 calibration sequences of 512 tokens of Wikipedia, tested on other articles. `byte-gpt` is a byte-level GPT of 10.9 M
@@ -36,7 +37,7 @@ import llama
 import torch
 from byte_gpt import MAX_BYTES, Shape, log_perplexity, python_source, sequences, trained
 from environment import environment, provenance
-from language_model_table import markdown
+from language_model_table import markdown, with_tables
 from one_shot_baselines import BASELINES, Decoder, Target, prune_in_order
 from torch import Tensor, nn
 
@@ -348,6 +349,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--small", action="store_true", help="2 blocks, little text, few steps")
     parser.add_argument("--table", action="store_true", help="print the table of the results, and run nothing")
+    parser.add_argument("--write", nargs="*", type=Path, default=[], help="documents whose tables to bring up to date")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--weights", type=Path, help="the folder of SmolLM2, as `llama.py prepare` writes it")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/byte_gpt.pt"), help="the trained byte-level GPT")
@@ -366,8 +368,10 @@ def main() -> None:
     options = parsed()
     started = time.monotonic()
     results = Results(options.results)
-    if options.table:
+    if options.table or options.write:
         print(markdown(results.content))
+        for path in options.write:
+            path.write_text(with_tables(path.read_text(), results.content))
         return
     subjects: dict[str, Subject] = {}
     dense = DensePosterior()

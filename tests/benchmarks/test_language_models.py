@@ -225,3 +225,13 @@ def test_prose_has_no_markup(llama):
     body = "'''Logic''' studies [[inference|inferences]]<ref name=a>{{cite}}</ref> {{nested {{twice}}}}" + " and" * 20
     page = f"{{{{Infobox|x}}}}\n== History ==\n* a list\n[[File:a.png|thumb|by [[him]]]]{body}\nshort"
     assert llama.plain_text(page) == "Logic studies inferences " + " and" * 20
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
+def test_documents_show_the_tables_of_the_results(document, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    table = importlib.import_module("language_model_table")
+    results = json.loads((FOLDER / "results" / "language_models.json").read_text())
+    text = (FOLDER.parent / document).read_text()
+    assert "<!-- begin language models" in text
+    assert table.with_tables(text, results) == text  # else run language_models.py --write README.md docs/results.md
