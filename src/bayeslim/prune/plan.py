@@ -23,6 +23,7 @@ from bayeslim.prune.budget import Budget
 from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, weight_candidates
 from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
 from bayeslim.prune.cuts import BY_HAND, Cuts, EmptyLayer, NothingToCut
+from bayeslim.prune.growth import saliency_growth
 from bayeslim.prune.price import price
 from bayeslim.prune.ranking import MIN_CAPACITY, Ranking, rank
 from bayeslim.prune.search import fewest, harm, most
@@ -107,7 +108,7 @@ def decide(
         share: how far to go: on the logarithm of the remaining amount for counted goals, of the increase for an error.
         reference: the network whose error an increase is measured from; `bnn` if not given.
     """
-    ranking, criterion = ranked(bnn, budget, settings, start)
+    ranking, criterion = ranked(bnn, budget, settings, start, share)
     candidates = ranking.candidates
     if budget is None:
         count = ranking.limit
@@ -127,8 +128,10 @@ def decide(
     return replace(found, notes=(*found.notes, *notes))
 
 
-def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
-    """Rank all candidates, and return the ranking with its criterion."""
+def ranked(
+    bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None, share: float = 1.0
+) -> tuple[Ranking, Criterion]:
+    """Rank all candidates for a share of the way to a budget; return the ranking and its criterion."""
     n_of_m = check_settings(bnn, budget, settings)
     posterior = bnn.posterior_
     criterion = find_criterion(settings.criterion, posterior, settings.granularity == "unit")
@@ -159,7 +162,12 @@ def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan
     by_size = criterion.additive and budget.goal != "threshold"
     keep_best = budget.empty_layers == "keep best"
     capacity = MIN_CAPACITY if keep_best and budget.goal != "threshold" else 0.0
-    return rank(candidates, budget.scope, keep_best, by_size, capacity), criterion
+    growth = None
+    if budget.goal == "sparsity" and settings.granularity == "weight" and criterion.name == "curvature":
+        left = 1 - float(candidates.gone.double().mean())
+        fraction = min(1.0, (1 - budget.value) / left) ** share if left > 0 else 1.0
+        growth = saliency_growth(posterior, masks, fraction) if 0 < fraction < 1 else None
+    return rank(candidates, budget.scope, keep_best, by_size, capacity, growth), criterion
 
 
 def _with_silenced(candidates: Candidates, posterior: Gated) -> Callable[[Tensor], Params]:

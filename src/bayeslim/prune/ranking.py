@@ -5,6 +5,7 @@ A cut is always a beginning of the ranking, so that every goal is a search for o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +46,12 @@ class Ranking:
 
 
 def rank(
-    candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False, min_capacity: float = 0.0
+    candidates: Candidates,
+    scope: str,
+    keep_best: bool,
+    by_size: bool = False,
+    min_capacity: float = 0.0,
+    growth: Mapping[str, float] | None = None,
 ) -> Ranking:
     """Rank candidates by score, then by their `ties`, then by place in the network.
 
@@ -56,8 +62,12 @@ def rank(
         by_size: whether to rank by the score per weight of a candidate.
         min_capacity: a global cut to a fraction f of the present network leaves at least `min_capacity` · f of every
             layer, because scores of single weights say little about a layer that loses most of them.
+        growth: factors by layer that scores of different layers are compared with; 1 where there is none.
     """
     scores = candidates.scores / candidates.sizes if by_size else candidates.scores
+    if growth:
+        factors = torch.tensor([growth.get(name, 1.0) for name in candidates.layer_names], dtype=scores.dtype)
+        scores = scores * factors.to(scores.device)[candidates.layers]
     scores = torch.where(candidates.gone, -torch.inf, scores)
     order = candidates.ties.argsort(stable=True)
     order = order[scores[order].argsort(stable=True)]
@@ -69,8 +79,7 @@ def rank(
         order = torch.cat([order[:gone], _with_capacity(candidates, order[gone:], min_capacity)])
     if candidates.may_empty:
         return Ranking(candidates, order, gone, len(order), "", ())
-    last = order.new_zeros(len(candidates.layer_names))
-    last = last.scatter_reduce(0, candidates.layers[order], torch.arange(len(order), device=order.device), "amax")
+    last = _last_places(candidates.layers[order], len(candidates.layer_names))
     if keep_best:
         stays = torch.zeros_like(order, dtype=torch.bool)
         stays[last] = True
@@ -110,6 +119,12 @@ def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -
     earliest = 1 - (1 - _share(layers, len(candidates.layer_names))) / min_capacity
     release = grid[torch.searchsorted(lost, earliest - ROUNDING).clamp(max=len(grid) - 1)]
     return order[torch.maximum(torch.arange(1, count + 1, device=order.device), release).argsort(stable=True)]
+
+
+def _last_places(layers: Tensor, count: int) -> Tensor:
+    """Find the last place of every layer in an order that has all of them."""
+    by_layer = layers.argsort(stable=True)
+    return by_layer[torch.bincount(layers, minlength=count).cumsum(0) - 1]
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
