@@ -48,7 +48,7 @@ def test_saliencies_of_correlated_weights_grow_and_of_others_do_not():
 
 
 def test_other_posteriors_have_no_growth():
-    model, posterior = two_layers()
+    _, posterior = two_layers()
     variance = {name: torch.ones_like(value) for name, value in posterior.mean.items()}
     assert saliency_growth(bl.posteriors.Diagonal(posterior.mean, variance), {}, 0.25) == {}
 

@@ -11,10 +11,12 @@ from bayeslim.compact import compact_network, cost
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.errors import BayeslimError, NoSiteMatched
 from bayeslim.posteriors import Diagonal
-from bayeslim.prune import Criterion, EmptyLayer, NothingToCut, criteria, price
+from bayeslim.prune import CRITERIA, Criterion, EmptyLayer, NothingToCut, criteria, price
 from bayeslim.prune.candidates import Candidates
+from bayeslim.prune.plan import decide
 from bayeslim.prune.ranking import rank
 from bayeslim.prune.search import fewest, most
+from bayeslim.prune.settings import Settings
 
 EXAMPLE = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -408,3 +410,21 @@ def test_a_global_cut_leaves_every_layer_some_capacity(seed, fraction):
     for layer in range(3):  # within a layer the order is that of the scores
         inside = ranking.order[layers[ranking.order] == layer]
         assert torch.equal(inside, plain.order[layers[plain.order] == layer][: len(inside)])
+
+
+def test_a_pattern_in_steps_cuts_the_lowest_weights_first():
+    model = two_layers(inputs=8, hidden=8, outputs=4)
+    bnn = given(model, kronecker(model))
+    whole = bl.plan(bnn, granularity="2:4")
+    half = decide(bnn, bl.Budget(sparsity=0.5), Settings("2:4"), share=0.5)
+    assert half.sparsity == pytest.approx(1 - 0.5**0.5, abs=0.02)
+    scores = CRITERIA["curvature"](bnn.posterior_, bnn.priors)
+    cut, later = [], []
+    for name, mask in half.masks.items():
+        assert bool((whole.masks[name] <= mask).all())  # nothing goes that the pattern keeps
+        cut.append(scores[name][~mask])
+        later.append(scores[name][mask & ~whole.masks[name]])
+    assert float(torch.cat(cut).max()) <= float(torch.cat(later).min())
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), granularity="2:4", steps=3)
+    for mask in pruned.plan_.masks.values():
+        assert bool((mask.unflatten(1, (-1, 4)).sum(-1) == 2).all())

@@ -41,6 +41,7 @@ class Candidates:
         unread: computes the weights among them that go only because no layer reads their unit, True by name.
         may_empty: whether all candidates of a layer may be cut.
         graph: the network's units, if candidates are units.
+        weight_scores: of all their weights by name, if candidates are layers that take a pattern.
     """
 
     scores: Tensor
@@ -55,6 +56,7 @@ class Candidates:
     unread: Callable[[Tensor], Params] = lambda cut: {}
     may_empty: bool = False
     graph: UnitGraph | None = None
+    weight_scores: Params | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -228,7 +230,8 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
         size = pruning.posterior.mean[name].double().abs().to(pruning.device)
         keeps[name] = _best_of_blocks(usable, size, n, m, dim).cpu()
         lost = usable.cpu()[~keeps[name] & pruning.kept(name)]
-        costs.append(float(lost.mean()) if len(lost) else -torch.inf)
+        # weights cut before count as zero, so that layers whose pattern has begun come first
+        costs.append(float(lost.sum() / (~keeps[name]).sum()) if len(lost) else -torch.inf)
 
     def masks(cut: Tensor) -> Params:
         chosen = set(cut.tolist())
@@ -248,7 +251,31 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
         weights=tuple(fitting),
         left=left,
         may_empty=True,
+        weight_scores={name: scores[name].cpu() for name in fitting},
     )
+
+
+def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, Tensor], share: float) -> Params:
+    """Go a share of the way to a pattern: cut the lowest of the weights that it cuts.
+
+    Args:
+        candidates: layers that take a pattern.
+        masks: the whole cut, True = kept.
+        before: masks of earlier cuts.
+        share: on the logarithm of the number of weights left in the layers that are cut.
+    """
+    scores = candidates.weight_scores or {}
+    kept = {name: before[name].cpu() if name in before else torch.ones_like(mask) for name, mask in masks.items()}
+    gone = {name: kept[name] & ~mask for name, mask in masks.items() if name in scores}
+    lost = torch.cat([scores[name][where] for name, where in gone.items()])
+    left = sum(int(kept[name].sum()) for name, where in gone.items() if bool(where.any()))
+    count = left - round(left * (1 - len(lost) / max(1, left)) ** share)
+    stays = torch.ones(len(lost), dtype=torch.bool)
+    stays[lost.argsort(stable=True)[: max(1, count)]] = False
+    parts = stays.split([int(where.sum()) for where in gone.values()])
+    return dict(masks) | {
+        name: masks[name].masked_scatter(where, part) for (name, where), part in zip(gone.items(), parts, strict=True)
+    }
 
 
 def _input_dim(module: nn.Module) -> int:

@@ -20,7 +20,7 @@ from bayeslim.posteriors import Gated, Gaussian
 from bayeslim.prune.apply import apply_plan
 from bayeslim.prune.batch_norms import measure_batch_norms
 from bayeslim.prune.budget import Budget
-from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, weight_candidates
+from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, part_of_pattern, weight_candidates
 from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
 from bayeslim.prune.cuts import BY_HAND, Cuts, EmptyLayer, NothingToCut
 from bayeslim.prune.growth import saliency_growth
@@ -116,7 +116,7 @@ def decide(
         count = _harmless(bnn, budget, settings, ranking, share, reference)
     else:
         count = _counted(bnn, budget, settings, ranking)
-        if share < 1 and count > ranking.gone:
+        if share < 1 and count > ranking.gone and candidates.weight_scores is None:
             left = len(candidates) - ranking.gone
             count = len(candidates) - round(left * ((len(candidates) - count) / left) ** share)
     silent = _newly_silent(bnn, ranking) if count <= ranking.gone else False
@@ -124,6 +124,8 @@ def decide(
         raise NothingToCut(_nothing(budget, ranking))
     count = max(count, ranking.gone)
     found = plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+    if share < 1 and candidates.weight_scores is not None:
+        found = replace(found, masks=part_of_pattern(candidates, dict(found.masks), bnn.masks, share))
     notes = [f'"{name}": {why}' for name, why in diagonal_factors(bnn.posterior_).items() if name in found.masks]
     return replace(found, notes=(*found.notes, *notes))
 
