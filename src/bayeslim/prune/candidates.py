@@ -251,7 +251,7 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
         weights=tuple(fitting),
         left=left,
         may_empty=True,
-        weight_scores={name: scores[name].cpu() for name in fitting},
+        weight_scores=scores,
     )
 
 
@@ -267,11 +267,11 @@ def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, 
     scores = candidates.weight_scores or {}
     kept = {name: before[name].cpu() if name in before else torch.ones_like(mask) for name, mask in masks.items()}
     gone = {name: kept[name] & ~mask for name, mask in masks.items() if name in scores}
-    lost = torch.cat([scores[name][where] for name, where in gone.items()])
+    lost = torch.cat([scores[name][where.to(scores[name].device)] for name, where in gone.items()])
     left = sum(int(kept[name].sum()) for name, where in gone.items() if bool(where.any()))
     count = left - round(left * (1 - len(lost) / max(1, left)) ** share)
     stays = torch.ones(len(lost), dtype=torch.bool)
-    stays[lost.argsort(stable=True)[: max(1, count)]] = False
+    stays[lost.argsort(stable=True)[: max(1, count)].cpu()] = False
     parts = stays.split([int(where.sum()) for where in gone.values()])
     return dict(masks) | {
         name: masks[name].masked_scatter(where, part) for (name, where), part in zip(gone.items(), parts, strict=True)
