@@ -326,9 +326,16 @@ class Results:
         return found
 
     def expected_seconds(self, cell: Cell) -> float:
-        """Return the time of the slowest finished cell of the same model and rule."""
+        """Return the time of the slowest finished cell of the same model and rule.
+
+        Without one, a step of a cut in several steps counts as long as a cut in one.
+        """
         cells = self.models.get(cell.subject, {}).get("cells", {})
-        return max((c.get("seconds", 0.0) for key, c in cells.items() if key.startswith(f"{cell.rule} |")), default=0.0)
+
+        def slowest(rule: str) -> float:
+            return max((c.get("seconds", 0.0) for key, c in cells.items() if key.startswith(f"{rule} |")), default=0.0)
+
+        return slowest(cell.rule) or OURS.get(cell.rule, {}).get("steps", 1) * slowest("bayeslim x1")
 
     def put(self, cell: Cell, found: dict[str, Any]) -> None:
         """Add a cell and write the file."""

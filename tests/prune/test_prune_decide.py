@@ -412,19 +412,23 @@ def test_a_global_cut_leaves_every_layer_some_capacity(seed, fraction):
         assert torch.equal(inside, plain.order[layers[plain.order] == layer][: len(inside)])
 
 
-def test_a_pattern_in_steps_cuts_the_lowest_weights_first():
+def test_a_pattern_in_steps_takes_one_weight_of_every_block_first():
     model = two_layers(inputs=8, hidden=8, outputs=4)
     bnn = given(model, kronecker(model))
     whole = bl.plan(bnn, granularity="2:4")
-    half = decide(bnn, bl.Budget(sparsity=0.5), Settings("2:4"), share=0.5)
-    assert half.sparsity == pytest.approx(1 - 0.5**0.5, abs=0.02)
     scores = CRITERIA["curvature"](bnn.posterior_, bnn.priors)
-    cut, later = [], []
-    for name, mask in half.masks.items():
-        assert bool((whole.masks[name] <= mask).all())  # nothing goes that the pattern keeps
-        cut.append(scores[name][~mask])
-        later.append(scores[name][mask & ~whole.masks[name]])
-    assert float(torch.cat(cut).max()) <= float(torch.cat(later).min())
+    for share in (0.2, 0.415, 0.7):  # a quarter of the weights is gone at log(3/4) / log(1/2) = 0.415 of the way
+        part = decide(bnn, bl.Budget(sparsity=0.5), Settings("2:4"), share=share)
+        assert part.sparsity == pytest.approx(1 - 0.5**share, abs=0.02)
+        for name, mask in part.masks.items():
+            assert bool((whole.masks[name] <= mask).all())  # nothing goes that the pattern keeps
+            left = mask.unflatten(1, (-1, 4)).sum(-1)
+            assert int(left.min()) >= (3 if share < 0.415 else 2)
+            if share > 0.415:
+                assert int(left.max()) <= 3
+            lowest = scores[name].unflatten(1, (-1, 4)).argmin(-1, keepdim=True)
+            first = mask.unflatten(1, (-1, 4)).gather(-1, lowest)
+            assert not bool(first[left < 4].any())
     pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), granularity="2:4", steps=3)
     for mask in pruned.plan_.masks.values():
         assert bool((mask.unflatten(1, (-1, 4)).sum(-1) == 2).all())

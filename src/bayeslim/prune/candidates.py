@@ -41,7 +41,7 @@ class Candidates:
         unread: computes the weights among them that go only because no layer reads their unit, True by name.
         may_empty: whether all candidates of a layer may be cut.
         graph: the network's units, if candidates are units.
-        weight_scores: of all their weights by name, if candidates are layers that take a pattern.
+        turns: the order in which a pattern cuts its weights, by name, if candidates are layers that take a pattern.
     """
 
     scores: Tensor
@@ -56,7 +56,7 @@ class Candidates:
     unread: Callable[[Tensor], Params] = lambda cut: {}
     may_empty: bool = False
     graph: UnitGraph | None = None
-    weight_scores: Params | None = None
+    turns: Params | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -223,12 +223,15 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
             f"No weight can take the pattern {n}:{m}: {'; '.join(f'{name}: {why}' for name, why in left.items())}."
         )
     scores = pruning.weight_scores(tuple(fitting))
-    keeps, costs = {}, []
+    keeps, turns, costs = {}, {}, []
     for name in fitting:
         dim = _input_dim(owner(pruning.bnn.model, name)[0])
         usable = torch.where(pruning.kept(name).to(pruning.device), scores[name], -torch.inf)
         size = pruning.posterior.mean[name].double().abs().to(pruning.device)
-        keeps[name] = _best_of_blocks(usable, size, n, m, dim).cpu()
+        ranks = _ranks_in_blocks(usable, size, m, dim)
+        keeps[name] = (ranks >= m - n).cpu()
+        # every block loses its first weight before any loses its second, which depends on the first
+        turns[name] = ranks + usable.flatten().argsort().argsort().view_as(ranks) / ranks.numel()
         lost = usable.cpu()[~keeps[name] & pruning.kept(name)]
         # weights cut before count as zero, so that layers whose pattern has begun come first
         costs.append(float(lost.sum() / (~keeps[name]).sum()) if len(lost) else -torch.inf)
@@ -251,12 +254,12 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
         weights=tuple(fitting),
         left=left,
         may_empty=True,
-        weight_scores=scores,
+        turns=turns,
     )
 
 
 def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, Tensor], share: float) -> Params:
-    """Go a share of the way to a pattern: cut the lowest of the weights that it cuts.
+    """Go a share of the way to a pattern: cut the first of the weights that it cuts.
 
     Args:
         candidates: layers that take a pattern.
@@ -264,10 +267,10 @@ def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, 
         before: masks of earlier cuts.
         share: on the logarithm of the number of weights left in the layers that are cut.
     """
-    scores = candidates.weight_scores or {}
+    turns = candidates.turns or {}
     kept = {name: before[name].cpu() if name in before else torch.ones_like(mask) for name, mask in masks.items()}
-    gone = {name: kept[name] & ~mask for name, mask in masks.items() if name in scores}
-    lost = torch.cat([scores[name][where.to(scores[name].device)] for name, where in gone.items()])
+    gone = {name: kept[name] & ~mask for name, mask in masks.items() if name in turns}
+    lost = torch.cat([turns[name][where.to(turns[name].device)] for name, where in gone.items()])
     left = sum(int(kept[name].sum()) for name, where in gone.items() if bool(where.any()))
     count = left - round(left * (1 - len(lost) / max(1, left)) ** share)
     stays = torch.ones(len(lost), dtype=torch.bool)
@@ -283,10 +286,9 @@ def _input_dim(module: nn.Module) -> int:
     return 0 if isinstance(module, transposed) else 1
 
 
-def _best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
-    """Mask the n best of every m neighbours along a dimension; of equals, the later."""
+def _ranks_in_blocks(scores: Tensor, ties: Tensor, m: int, dim: int) -> Tensor:
+    """Rank every m neighbours along a dimension, lowest first; of equals, the earlier."""
     blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
     order = second.argsort(dim=-1, stable=True)
     order = order.gather(-1, blocks.gather(-1, order).argsort(dim=-1, stable=True))
-    kept = torch.zeros_like(blocks, dtype=torch.bool).scatter_(-1, order[..., m - n :], True)
-    return kept.flatten(-2).movedim(-1, dim).contiguous()
+    return order.argsort(dim=-1).flatten(-2).movedim(-1, dim).contiguous()

@@ -116,7 +116,7 @@ def decide(
         count = _harmless(bnn, budget, settings, ranking, share, reference)
     else:
         count = _counted(bnn, budget, settings, ranking)
-        if share < 1 and count > ranking.gone and candidates.weight_scores is None:
+        if share < 1 and count > ranking.gone and candidates.turns is None:
             left = len(candidates) - ranking.gone
             count = len(candidates) - round(left * ((len(candidates) - count) / left) ** share)
     silent = _newly_silent(bnn, ranking) if count <= ranking.gone else False
@@ -124,7 +124,7 @@ def decide(
         raise NothingToCut(_nothing(budget, ranking))
     count = max(count, ranking.gone)
     found = plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
-    if share < 1 and candidates.weight_scores is not None:
+    if share < 1 and candidates.turns is not None:
         found = replace(found, masks=part_of_pattern(candidates, dict(found.masks), bnn.masks, share))
     notes = [f'"{name}": {why}' for name, why in diagonal_factors(bnn.posterior_).items() if name in found.masks]
     return replace(found, notes=(*found.notes, *notes))
