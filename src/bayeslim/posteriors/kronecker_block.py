@@ -222,7 +222,7 @@ class KroneckerBlock:
         return replace(self, outputs=Factor(self.outputs.diagonal, None), corrected=corrected)
 
     def variance_at(self, density: float) -> Tensor:
-        """Estimate the variances of a random part of the weights, given that the others are zero.
+        """Estimate the variances of weights after a random cut to a density.
 
         A random principal submatrix of P is inverted as P with more damping, K (K P K)⁻¹ K ≈ (P + κ I)⁻¹, with κ such
         that tr P (P + κ I)⁻¹ = density · n (LeJeune et al. 2022, arXiv:2211.03751).
