@@ -259,7 +259,7 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
 
 
 def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, Tensor], share: float) -> Params:
-    """Go a share of the way to a pattern: cut the first of the weights that it cuts.
+    """Go a share of the way to a pattern: cut its first weights.
 
     Args:
         candidates: layers that take a pattern.
@@ -287,8 +287,9 @@ def _input_dim(module: nn.Module) -> int:
 
 
 def _ranks_in_blocks(scores: Tensor, ties: Tensor, m: int, dim: int) -> Tensor:
-    """Rank every m neighbours along a dimension, lowest first; of equals, the earlier."""
+    """Rank every m neighbours along a dimension, the lowest first."""
     blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
     order = second.argsort(dim=-1, stable=True)
     order = order.gather(-1, blocks.gather(-1, order).argsort(dim=-1, stable=True))
-    return order.argsort(dim=-1).flatten(-2).movedim(-1, dim).contiguous()
+    ranks: Tensor = order.argsort(dim=-1).flatten(-2).movedim(-1, dim).contiguous()
+    return ranks

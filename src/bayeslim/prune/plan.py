@@ -133,7 +133,7 @@ def decide(
 def ranked(
     bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None, share: float = 1.0
 ) -> tuple[Ranking, Criterion]:
-    """Rank all candidates for a share of the way to a budget; return the ranking and its criterion."""
+    """Rank all candidates for a share of the way; return also the criterion."""
     n_of_m = check_settings(bnn, budget, settings)
     posterior = bnn.posterior_
     criterion = find_criterion(settings.criterion, posterior, settings.granularity == "unit")
