@@ -12,7 +12,10 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.train.step import Meter, Step, step_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning"),
+]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
@@ -106,6 +109,16 @@ def test_zeros_stay_zero_in_a_graph() -> None:
         weight = tuned.model.get_parameter(name)
         assert bool((weight[~mask] == 0).all())
         assert not torch.equal(weight, pruned.model.get_parameter(name))
+
+
+@needs_gpu
+def test_a_pruned_posterior_trains_in_a_graph(caplog: pytest.LogCaptureFixture) -> None:
+    bnn, _ = trained(*METHODS["local"], "auto", epochs=2)
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.5))
+    with caplog.at_level(logging.INFO, "bayeslim"):
+        pruned.fit(data("cuda"), epochs=4, progress=False)
+    assert not caplog.records, caplog.text
+    assert all(bool((pruned.model.get_parameter(n)[~mask] == 0).all()) for n, mask in pruned.masks.items())
 
 
 @needs_gpu
