@@ -87,7 +87,7 @@ class Pruning:
 
     @property
     def device(self) -> torch.device:
-        """The device of the posterior's first parameter, where scores of weights are compared."""
+        """The device where scores of weights are compared."""
         return self.posterior.mean[self.posterior.names[0]].device
 
     def parameters(self) -> list[tuple[str, nn.Parameter, nn.Module]]:
