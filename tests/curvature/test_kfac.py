@@ -343,7 +343,7 @@ def test_bad_arguments():
         kfac(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)), [], case.likelihood)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     channels=st.integers(1, 3),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
