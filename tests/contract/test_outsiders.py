@@ -339,9 +339,7 @@ def test_a_layer(estimator, tmp_path):
     again.train()(X)
 
 
-@pytest.mark.parametrize(
-    ("layer", "estimator"), [(MaskedLinear, "local"), (Pointwise, "flipout"), (Reversed, "local")]
-)
+@pytest.mark.parametrize(("layer", "estimator"), [(MaskedLinear, "local"), (Pointwise, "flipout"), (Reversed, "local")])
 def test_noise_of_a_layer_has_the_variance_of_its_outputs(layer, estimator):
     model = layer(3, 2)
     bnn = bayesian(model, bl.Variational(estimator=estimator, family=bl.families.DiagonalGaussian(0.5)), num_data=2)

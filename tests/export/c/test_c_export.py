@@ -186,7 +186,7 @@ def ask_a_program_under_sanitizers(folder, x, outputs):
     (folder / "main.c").write_text(MAIN % len(x))
     strict = [find_compiler(), "-std=c99", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*strict, "-O1", "-c", "net.c"], cwd=folder, check=True)  # some warnings need the optimiser
-    flags = "-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all".split()
+    flags = ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run([*strict, *flags, "main.c", "net.c", "-o", "main", "-lm"], cwd=folder, check=True)
     quick = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # networks allocate nothing, and the search takes seconds
     done = subprocess.run([folder / "main"], input=x.numpy().tobytes(), capture_output=True, check=True, env=quick)
