@@ -25,7 +25,10 @@ for word in ("--help", "demo", "--version"):
             main()
         except SystemExit as end:
             code = end.code
-    found[word] = code, out.getvalue(), err.getvalue()
+    words = err.getvalue()
+    if isinstance(code, str):  # the interpreter prints it and exits with 1
+        code, words = 1, words + code
+    found[word] = code, out.getvalue(), words
 print(json.dumps(found))
 """
 

@@ -66,9 +66,7 @@ def test_the_posterior_on_the_subspace():
     ("inner", "lr"),
     [
         (bl.SGLD(samples=60, burn_in=0.1), 10.0),
-        (bl.PSGLD(samples=80, burn_in=0.2), 0.2),
         (bl.SGHMC(samples=60, burn_in=0.1), 5.0),
-        (bl.SGNHT(samples=60, burn_in=0.1), 5.0),
     ],
 )
 def test_chains_by_stochastic_gradients(inner, lr):
