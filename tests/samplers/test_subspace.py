@@ -112,7 +112,7 @@ def test_priors_that_are_not_normal():
 
     def error(seed: int) -> float:
         """Compute the errors of the draws' moments along the subspace, in standard errors."""
-        bnn = bl.bayesianize(model, bl.Subspace(rank=1, inner=bl.HMC(300, 100, 6)), likelihood=likelihood, prior=prior)
+        bnn = bl.bayesianize(model, bl.Subspace(rank=1, inner=bl.HMC(150, 60, 6)), likelihood=likelihood, prior=prior)
         bnn.fit(data, epochs=40, lr=0.02, seed=seed)
         draws = bnn.posterior_.values["weight"].flatten(1)
         origin, along = draws.mean(0), (draws - draws.mean(0)).abs().max() * subspace_of(bnn, 1)[0]
