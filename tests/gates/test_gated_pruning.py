@@ -96,7 +96,7 @@ def test_hidden_units_and_inputs_of_an_mlp(family):
     check_small(reading_less, pruned, X)
 
 
-@every_family
+@pytest.mark.parametrize("family", FAMILIES[1:], ids=lambda family: family.name)
 def test_filters_with_and_without_a_norm(family):
     bnn = gated(convolutional(), IMAGES, family)
     close(bnn, _1_outputs=[0, 3], _3_outputs=[1, 2])

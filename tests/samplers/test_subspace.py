@@ -22,9 +22,11 @@ X = torch.randn(40, 6, generator=torch.Generator().manual_seed(1), dtype=torch.f
 Y = X @ torch.linspace(-1, 1, 6, dtype=torch.float64) + torch.randn(40, generator=torch.Generator().manual_seed(2))
 
 
-def fitted(method: bl.Method, model: nn.Module, x: Tensor = X, **options) -> tuple[bl.Bayesian, bl.Fit]:
+def fitted(
+    method: bl.Method, model: nn.Module, x: Tensor = X, batch_size: int = 20, **options
+) -> tuple[bl.Bayesian, bl.Fit]:
     bnn = bl.bayesianize(model, method, likelihood=bl.likelihoods.Gaussian(1.0))
-    data = bl.data.Loader(x, Y[:, None], batch_size=20)
+    data = bl.data.Loader(x, Y[:, None], batch_size)
     return bnn, bnn.fit(data, **{"epochs": 10, "lr": 0.02, "seed": 3} | options)
 
 
@@ -53,7 +55,7 @@ def coordinates(bnn: bl.Bayesian) -> tuple[Tensor, Tensor, Tensor]:
 def test_the_posterior_on_the_subspace():
     torch.manual_seed(0)
     method = bl.Subspace(rank=2, inner=bl.HMC(300, 100, 6))
-    bnn, result = fitted(method, nn.Linear(6, 1, bias=False).double())
+    bnn, result = fitted(method, nn.Linear(6, 1, bias=False).double(), batch_size=40)
     draws, mean, covariance = coordinates(bnn)
     assert worst(draws[::2], mean, covariance) < 4.5
     assert worst(draws[::2], mean, covariance / 2) > 6
@@ -185,7 +187,7 @@ def test_saved_with_its_inner_method(tmp_path):
 
 def test_the_whole_space_is_the_whole_posterior():
     method = bl.Subspace(rank=2, inner=bl.HMC(300, 100, 6))
-    bnn, _ = fitted(method, nn.Linear(2, 1, bias=False).double(), X[:, :2], epochs=10)
+    bnn, _ = fitted(method, nn.Linear(2, 1, bias=False).double(), X[:, :2], batch_size=40)
     draws = bnn.posterior_.values["weight"].flatten(1)
     assert worst(draws[::2], *linear_regression(X[:, :2], Y, 1.0, 1.0)[:2]) < 4.5
 
