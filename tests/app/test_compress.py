@@ -70,7 +70,7 @@ def finished(tmp_path_factory):
 
 def run(out, model=None, **options):
     train, val = data()
-    settings = {"budget": BUDGET, "steps": 2, "formats": (), "out": out} | options
+    settings = {"budget": BUDGET, "steps": 1, "formats": (), "out": out} | options
     return bl.compress(trained() if model is None else model, train, val, **settings)
 
 
@@ -85,7 +85,7 @@ def same(one, other):
 def test_everything_is_there_and_says_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "report", bl.report)
     before = weights(trained())
-    found = run(tmp_path / "run", granularity="unit", formats=("onnx", "pt2"))
+    found = run(tmp_path / "run", granularity="unit", steps=2, formats=("onnx", "pt2"))
     assert same(before, weights(trained())), "the network given is not changed"
     names = {path.name for path in found.files}
     assert names == {"slim", "slim.onnx", "slim.pt2", "benchmark.json", "report.html"}
@@ -356,14 +356,14 @@ def test_a_variational_network_that_was_pruned_before(tmp_path):
     train, _ = data()
     bnn = bl.bayesianize(trained(), bl.Variational(), likelihood=bl.likelihoods.Categorical())
     bnn.fit(train, epochs=1, seed=0)
-    found = run(tmp_path, model=bl.prune(bnn, bl.Budget(sparsity=0.3)), fit={"epochs": 1}, steps=1, baseline=False)
+    found = run(tmp_path, model=bl.prune(bnn, bl.Budget(sparsity=0.3)), fit={"epochs": 1}, baseline=False)
     assert found.plan.sparsity == pytest.approx(0.6, abs=0.02)
 
 
 def test_other_methods_patterns_plans_and_generators(tmp_path):
     train, val = data()
     variational = bl.Variational(family=bl.families.DiagonalGaussian(initial_std=0.05))
-    found = run(tmp_path / "a", method=variational, fit={"epochs": 2}, steps=1, baseline=False)
+    found = run(tmp_path / "a", method=variational, fit={"epochs": 2}, baseline=False)
     assert list(found.rows) == ["dense", "bayeslim"]
     patterned = run(tmp_path / "b", budget=None, granularity="2:4")
     assert patterned.plan.granularity == "2:4"
@@ -475,7 +475,7 @@ def test_damaged_results_are_named_and_made_again_once_deleted(finished, tmp_pat
 
 
 def test_a_network_that_lost_much_is_said_to_have(tmp_path):
-    result = run(tmp_path, budget=bl.Budget(sparsity=0.97, empty_layers="keep best"), steps=1, baseline=False)
+    result = run(tmp_path, budget=bl.Budget(sparsity=0.97, empty_layers="keep best"), baseline=False)
     dense, slim = (result.rows[name].scores for name in (pipeline.DENSE, pipeline.SLIM))
     assert slim.error > dense.error + pipeline.MUCH_WORSE
     assert any("Too much was cut" in note for note in result.notes)
@@ -497,7 +497,7 @@ def test_a_network_that_knew_nothing_is_said_to_have(targets, knew_nothing, fini
 
 
 def test_a_network_that_lost_little_is_left_in_peace(tmp_path):
-    notes = run(tmp_path, budget=bl.Budget(sparsity=0.05), steps=1, baseline=False).notes
+    notes = run(tmp_path, budget=bl.Budget(sparsity=0.05), baseline=False).notes
     assert not [note for note in notes if "faster" not in note]  # time is another matter
 
 
@@ -510,12 +510,12 @@ def test_the_same_run_started_twice_says_so(finished, tmp_path):
 
 
 def test_exported_files_that_are_gone_or_truncated_are_written_again(tmp_path):
-    whole = run(tmp_path, formats=("pt2",), baseline=False, steps=1)
+    whole = run(tmp_path, formats=("pt2",), baseline=False)
     file = tmp_path / "slim.pt2"
     x, content = torch.randn(4, 8), file.read_bytes()
     for damaged in (None, content[: len(content) // 2]):
         file.unlink() if damaged is None else file.write_bytes(damaged)
-        again = run(tmp_path, formats=("pt2",), baseline=False, steps=1)
+        again = run(tmp_path, formats=("pt2",), baseline=False)
         assert file in again.files
         assert torch.allclose(torch.export.load(file).module()(x), whole.slim(x), atol=1e-6)
 

@@ -224,7 +224,7 @@ def test_weights_behind_closed_gates_go_first(criterion):
 CRITERIA = ["auto", "gates", "magnitude", "snr", "curvature", "density", "mass"]
 
 
-@pytest.mark.parametrize(("criterion", "family"), zip(CRITERIA, itertools.cycle(FAMILIES), strict=False))
+@pytest.mark.parametrize(("criterion", "family"), list(zip(CRITERIA, itertools.cycle(FAMILIES), strict=False)))
 def test_plans_by_unit(criterion, family):
     bnn = gated(mlp(), X, family)
     close(bnn, _2_inputs=[0, 2, 5])
