@@ -97,7 +97,7 @@ class Padded(nn.Module):
         self.embed = nn.Embedding(20, 16)
         layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True)
         attention = nn.MultiheadAttention(16, 4, batch_first=True)
-        self.mix = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False) if deep else attention
+        self.mix = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False) if deep else attention
         self.head = nn.Linear(16, 3)
 
     def forward(self, tokens, mask=None):
