@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayeslim.errors import BayeslimError, BayeslimWarning, NoSiteMatched
 from bayeslim.posteriors.conjugate import Solve, Solver
 from bayeslim.prune.budget import Budget
-from bayeslim.prune.candidates import best_of_blocks, pattern
+from bayeslim.prune.candidates import pattern, ranks_in_blocks
 from bayeslim.prune.streaming.block_run import BlockRun
 from bayeslim.prune.streaming.block_units import cut_units
 from bayeslim.prune.streaming.choice import ranked_together, same_fraction
@@ -154,7 +154,8 @@ def _weight_masks(
                 left[layer.weight] = f"its {layer.shape[dim]} inputs are no multiple of {n_of_m[1]}"
                 continue
             magnitudes = cutting.model.get_parameter(layer.weight).detach().double().abs()
-            masks[layer.weight] = best_of_blocks(scores[layer.weight], magnitudes, *n_of_m, dim)
+            ranks = ranks_in_blocks(scores[layer.weight], magnitudes, n_of_m[1], dim)
+            masks[layer.weight] = ranks >= n_of_m[1] - n_of_m[0]
         if not masks:
             raise BayeslimError(
                 f"No weight can take the pattern {cutting.granularity}: "
