@@ -51,8 +51,10 @@ class Layer:
         windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(2, 3))
         windows = windows[:, :, :: self.stride, :: self.stride].transpose(0, 2, 3, 1, 4, 5)
         count, rows, columns = windows.shape[:3]
-        taps = self.codes.reshape(len(self.codes), -1).astype(np.int32)
-        total = windows.reshape(-1, taps.shape[1]).astype(np.int32) @ taps.T
+        taps = self.codes.reshape(len(self.codes), -1).astype(np.float32)
+        # exact in any order, and far faster than in integers: no partial sum reaches 2^24
+        assert 255 * np.abs(taps).sum(1).max() < 1 << 24
+        total = (windows.reshape(-1, taps.shape[1]).astype(np.float32) @ taps.T).astype(np.int32)
         total = total * self.multipliers.astype(np.int32) + (self.biases.astype(np.int32) << (self.shift - BIAS_BITS))
         return total.reshape(count, rows, columns, -1).transpose(0, 3, 1, 2)
 
@@ -86,12 +88,22 @@ class Network:
         Returns:
             the answers, with UNKNOWN below the threshold; the most probable digits; their confidences.
         """
-        logits = self.logits(images).astype(np.int64)
-        digits = logits[:, :DIGITS].argmax(1)
-        powers = power((logits.max(1, keepdims=True) - logits) >> self.layers[-1].shift)
+        powers, digits = self._powers(images)
         best, total = powers[np.arange(len(digits)), digits], powers.sum(1)
         confidences = np.minimum((best << CONFIDENCE_BITS) // total, (1 << CONFIDENCE_BITS) - 1)
         return np.where(confidences >= self.threshold, digits, UNKNOWN), digits, confidences
+
+    def probabilities(self, images: Array) -> Array:
+        """Compute the probabilities of the classes, (N, classes), float64: quotients of integers."""
+        powers, _ = self._powers(images)
+        found: Array = powers / powers.sum(1, keepdims=True)
+        return found
+
+    def _powers(self, images: Array) -> tuple[Array, Array]:
+        """Compute powers of two in proportion to the probabilities, and the digit of the largest logit."""
+        logits = self.logits(images).astype(np.int64)
+        powers = power((logits.max(1, keepdims=True) - logits) >> self.layers[-1].shift)
+        return powers, logits[:, :DIGITS].argmax(1)
 
     def save(self, path: Path) -> None:
         """Write the network as JSON, with packed codes in base 64."""

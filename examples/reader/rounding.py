@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import torch
-from integers import BIAS_BITS, CONFIDENCE_BITS, DIGITS, FRACTION_BITS, Array, Layer, Network
+from integers import BIAS_BITS, CONFIDENCE_BITS, FRACTION_BITS, Array, Layer, Network
 from torch import Tensor, nn
 
 import bayeslim as bl

@@ -1,6 +1,6 @@
 """Train the digit reader and round it to integers; write `network.json`.
 
-    python examples/reader/train.py --checkpoint FOLDER
+    python examples/reader/train.py [--device cuda --epochs 100]
 
 Training goes on from the checkpoint if it was interrupted. `make reader` starts from the committed `network.json` and
 does not need this script.
@@ -41,7 +41,7 @@ class ReaderNetwork(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits, (N, 11)."""
-        if not self.training:
+        if not self.training or x.is_cuda:
             return super().forward(x)
         x = x.permute(1, 2, 3, 0).contiguous()
         for layer in self:
@@ -82,9 +82,8 @@ def main() -> None:
         validate=validate,
         checkpoint=options.checkpoint,
         seed=0,
-        callbacks=[lambda epoch: print(epoch.number, epoch.metrics, flush=True)],
     )
-    bnn = bnn.cpu().eval()
+    bnn.cpu().eval()
     pixels = (255 * data.valid_x[:, 0]).round().to(torch.uint8).numpy()
     network = rounded(bnn, data.train_x[:RANGE_DIGITS], pixels, data.valid_y.numpy())
     network.save(options.output)
