@@ -19,6 +19,9 @@ MAX_ROTATION, MAX_SHEAR, MAX_ZOOM, MAX_SHIFT = 0.15, 0.15, 0.1, 0.1
 ELASTIC = 0.05
 """Standard deviation of the elastic displacements; 1 is half the width."""
 
+PLAIN_IMAGES = 0.2
+"""The share of images that are not deformed."""
+
 
 class TrainingImages:
     """Batches of deformed digits with some images that are no digits, new ones in every epoch.
@@ -41,7 +44,10 @@ class TrainingImages:
         order = torch.randperm(len(self.y), device=self.x.device)
         for batch in range(len(self)):
             rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            x = torch.cat([deformed(self.x[rows]), not_digits(self.x[rows], self.others)])
+            x = torch.cat([self.x[rows], not_digits(self.x[rows], self.others)])
+            # digits and others are resampled alike: a network would tell unsharp digits from sharp images
+            plain = torch.rand(len(x), 1, 1, 1, device=x.device) < PLAIN_IMAGES
+            x = torch.where(plain, x, deformed(x))
             yield x, F.pad(self.y[rows], (0, self.others), value=NOT_A_DIGIT)
 
 
