@@ -86,12 +86,12 @@ def test_confidences_are_a_softmax(network, reader):
 def test_rounding_keeps_the_answers(reader):
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 4, 5, 3), nn.ReLU(), nn.Conv2d(4, 6, 4, 2), nn.ReLU(), nn.Conv2d(6, 11, 3), nn.Flatten()
+        nn.Conv2d(1, 4, 5, 3), nn.ReLU(), nn.Conv2d(4, 4, 4, 2), nn.ReLU(), nn.Conv2d(4, 11, 3), nn.Flatten()
     )
-    images, labels = enlarged(200)
+    images, labels = enlarged(100)
     x, y = torch.from_numpy(images)[:, None] / 255, torch.from_numpy(labels)
     bnn = bl.bayesianize(model, bl.Laplace(), likelihood=bl.likelihoods.Categorical())
-    bnn.fit(bl.data.Loader(x, y, batch_size=50), epochs=40, lr=1e-2, seed=0, progress=False)
+    bnn.fit(bl.data.Loader(x, y, batch_size=25), epochs=30, lr=1e-2, seed=0, progress=False)
     found = reader.rounding.rounded(bnn, x, images, labels)
     answers, digits, confidences = found.read(images)
     exact = bl.predict(bnn, x, how="map").probs[:, :10].argmax(1).numpy()
