@@ -58,7 +58,7 @@ def _times(timed: Benchmark, runtime: str) -> str:
 
 
 def _reason(timed: Benchmark, runtime: str) -> str:
-    """Explain as far as the measurements allow why a cut does not save time in a runtime."""
+    """Explain why a cut saves no time in a runtime, if the measurements show it."""
     dense, slim = timed.sizes["dense"], timed.sizes["slim"]
     skips_zeros = runtime == "C"
     before, after = (dense.nonzeros, slim.nonzeros) if skips_zeros else (dense.flops, slim.flops)
