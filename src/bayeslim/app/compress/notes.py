@@ -42,7 +42,8 @@ def not_faster(timed: Benchmark) -> list[str]:
     if not slow:
         return []
     measured = ", ".join(f"{_in_words(runtime)} ({_times(timed, runtime)})" for runtime in slow)
-    parts = [f"The slim network is not faster than the dense one in {measured}."]
+    inputs = "one input" if batch == 1 else f"{batch} inputs"
+    parts = [f"With {inputs} in a call, the slim network is not much faster than the dense one in {measured}."]
     reasons: dict[str, list[str]] = {}
     for runtime in slow:
         reasons.setdefault(_reason(timed, runtime), []).append(_in_words(runtime))
@@ -54,7 +55,7 @@ def not_faster(timed: Benchmark) -> list[str]:
 def _times(timed: Benchmark, runtime: str) -> str:
     batch = min(timed.batch_sizes)
     dense, slim = (duration(timed.latency(name, runtime, batch)) for name in ("dense", "slim"))
-    return f"dense {dense}, slim {slim} a call with {'one input' if batch == 1 else f'{batch} inputs'}"
+    return f"dense {dense}, slim {slim}"
 
 
 def _reason(timed: Benchmark, runtime: str) -> str:
@@ -65,24 +66,26 @@ def _reason(timed: Benchmark, runtime: str) -> str:
     left = after / max(before, 1)
     batch, most = min(timed.batch_sizes), max(timed.batch_sizes)
     gain = timed.speedup(runtime, batch).median
+    has_zeros = not skips_zeros and slim.nonzeros * FASTER <= slim.parameters
+    zeros = percent(1 - slim.nonzeros / max(slim.parameters, 1))
     if left * FASTER > 1:
-        zeros = 1 - slim.nonzeros / max(slim.parameters, 1)
-        if skips_zeros or slim.nonzeros * FASTER > slim.parameters:
+        if not has_zeros:
             return f"Little was cut: {percent(left)} of the {'weights' if skips_zeros else 'arithmetic'} is left."
         return (
-            f"Its layers are about as large as before: {percent(zeros)} of its weights are single zeros, and dense "
+            f"Its layers are about as large as before: {zeros} of its weights are single zeros, and dense "
             "kernels multiply with them as with other weights."
         )
+    also = f" {zeros} of its weights are single zeros, which dense kernels do not skip." if has_zeros else ""
     work = f"Its {'non-zero weights' if skips_zeros else 'arithmetic'} fell to {percent(left)}"
     each = timed.latency("slim", runtime, most) / most
     alone = timed.latency("slim", runtime, batch) / batch
     overhead = 1 - (1 - 1 / gain) / (1 - left)  # the share of a dense call that did not shrink with the arithmetic
     if most > batch and overhead > 0.5 and each < alone / 2:
         return (
-            f"{work}, but the network is so small that the overhead of a call takes most of the time: of {most} inputs "
-            f"in one call, each takes {duration(each)}."
+            f"{work}, but the network is so small that the overhead of a call takes most of the time: with {most} "
+            f"inputs in a call, each takes less than half as long.{also}"
         )
-    return f"{work}; the measurements do not show why the time did not."
+    return f"{work}; the measurements do not show why the time did not.{also}"
 
 
 def _advice(timed: Benchmark, slow: list[str]) -> list[str]:
