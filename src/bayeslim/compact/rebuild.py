@@ -60,6 +60,8 @@ def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
             module.num_channels = len(weight)
         elif isinstance(module, nn.Embedding):
             module.embedding_dim = weight.shape[1]
+        elif type(module).__name__ == "Conv1D" and {"nx", "nf"} <= vars(module).keys():  # GPT-2's linear layer
+            module.nx, module.nf = weight.shape
         elif isinstance(module, nn.PReLU):
             module.num_parameters = len(weight)
         elif isinstance(module, nn.RNNCellBase):
