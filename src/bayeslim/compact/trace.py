@@ -90,7 +90,7 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
         ShapeMismatch: if the network does not run on the example.
         UnsupportedModel: if `torch.export` cannot trace it.
     """
-    network = without_cache_(evaluating_copy(model).cpu())
+    network = evaluating_copy(model).cpu()
     example = to_device(example, "cpu")
     inputs = batches(network, example)
     if len(inputs) == 1:
@@ -127,18 +127,6 @@ def evaluating_copy(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied: {error}. "
             "Remove tensors with a gradient history that it keeps as attributes."
         ) from error
-
-
-def without_cache_(model: M) -> M:
-    """Make a decoder with a `config` return no cache of keys and values, in place.
-
-    `torch.export` does not know the class of the cache, and a call on a whole sequence does not need one.
-    """
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if getattr(config, "use_cache", None) is True:
-            config.use_cache = False
-    return model
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
