@@ -65,7 +65,7 @@ def update_config_(network: Any, units: UnitGraph, removed: Iterable[int], refer
         if "config" in vars(module):
             own.config = module.config
         sizes = {key: value for key, value in vars(module).items() if type(value) is int}
-        vars(own).update({key: value for key, value in sizes.items() if type(vars(own).get(key)) is int})
+        own.__dict__.update({key: value for key, value in sizes.items() if type(vars(own).get(key)) is int})
     return f"its {name} has the new sizes"
 
 

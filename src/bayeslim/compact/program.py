@@ -72,7 +72,7 @@ def without_cache(network: nn.Module) -> Iterator[None]:
 
     `torch.export` does not know the class of the cache, and a call on a whole sequence does not need one.
     """
-    configs = [getattr(module, "config", None) for module in network.modules()]
+    configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
     caching = [config for config in configs if getattr(config, "use_cache", None) is True]
     try:
         for config in caching:

@@ -38,6 +38,7 @@ class Candidates:
         unread: computes the weights among them that go only because no layer reads their unit, True by name.
         may_empty: whether all candidates of a layer may be cut.
         graph: the network's units, if candidates are units.
+        units: the index of each candidate in `graph.units`, if candidates are units.
     """
 
     scores: Tensor
@@ -52,6 +53,7 @@ class Candidates:
     unread: Callable[[Tensor], Params] = lambda cut: {}
     may_empty: bool = False
     graph: UnitGraph | None = None
+    units: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.scores)
