@@ -165,7 +165,7 @@ def test_no_parameters_at_all():
 @pytest.mark.parametrize(
     ("selection", "words"),
     [
-        ("[", "neither a name nor a regular expression"),
+        ("[", "neither a name, a glob nor a regular expression"),
         (3, "sites must be"),
         (None, "sites must be"),
         (["head", 3], "sites must be"),

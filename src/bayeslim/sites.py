@@ -216,8 +216,8 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Check whether a module is a normalisation layer."""
-    return isinstance(module, NORMS)
+    """Check whether a module is a normalisation layer: torch's own, or another library's RMSNorm or LayerNorm."""
+    return isinstance(module, NORMS) or type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
 
 
 def is_weight(name: str, p: nn.Parameter, module: nn.Module) -> bool:
