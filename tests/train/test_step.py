@@ -80,6 +80,16 @@ def test_a_replayed_step_trains_as_an_eager_one(name: str, caplog: pytest.LogCap
 
 
 @needs_gpu
+@pytest.mark.parametrize("name", ["shared", "ivon", "ensemble"])
+def test_rates_decay_in_a_graph(name: str) -> None:
+    runs = []
+    for compile in ("auto", False):
+        bnn, _ = trained(*METHODS[name], compile, epochs=20, lr=0.05, lr_schedule="linear", clip=0.5)
+        runs.append(torch.cat([p.flatten() for p in bnn.parameters()]))
+    torch.testing.assert_close(*runs, rtol=1e-2, atol=1e-3)
+
+
+@needs_gpu
 @pytest.mark.parametrize("name", ["local", "ivon", "sgld"])
 def test_an_interrupted_run_resumes_exactly(name: str, tmp_path: Any) -> None:
     method, prior = METHODS[name]

@@ -290,7 +290,10 @@ def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedSte
 
 
 def _first_cause(error: BaseException) -> str:
-    """Describe the first of a chain of errors: the others only say that the capture is over."""
+    """Describe the first of a chain of errors.
+
+    The others only say that the capture is over.
+    """
     while error.__context__ is not None:
         error = error.__context__
     return str(error).partition("\n")[0]
