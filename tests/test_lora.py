@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import bayeslim as bl
 from bayeslim import likelihoods
 from bayeslim.compact import compaction
+from bayeslim.errors import BayeslimError, BayeslimWarning
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -94,11 +95,21 @@ def test_a_posterior_is_saved_beside_the_adapter(base, batch, tmp_path):
     bnn = bl.bayesianize(adapted(base), bl.Laplace(), likelihood=likelihoods.Categorical())
     bnn.fit([batch], progress=False)
     bnn.mean_network().save_pretrained(tmp_path)
-    bl.save(bnn, tmp_path / "posterior")
-    model = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path, is_trainable=True)
-    loaded = bl.load(tmp_path / "posterior", model=model)
-    wanted, found = (bl.predict(network, inputs_of(batch)).probs for network in (bnn, loaded))
-    assert torch.equal(wanted, found)
+    wanted = bl.predict(bnn, inputs_of(batch)).probs
+    sizes = {}
+    for frozen in (True, False):
+        folder = tmp_path / f"posterior_{frozen}"
+        bl.save(bnn, folder, frozen=frozen)
+        sizes[frozen] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        model = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path, is_trainable=True)
+        assert torch.equal(bl.predict(bl.load(folder, model=model), inputs_of(batch)).probs, wanted)
+    assert sizes[True] - sizes[False] > 4 * sum(p.numel() for p in base.parameters())
+    with pytest.raises(BayeslimError, match="Pass the model"):
+        bl.load(folder)
+    with torch.no_grad():
+        model.get_parameter("base_model.model.lm_head.weight").mul_(2)
+    with pytest.warns(BayeslimWarning, match="not those that the posterior was saved with"):
+        bl.load(folder, model=model)
 
 
 def test_ranks_that_are_zero_leave_the_adapter(base, batch, tmp_path):

@@ -16,8 +16,9 @@ first name.
 A string is a glob if it has no backslash and a * or ? stands at its beginning or behind a letter, a digit or an
 underscore. If it is a valid regular expression too, a name that matches either is selected.
 
-Embeddings stay points by default, because most of their rows are read rarely. A weight that a layer shares with an
-embedding counts as an embedding. Select them to make them random: sites="all" or sites=["weights", nn.Embedding].
+Embeddings stay points by default, because most of their rows are read rarely; only where nothing else is left they are
+random. A weight that a layer shares with an embedding counts as an embedding. Select them to make them random:
+sites="all" or sites=["weights", nn.Embedding].
 """
 
 from __future__ import annotations
@@ -142,9 +143,7 @@ def sites(model: nn.Module, selection: Selection = "default", *, default: str = 
     embeddings = {id(p) for names in aliases.values() for n in names for p in _table(owners[n])}
     spared: set[int] = set()
     if isinstance(selection, str) and selection == "default":
-        if any(p.requires_grad and id(p) not in embeddings for p in model.parameters()):
-            spared = embeddings
-        selection = default
+        spared, selection = embeddings, default
     matches = matcher(selection)
     entries, excluded = [], []
     for name, p in model.named_parameters():
@@ -155,6 +154,8 @@ def sites(model: nn.Module, selection: Selection = "default", *, default: str = 
         if chosen and not random:
             excluded.append(entries[-1])
     report = Sites(type(model).__name__, tuple(entries))
+    if not report.names and spared:  # there is nothing but embeddings
+        return sites(model, default)
     if not report.names:
         raise NoSiteMatched(_nothing_matched(report, selection, excluded))
     return report
@@ -216,7 +217,10 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Check whether a module is a normalisation layer: torch's own, or another library's RMSNorm or LayerNorm."""
+    """Check whether a module is a normalisation layer.
+
+    Those of other libraries are known by their names, such as LlamaRMSNorm and T5LayerNorm.
+    """
     return isinstance(module, NORMS) or type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
 
 

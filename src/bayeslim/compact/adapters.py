@@ -19,7 +19,7 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def update_ranks_(model: Any) -> str:
-    """Write the ranks of all LoRA layers into the layers and the configs of their adapters, in place.
+    """Write the ranks of all LoRA layers into the configs of their adapters, in place.
 
     Returns:
         A sentence that says how many ranks are left.

@@ -68,7 +68,7 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
 
 @contextmanager
 def without_cache(network: nn.Module) -> Iterator[None]:
-    """Make decoders with a `config` return no cache of keys and values inside the context.
+    """Make decoders return no cache of keys and values inside the context.
 
     `torch.export` does not know the class of the cache, and a call on a whole sequence does not need one.
     """

@@ -239,7 +239,7 @@ def matrix_layer(module: nn.Module) -> MatrixLayer | None:
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """Check whether a module is the `Conv1D` of Hugging Face's GPT-2, without importing it."""
+    """Check whether a module is the `Conv1D` of Hugging Face's GPT-2."""
     kind = type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 

@@ -63,7 +63,7 @@ class _Bundles:
 
 
 def _kind_and_step(candidates: Candidates, member: int, round_to: int) -> tuple[str, int]:
-    """Return the kind of a unit, and the number of units that make up whole multiples of channels."""
+    """Return the kind of a unit, and the number of units in a whole multiple."""
     assert candidates.graph is not None
     unit = candidates.graph.units[candidates.units[member]]
     widths = {len(part.indices) for part in (*unit.incoming, *unit.outgoing)}
