@@ -230,8 +230,12 @@ def is_weight(name: str, p: nn.Parameter, module: nn.Module) -> bool:
 
 
 def _table(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of an embedding; none for another module."""
-    return list(module.parameters(recurse=False)) if isinstance(module, EMBEDDINGS) else []
+    """Return the parameters of an embedding; none for another module.
+
+    An embedding with sparse gradients counts as any weight: Adam cannot train it as a point.
+    """
+    is_table = isinstance(module, EMBEDDINGS) and not module.sparse
+    return list(module.parameters(recurse=False)) if is_table else []
 
 
 def _verdict(name: str, p: nn.Parameter, module: nn.Module, chosen: bool, embedding: bool) -> tuple[bool, str]:
