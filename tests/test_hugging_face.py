@@ -114,6 +114,21 @@ def test_bfloat16(method):
     assert torch.isfinite(bl.predict(bnn, inputs_for("bert"), samples=3).probs).all()
 
 
+def test_the_linear_layer_of_gpt2_has_the_factors_of_a_linear_layer():
+    torch.manual_seed(0)
+    own, plain = transformers.pytorch_utils.Conv1D(3, 5), nn.Linear(5, 3)
+    plain.load_state_dict({"weight": own.weight.detach().T, "bias": own.bias.detach()})
+    data = [(torch.randn(20, 5), torch.randint(3, (20,)))]
+    found = []
+    for layer in (own, plain):
+        bnn = bl.bayesianize(nn.Sequential(layer), bl.Laplace(), likelihood=likelihoods.Categorical())
+        bnn.fit(data, progress=False)
+        found.append(bnn.posterior_)
+    assert type(found[0]) is type(found[1])
+    torch.testing.assert_close(found[0].variance["0.weight"].T, found[1].variance["0.weight"])
+    torch.testing.assert_close(found[0].variance["0.bias"], found[1].variance["0.bias"])
+
+
 def half_of(graph: UnitGraph, heads: bool) -> list[int]:
     """Choose half of the units of each layer, with heads or without."""
     chosen = []
