@@ -34,7 +34,7 @@ LAYERS = (
     # distributions over named parameters
     "posteriors",
     "families stochastic",
-    "io.networks",
+    "io.networks io.frozen",
     # from a model and data to a posterior
     "train",
     "curvature",
@@ -45,7 +45,7 @@ LAYERS = (
     "methods",
     "samplers",
     # functions of a posterior
-    "diagnostics continual",
+    "diagnostics continual decide",
     "distill",
     "compact",
     "prune",

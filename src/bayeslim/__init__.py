@@ -25,6 +25,12 @@ from bayeslim.app.compress import Compressed, compress
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.coding.encode import Encoded, decode, encode
+from bayeslim.decide.acquire import acquire
+from bayeslim.decide.alarms import alarms
+from bayeslim.decide.attacks import fgsm, pgd
+from bayeslim.decide.calibrate import calibrate
+from bayeslim.decide.conformal import conformal
+from bayeslim.decide.selective import selective
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
@@ -107,13 +113,17 @@ __all__ = [
     "Subnetwork",
     "Subspace",
     "Variational",
+    "acquire",
+    "alarms",
     "align",
     "bayesianize",
     "bayesianize_",
     "benchmark",
+    "calibrate",
     "compact",
     "compiled",
     "compress",
+    "conformal",
     "continual",
     "data",
     "decode",
@@ -124,6 +134,7 @@ __all__ = [
     "errors",
     "export",
     "families",
+    "fgsm",
     "fine_tune",
     "gates",
     "likelihoods",
@@ -132,6 +143,7 @@ __all__ = [
     "load_c",
     "log_evidence",
     "metrics",
+    "pgd",
     "plan",
     "posteriors",
     "predict",
@@ -146,6 +158,7 @@ __all__ = [
     "samplers",
     "save",
     "schedules",
+    "selective",
     "sites",
     "zoo",
 ]
