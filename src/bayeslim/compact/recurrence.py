@@ -67,7 +67,7 @@ def _padded_again_shapes(
 def _padded_again(
     data: Tensor, sizes: Tensor, rows: int, batch_first: bool, value: float, steps: int
 ) -> tuple[Tensor, Tensor]:
-    return torch._VF._pad_packed_sequence(data, sizes, batch_first, value, steps)  # type: ignore[attr-defined, no-any-return]
+    return torch._VF._pad_packed_sequence(data, sizes, batch_first, value, steps)
 
 
 def _register_packing() -> None:
@@ -106,11 +106,11 @@ class WholeRecurrentLayers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the operation that stands for a recurrent layer, or for packing."""
-        if func is torch._VF._pack_padded_sequence:  # type: ignore[attr-defined]
+        if func is torch._VF._pack_padded_sequence:
             packed, sizes = torch.ops.bayeslim.pack(*args)
             self._rows[id(sizes)] = sizes, args[0].shape[0 if args[2] else 1]
             return packed, sizes
-        if func is torch._VF._pad_packed_sequence and id(args[1]) in self._rows:  # type: ignore[attr-defined]
+        if func is torch._VF._pad_packed_sequence and id(args[1]) in self._rows:
             return torch.ops.bayeslim.pad(*args[:2], self._rows[id(args[1])][1], *args[2:])
         if func is Tensor.__getitem__ and id(args[0]) in self._rows and args[1] == 0:
             return self._rows[id(args[0])][1]
