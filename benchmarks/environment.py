@@ -1,6 +1,10 @@
 """The environment of a benchmark: machine, versions and commit.
 
-A number without its environment cannot be compared with another, so `save` writes both.
+    python benchmarks/environment.py FILE ...     find the commit of results from a machine without the history
+
+A number without its environment cannot be compared with another, so `save` writes both. A copy of the sources without
+their history still has the hash that git gives the folder `src`; a commit whose `src` has that hash is the commit the
+results came from.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ import json
 import os
 import platform
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -39,6 +45,7 @@ def environment(packages: Iterable[str] = ()) -> dict[str, Any]:
         "packages": versions(["torch", "numpy", *packages]),
         "commit": _git("rev-parse", "HEAD"),
         "changed": (_git("status", "--porcelain", "--", "src") or "").splitlines(),
+        "source": _hash_of_source(),
     }
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
@@ -86,6 +93,28 @@ def provenance(facts: Mapping[str, Any]) -> str | None:
     return None
 
 
+def find_commit(path: Path) -> str | None:
+    """Enter the latest commit with the sources of a results file into it; None if there is none."""
+    results = json.loads(path.read_text())
+    facts = results["environment"]
+    for commit in (_git("log", "--format=%H", "--", "src") or "").splitlines():
+        if _git("rev-parse", f"{commit}:src") == facts.get("source"):
+            facts |= {"commit": commit, "changed": []}
+            results.pop("provenance", None)
+            path.write_text(json.dumps(results, indent=1) + "\n")
+            return commit
+    return None
+
+
+def _hash_of_source() -> str | None:
+    """Hash `src` as git does, with its uncommitted changes, through an index of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        if _git("add", "src", **index) is None:
+            return None
+        return _git("write-tree", "--prefix=src/", **index)
+
+
 def _processor() -> str:
     """Find the CPU's name: by `lscpu` on Linux, by `platform` elsewhere."""
     try:
@@ -96,9 +125,16 @@ def _processor() -> str:
     return named[0] if named else platform.processor()
 
 
-def _git(*arguments: str) -> str | None:
+def _git(*arguments: str, **variables: str) -> str | None:
     try:
-        run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | variables
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return run.stdout.strip("\n")
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        print(argument, find_commit(Path(argument)) or "no commit has these sources")

@@ -28,6 +28,7 @@ from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
 from bayeslim.train.options import check_values
 from bayeslim.train.schedules import Position, Schedule, Uniform
+from bayeslim.train.step import is_capturing
 from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
 
 PREFIXES = {"likelihood:": "likelihood", "prior:": "hyperparameters"}
@@ -194,6 +195,8 @@ class Bayesian(nn.Module):
 
         Under a compiler it is a tensor, since a Python number would trigger a compilation at every change.
         """
+        if type(schedule) is Uniform:
+            return 1.0
         if torch.compiler.is_compiling() and (self.steps_per_epoch or not schedule.counts_epochs):
             return self._kl_weight.clone()
         return schedule.weight(self.position)
@@ -305,11 +308,16 @@ class Bayesian(nn.Module):
             optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
-        self._move(Position(self.position.step + 1, self.position.steps_per_epoch))
         if self.masks:
             self.keep_zeros()
-        self.method.observe(self)
         self._maximise_priors()
+        if not is_capturing():  # a replay counts its own step
+            self.count_step()
+
+    def count_step(self) -> None:
+        """Count an optimizer step, and let the method observe the network after it."""
+        self._move(Position(self.position.step + 1, self.position.steps_per_epoch))
+        self.method.observe(self)
 
     def _set(self, **values: Any) -> None:
         """Set attributes that change at every step.

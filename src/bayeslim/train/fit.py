@@ -13,7 +13,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from bayeslim.train.loaders import number_of_batches, training_set_size
 from bayeslim.train.options import check_batch, check_values
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.seeding import seeded
+from bayeslim.train.step import CapturedStep, Compile, Step, step_of
 from bayeslim.types import Inputs, chosen_device, device_of, note_inputs, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -66,24 +66,6 @@ class Epoch:
 Callback = Callable[[Epoch], None]
 
 
-@dataclass
-class _Meter:
-    """Running means of the loss terms, kept on the device to avoid synchronisation."""
-
-    nll: Tensor | float = 0.0
-    kl: Tensor | float = 0.0
-    loss: Tensor | float = 0.0
-    count: int = 0
-
-    def add(self, terms: Terms) -> None:
-        self.nll, self.kl, self.loss = self.nll + terms.nll, self.kl + terms.kl, self.loss + terms.loss
-        self.count += 1
-
-    def means(self) -> dict[str, float]:
-        n = max(1, self.count)
-        return {"nll": float(self.nll) / n, "kl": float(self.kl) / n, "loss": float(self.loss) / n}
-
-
 def fit(
     bnn: Bayesian,
     loader: Any,
@@ -100,6 +82,7 @@ def fit(
     accumulate: int = 1,
     clip: float | None = None,
     autocast: torch.dtype | None = None,
+    compile: Compile = "auto",
     device: torch.device | str | None = None,
     seed: int | None = None,
     progress: bool = True,
@@ -123,6 +106,10 @@ def fit(
         accumulate: batches whose gradients are averaged for one step.
         clip: the largest allowed norm of the gradient.
         autocast: a lower precision for the forward pass: torch.bfloat16 or torch.float16.
+        compile: "auto" replays the step as a CUDA graph on a GPU (see `bayeslim.train.step`) and runs it eagerly
+            elsewhere. True also compiles the loss with `torch.compile`, on any device: it takes a minute, and pays for
+            large networks that train for long. False runs every step eagerly. A graph replays kernels, not Python:
+            use False for a network whose forward changes what it does from step to step.
         device: where to train, "auto" for a GPU if there is one; None for where the network is.
         seed: makes the run repeatable, bit for bit on a CPU: it seeds the global generators and the order of the
             loader's data, and restores both afterwards.
@@ -143,6 +130,7 @@ def fit(
             "accumulate": accumulate,
             "clip": clip,
             "autocast": autocast,
+            "compile": compile,
             "device": device,
             "seed": seed,
             "checkpoint": checkpoint,
@@ -160,7 +148,7 @@ def fit(
             bnn.count_steps_of(optimizer)
         run = TrainingRun(
             bnn, loader, optimizer, epochs, factor, validate, monitor, patience, tuple(callbacks), accumulate, clip,
-            autocast, Checkpoint(checkpoint) if checkpoint is not None else None, rank, world, batches,
+            autocast, compile, Checkpoint(checkpoint) if checkpoint is not None else None, rank, world, batches,
             progress and rank == 0,
         )  # fmt: skip
         return run.run()
@@ -193,6 +181,7 @@ class TrainingRun:
     accumulate: int
     clip: float | None
     autocast: torch.dtype | None
+    compile: Compile
     checkpoint: Checkpoint | None
     rank: int
     world: int
@@ -207,7 +196,7 @@ class TrainingRun:
         started = time.monotonic()
         if self.checkpoint is not None and self.checkpoint.resume(self):
             self.result.resumed_from = len(self.result.history)
-        objective = self._wrapped()
+        step = self._step()
         base_lrs = [group.setdefault("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
         first = len(self.result.history)
         bar = progress_bar(range(0), "", total=self.batches * max(0, self.epochs - first), enabled=self.shown)
@@ -216,7 +205,7 @@ class TrainingRun:
                 if self.result.stopped != "epochs":
                     break
                 bar.description = f"epoch {epoch + 1}/{self.epochs}"
-                self._finish_epoch(epoch, self._epoch(objective, epoch, base_lrs, bar))
+                self._finish_epoch(epoch, self._epoch(step, epoch, base_lrs, bar))
                 bar.show(**{k: v for k, v in self.result.history[-1].items() if k.startswith("val_")})
         if self.patience is not None and self.best_state is not None:
             self.bnn.load_state_dict(self.best_state)
@@ -236,6 +225,14 @@ class TrainingRun:
             for module in training:
                 module.training = True
 
+    def _step(self) -> Step | CapturedStep:
+        """Make the step: eager, compiled or captured."""
+        objective, device = self._wrapped(), device_of(self.bnn.model)
+        eager = Step(
+            self.bnn, objective, self.optimizer, device, self.clip, self.autocast, self.world > 1, self.compile is True
+        )
+        return step_of(eager, self.compile, self.accumulate)
+
     def _wrapped(self) -> nn.Module:
         objective = self.bnn.objective
         if self.world == 1:
@@ -250,8 +247,9 @@ class TrainingRun:
             )
         return DistributedDataParallel(objective)
 
-    def _epoch(self, objective: nn.Module, epoch: int, base_lrs: list[float], bar: Any) -> dict[str, float]:
-        bnn, device, meter = self.bnn, device_of(self.bnn.model), _Meter()
+    def _epoch(self, step: Step | CapturedStep, epoch: int, base_lrs: list[float], bar: Any) -> dict[str, float]:
+        bnn, device, meter = self.bnn, device_of(self.bnn.model), step.meter
+        meter.reset()
         bnn.train()
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
@@ -272,24 +270,14 @@ class TrainingRun:
                 labelled = labelled + (split_batch(batch)[1] != ignored).sum()
             last = index + 1 == self.batches
             window = min(self.accumulate, self.batches - index // self.accumulate * self.accumulate)
-            steps = (index + 1) % self.accumulate == 0 or last
+            updates = (index + 1) % self.accumulate == 0 or last
             done = (epoch * self.batches + index) / (self.epochs * self.batches)
             for group, base in zip(self.optimizer.param_groups, base_lrs, strict=True):
                 group["lr"] = base * self.factor(done)
-            hold = nullcontext() if steps or self.world == 1 else objective.no_sync()  # type: ignore[operator]
-            with hold:
-                with _autocast(device, self.autocast):
-                    loss = objective(to_device(batch, device))
-                (loss / window).backward()
+            step(to_device(batch, device), window, updates)
             assert bnn.terms is not None
-            meter.add(bnn.terms)
             if index % check_every == 0 or last:
                 _check_finite(bnn.terms, epoch, index)
-            if steps:
-                if self.clip is not None:
-                    nn.utils.clip_grad_norm_(bnn.parameters(), self.clip)
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
             if index % check_every == 0:
                 bar.show(nll=float(bnn.terms.nll), kl=float(bnn.terms.kl))
             bar.advance()
@@ -394,7 +382,3 @@ def _check_finite(terms: Terms, epoch: int, index: int) -> None:
         f"{' and its '.join(bad) or 'sum'} is not finite (NLL {float(terms.nll):.4g}, KL {float(terms.kl):.4g}). "
         f"Try {advice}."
     )
-
-
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)

@@ -38,6 +38,7 @@ def check_values(options: Mapping[str, Any]) -> None:
         "patience": _check_patience,
         "accumulate": _check_accumulate,
         "autocast": _check_autocast,
+        "compile": _check_compile,
         "seed": _check_seed,
         "device": _check_device,
         "checkpoint": _check_writable,
@@ -122,6 +123,11 @@ def _check_accumulate(accumulate: Any) -> None:
 def _check_autocast(autocast: Any) -> None:
     if autocast not in AUTOCAST_DTYPES:
         raise TypeError(f"autocast must be {' or '.join(map(str, AUTOCAST_DTYPES))}. Got {autocast!r}.")
+
+
+def _check_compile(compile: Any) -> None:
+    if not isinstance(compile, bool) and compile != "auto":
+        raise ValueError(f'compile must be "auto", True or False. Got {compile!r}.')
 
 
 def _check_seed(seed: Any) -> None:

@@ -200,11 +200,12 @@ class ChainMethod(ParticleMethod):
             accumulate: batches whose gradients are averaged for one step.
             device: where to run: "auto" for a GPU if there is one, None for the device of the network.
             seed: makes the run repeatable; drawn if not given.
-            **training: `validate`, `callbacks`, `clip`, `autocast` and `progress`, as in `bayeslim.train.fit`.
+            **training: `validate`, `callbacks`, `clip`, `autocast`, `compile` and `progress`, as in
+                `bayeslim.train.fit`.
         """
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1. Got {epochs}.")
-        unknown = training.keys() - {"validate", "callbacks", "clip", "autocast", "progress"}
+        unknown = training.keys() - {"validate", "callbacks", "clip", "autocast", "compile", "progress"}
         if unknown:
             raise TypeError(
                 f"{type(self).__name__} takes no {', '.join(sorted(unknown))}. The step size follows the method's own "

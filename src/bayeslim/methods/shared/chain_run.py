@@ -18,6 +18,7 @@ from bayeslim.train.checkpoints import Checkpoint
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Callback, TrainingRun
 from bayeslim.train.loaders import number_of_batches, training_set_size
+from bayeslim.train.step import Compile
 from bayeslim.types import chosen_device
 
 if TYPE_CHECKING:
@@ -58,14 +59,15 @@ def run_alone(
     accumulate: int = 1,
     clip: float | None = None,
     autocast: torch.dtype | None = None,
+    compile: Compile = "auto",
     progress: bool = True,
 ) -> Fit:
     """Train in this process alone; arguments as in `bayeslim.train.fit`."""
     bnn.count_steps_of(optimizer)
     run = TrainingRun(
         bnn, loader, optimizer, epochs, factor, validate, "val_nll", None, tuple(callbacks), accumulate, clip,
-        autocast, Checkpoint(checkpoint) if checkpoint is not None else None, 0, 1, number_of_batches(loader),
-        progress and rank_and_world()[0] == 0,
+        autocast, compile, Checkpoint(checkpoint) if checkpoint is not None else None, 0, 1,
+        number_of_batches(loader), progress and rank_and_world()[0] == 0,
     )  # fmt: skip
     with warnings.catch_warnings():
         # chains must not be averaged

@@ -1,0 +1,282 @@
+"""One training step: loss, gradients and update, eagerly or as a replayed CUDA graph.
+
+On a GPU the step of a small network is a few hundred kernels of microseconds each, and launching them from Python takes
+several times longer than running them. `CapturedStep` records them once, as a CUDA graph, and launches them together.
+It records the whole step where the optimizer has a fused kernel (the default Adam); with other optimizers (samplers,
+natural gradients, your own) it records the loss and its gradients, and the optimizer runs eagerly.
+
+The first steps of every batch shape run eagerly and count as training: they allocate the optimizer's state. A replay
+draws its noise from torch's generator, in the same order as the eager step.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bayeslim.train.schedules import Schedule, Uniform
+
+if TYPE_CHECKING:
+    from bayeslim.bayesian import Bayesian
+    from bayeslim.methods.base import Terms
+
+Compile = Literal["auto"] | bool
+
+EAGER_STEPS = 3
+"""Steps of a batch shape before its capture."""
+
+MAX_GRAPHS = 8
+"""Batch shapes that are captured; others run eagerly."""
+
+_log = logging.getLogger("bayeslim")
+
+
+def is_capturing() -> bool:
+    """Tell whether kernels are recorded into a CUDA graph at present, and not run."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass
+class Meter:
+    """Sums of the loss terms, kept on the device to avoid synchronisation."""
+
+    sums: Tensor
+    count: int = 0
+
+    def add(self, terms: Terms) -> None:
+        """Add the terms of a batch."""
+        self.sums += torch.stack([terms.nll, terms.kl, terms.loss]).to(self.sums.dtype)
+
+    def reset(self) -> None:
+        """Start an epoch."""
+        self.sums.zero_()
+        self.count = 0
+
+    def means(self) -> dict[str, float]:
+        """Average over the batches of the epoch."""
+        return dict(zip(("nll", "kl", "loss"), (self.sums / max(1, self.count)).tolist(), strict=True))
+
+
+@dataclass
+class Step:
+    """A step run eagerly.
+
+    Attributes:
+        bnn: the network.
+        objective: a module whose forward is the loss; wrapped in DDP or compiled.
+        optimizer: the optimizer.
+        device: where the network is.
+        clip: the largest norm of the gradient.
+        autocast: a lower precision for the forward pass.
+        shares_gradients: whether `objective` averages gradients between processes.
+        compiles: whether to compile the objective, after a first step that settles where noise is drawn.
+        kl_weight: the weight of the KL as a tensor; None for the method's own.
+    """
+
+    bnn: Bayesian
+    objective: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    clip: float | None
+    autocast: torch.dtype | None
+    shares_gradients: bool
+    compiles: bool = False
+    kl_weight: Tensor | None = None
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        precise = torch.float32 if self.device.type == "mps" else torch.float64
+        self.meter = Meter(torch.zeros(3, dtype=precise, device=self.device))
+
+    def __call__(self, batch: Any, window: int, updates: bool) -> None:
+        """Add the gradients of a batch; update the weights at the end of a window.
+
+        Args:
+            batch: on the device of the network.
+            window: the number of batches whose gradients are averaged.
+            updates: whether the batch is the last of its window.
+        """
+        self.meter.count += 1
+        self.gradients(batch, window, updates)
+        if updates:
+            self.update()
+        if self.compiles:
+            self.objective, self.compiles = torch.compile(self.objective), False  # type: ignore[assignment]
+
+    def gradients(self, batch: Any, window: int, updates: bool = True) -> None:
+        """Compute the loss and add its gradients."""
+        waits = self.shares_gradients and not updates
+        with self.objective.no_sync() if waits else nullcontext():  # type: ignore[operator]
+            with self._precision():
+                loss = self.objective(batch, self.kl_weight)
+            (loss / window).backward()
+        assert self.bnn.terms is not None
+        self.meter.add(self.bnn.terms)
+
+    def update(self) -> None:
+        """Move the weights, and clear the gradients."""
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.bnn.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        keeps_copies = not is_capturing()  # a replay must cast the weights anew
+        return torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=keeps_copies)
+
+
+@dataclass
+class _Graph:
+    """A captured step: the graph, the memory it reads and writes.
+
+    Attributes:
+        batch: the tensors that a replay learns from.
+        terms: of the loss.
+        gradients: of every parameter, where the optimizer is not part of the graph.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    batch: list[Tensor]
+    terms: Terms
+    gradients: list[tuple[nn.Parameter, Tensor]]
+
+
+class CapturedStep:
+    """A step that is replayed as a CUDA graph.
+
+    Args:
+        step: the step to capture.
+    """
+
+    def __init__(self, step: Step):
+        self.step, self.bnn, self.optimizer = step, step.bnn, step.optimizer
+        self.whole = all(group.get("fused") for group in self.optimizer.param_groups) and self._counts_alone()
+        self.reason: str | None = None
+        """Why steps run eagerly, where the capture failed."""
+        self._rates = [torch.zeros((), device=step.device) for _ in self.optimizer.param_groups]
+        self._written: list[float | None] = [None] * len(self._rates)
+        schedule: Schedule | None = getattr(self.bnn.method, "kl_schedule", None)
+        self._schedule = None if schedule is None or type(schedule) is Uniform else schedule
+        if self._schedule is not None:
+            step.kl_weight = torch.ones((), dtype=torch.float64, device=step.device)
+        self._graphs: dict[Any, _Graph] = {}
+        self._seen: dict[Any, int] = {}
+        self._stream = torch.cuda.Stream(step.device)
+
+    @property
+    def meter(self) -> Meter:
+        """Sums of the loss terms."""
+        return self.step.meter
+
+    def __call__(self, batch: Any, window: int, updates: bool) -> None:
+        """Make a step on a batch: eagerly at first, then by a replay."""
+        leaves, structure = tree_flatten(batch)
+        key = self._key(leaves)
+        if self._schedule is not None:
+            assert self.step.kl_weight is not None
+            self.step.kl_weight.fill_(self._schedule.weight(self.bnn.position))
+        if key in self._graphs:
+            self._replay(self._graphs[key], leaves)
+            return
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        if self.reason is None and seen > EAGER_STEPS and len(self._graphs) < MAX_GRAPHS:
+            try:
+                self._graphs[key] = self._capture(leaves, structure)
+            except (RuntimeError, NotImplementedError) as error:
+                self.reason = str(error).partition("\n")[0]
+                self.optimizer.zero_grad(set_to_none=True)
+                _log.warning("The training step cannot be a CUDA graph and runs eagerly: %s", self.reason)
+            else:
+                self._replay(self._graphs[key], leaves)
+                return
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step(batch, window, updates)
+        current.wait_stream(self._stream)
+
+    def _counts_alone(self) -> bool:
+        """Check that no hook but the network's own runs at the optimizer's steps."""
+        own = self.optimizer
+        return not own._optimizer_step_pre_hooks and len(own._optimizer_step_post_hooks) <= 1
+
+    def _key(self, leaves: list[Any]) -> Any:
+        """Identify the graph: shapes of the batch, and the masks that it keeps."""
+        masks = tuple((id(mask), mask._version) for mask in self.bnn.masks.values())
+        return tuple((getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves), masks
+
+    def _capture(self, leaves: list[Any], structure: Any) -> _Graph:
+        other = next((leaf for leaf in leaves if not isinstance(leaf, Tensor)), None)
+        if other is not None:
+            raise NotImplementedError(f"a batch holds {other!r}, and a graph reads tensors alone")
+        fixed = [leaf.clone() for leaf in leaves]
+        example = tree_unflatten(fixed, structure)
+        graph = torch.cuda.CUDAGraph()
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        pool = next(iter(self._graphs.values())).graph.pool() if self._graphs else None
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+                if self.whole:
+                    group.update(lr=rate, capturable=True)
+            with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
+                self.step.gradients(example, 1)
+                if self.step.clip is not None:
+                    nn.utils.clip_grad_norm_(self.bnn.parameters(), self.step.clip)
+                if self.whole:
+                    self.optimizer.step()
+        finally:
+            for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+                if self.whole:
+                    group.update(lr=lr, capturable=False)
+        held = [] if self.whole else [(p, p.grad) for p in self.bnn.parameters() if p.grad is not None]
+        self.optimizer.zero_grad(set_to_none=True)
+        assert self.bnn.terms is not None
+        return _Graph(graph, fixed, self.bnn.terms, held)
+
+    def _replay(self, captured: _Graph, leaves: list[Tensor]) -> None:
+        torch._foreach_copy_(captured.batch, leaves)
+        for place, (group, rate) in enumerate(zip(self.optimizer.param_groups, self._rates, strict=True)):
+            if self._written[place] != group["lr"]:
+                self._written[place] = group["lr"]
+                rate.fill_(group["lr"])
+        captured.graph.replay()
+        self.step.meter.count += 1
+        self.bnn._set(terms=captured.terms)
+        if self.whole:
+            self.bnn.count_step()
+            return
+        for parameter, gradient in captured.gradients:
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedStep:
+    """Choose how steps run.
+
+    Args:
+        step: the eager step.
+        compile: as for `fit`.
+        accumulate: batches whose gradients are averaged.
+    """
+    if compile is False or step.device.type != "cuda":
+        return step
+    obstacle = None
+    if step.shares_gradients:
+        obstacle = "several processes average their gradients"
+    elif accumulate > 1:
+        obstacle = f"accumulate={accumulate} adds gradients of several batches"
+    if obstacle is None:
+        return CapturedStep(step)
+    _log.info("The training step runs eagerly and not as a CUDA graph: %s.", obstacle)
+    return step
