@@ -337,3 +337,27 @@ def test_a_division_by_a_number_from_the_data():
     slim = compaction(network, None, (x, torch.tensor([3.0, 5.0]))).network
     for lengths in ([3.0, 5.0], [2.0, 2.0], [1.0, 9.0]):
         assert exact_or_refused(network, slim, x, torch.tensor(lengths)) == "exact"
+
+
+def test_an_argument_that_the_example_leaves_out():
+    class Masked(Pooled):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            hidden = self.a(x).relu()
+            return self.b(hidden if mask is None else hidden * mask[..., None])
+
+    torch.manual_seed(0)
+    network = Masked()
+    with_constant(network, network.a)
+    kill(network, "a", 5)
+    with torch.no_grad():
+        network.b.weight[:, 5] = 0
+    x, mask = torch.randn(3, 6, 4), torch.tensor([1.0, 1, 1, 0, 0, 0]).expand(3, 6)
+    result = compaction(network, None, x)
+    assert len(result.removed) == 1
+    assert "does not give mask" in result.why
+    assert exact_or_refused(network, result.network, x, mask) == "exact"
+    chosen = compaction(network, None, {"x": x, "mask": None})
+    assert len(chosen.removed) == 3
+    assert exact_or_refused(network, chosen.network, x) == "exact"
+    given = compaction(network, None, (x, mask))
+    assert exact_or_refused(network, given.network, x, mask) == "exact"
