@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -219,3 +221,25 @@ def test_whole_groups_of_a_group_norm_go():
     result = halved(network, torch.randn(2, 3, 8, 8), at_least=6)
     assert result.network[1].norm1.num_groups == 2
     assert result.network[1].norm1.num_channels == 4
+
+
+def test_a_transformer_without_some_heads_keeps_its_classes_and_its_number_of_heads():
+    """Fewer heads than the width holds are no nn.MultiheadAttention: the network becomes a graph."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    example = torch.randn(2, 5, 12)
+    found = units(network, example)
+    cut = [at for at, unit in enumerate(found.units) if unit.kind == "head" and "layers.0" in unit.layer][:1]
+    cut += [at for at, unit in enumerate(found.units) if unit.kind == "neuron"][:6]
+    slim = compaction(network, found.masks(cut), example, units=found).network
+    assert [layer.self_attn.num_heads for layer in slim.layers] == [3, 4]
+    assert [type(layer) for layer in slim.layers] == [nn.TransformerEncoderLayer] * 2
+    assert "(linear1): Linear(in_features=12, out_features=10, bias=True)" in str(slim)
+    assert "Module(" not in str(slim).partition("def forward")[0].replace("ModuleList(", "")
+    assert set(slim.state_dict()) == set(network.state_dict())
+    again = copy.deepcopy(slim)
+    assert torch.equal(again(example), slim(example))
+    bnn = bl.bayesianize(slim, bl.Laplace(), likelihood=bl.likelihoods.Gaussian(1.0))
+    bnn.fit(bl.data.Loader(example, torch.randn(2, 5, 12), batch_size=2), progress=False)
+    assert all(bool((variance < 0.999).any()) for variance in bnn.posterior_.variance.values())
