@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from byte_gpt import ByteGPT
 from torch import Tensor, nn
 
 DAMPING = 0.01
@@ -33,6 +32,20 @@ class Target:
     sparsity: float = 0.5
     n: int = 0
     m: int = 0
+
+
+class Decoder(nn.Module):
+    """The shape of a language model that can be cut block by block."""
+
+    blocks: nn.ModuleList
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embed tokens (B, T), as the first block's inputs."""
+        raise NotImplementedError
+
+    def matrices(self) -> dict[str, nn.Linear]:
+        """List the linear layers that are cut, by name."""
+        raise NotImplementedError
 
 
 Cut = Callable[[Tensor, Tensor, Target], Tensor]
@@ -123,7 +136,7 @@ BASELINES: dict[str, Cut] = {"magnitude": magnitude, "wanda": wanda, "sparsegpt"
 
 
 @torch.no_grad()
-def prune_in_order(network: ByteGPT, tokens: Tensor, cut: Cut, target: Target, batch: int = 32) -> None:
+def prune_in_order(network: Decoder, tokens: Tensor, cut: Cut, target: Target, batch: int = 32) -> None:
     """Cut all blocks in place, in order, each on the outputs of the cut ones."""
     device = next(network.parameters()).device
     hidden = [network.embed(part.to(device)) for part in tokens.split(batch)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,11 @@ import matplotlib
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import language_model_table  # noqa: E402
+
+RESULTS = BENCHMARKS / "results"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The colour-blind safe palette of Okabe and Ito."""
 
@@ -27,6 +33,7 @@ def write(folder: Path) -> str:
         "These tables and plots are made from the files in ``benchmarks/results/`` when the site is built.",
         "",
         *_one_shot(folder),
+        *_language_models(),
         *_out_of_distribution(folder),
         *_variational_pruning(folder),
         *_continual(),
@@ -52,6 +59,18 @@ def _one_shot(folder: Path) -> list[str]:
     axes[0].set_ylabel("test error, %")
     axes[0].legend(fontsize=7)
     return lines + _picture(figure, folder / "one_shot_pruning.svg", "Test error against the fraction of weights cut.")
+
+
+def _language_models() -> list[str]:
+    found = _read("language_models")
+    lines = _heading("Language models cut without retraining", found)
+    lines += ["Perplexity; in brackets, the increase of its logarithm relative to SparseGPT's.", ""]
+    for name, title in language_model_table.TITLES.items():
+        if name in found["models"]:
+            headings, *rows = language_model_table.rows(found["models"][name])
+            dense = math.exp(found["models"][name]["dense_log_perplexity"])
+            lines += [f"{title}, dense {dense:.3f}:", "", *_table(headings, rows)]
+    return lines
 
 
 def _out_of_distribution(folder: Path) -> list[str]:

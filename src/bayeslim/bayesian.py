@@ -135,6 +135,7 @@ class Bayesian(nn.Module):
         self.state: dict[str, Any] = {}
         self.terms: Terms | None = None
         self.masks: Params = {}
+        self._left: dict[str, tuple[Tensor | None, int, Tensor]] = {}
         self.anchor: tuple[Gaussian, float] | None = None
         self.plan_: Any = None
         self.seed: int | None = None  # of the present run of `fit`
@@ -341,6 +342,18 @@ class Bayesian(nn.Module):
         for name, mask in self.masks.items():
             weight = self.model.get_parameter(name)
             weight.masked_fill_(~mask.to(weight.device), 0)
+
+    def left(self, name: str) -> Tensor:
+        """Return the flat indices of the weights that a mask leaves.
+
+        They are found once a mask: a GPU must wait for their number.
+        """
+        mask = self.masks[name]
+        known, version, indices = self._left.get(name, (None, 0, mask))
+        if known is not mask or version != mask._version:
+            indices = mask.flatten().nonzero().flatten()
+            self._left[name] = mask, mask._version, indices
+        return indices
 
     def fit(self, loader: Any, **options: Any) -> Fit:
         """Find the posterior from a loader of batches.

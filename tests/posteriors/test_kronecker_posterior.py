@@ -260,3 +260,24 @@ def test_what_does_not_fit_is_refused():
     )
     with pytest.raises(NotPositiveDefinite, match="singular"):
         Kronecker({"w": torch.zeros(2, 3)}, [deficient], 0.0)
+
+
+@pytest.mark.parametrize("density", [0.8, 0.4])
+def test_variances_of_a_random_part_of_the_weights(density):
+    """Against dense inverses of random principal submatrices."""
+    generator = torch.Generator().manual_seed(0)
+    sizes, total, count = (12, 16), 0.0, 30
+    roots = [torch.randn(n, n, generator=generator, dtype=torch.float64) for n in sizes]
+    outputs, inputs = (root @ root.T for root in roots)
+    factors = KroneckerFactors.of("w", outputs=outputs, inputs=inputs)
+    block = Kronecker({"w": torch.zeros(sizes, dtype=torch.float64)}, [factors], 0.5).blocks[0]
+    precision = torch.kron(outputs, inputs) + 0.5 * eye(12 * 16)
+    assert torch.equal(block.variance_at(1.0), block.variance)
+    estimate = block.variance_at(density).flatten().log()
+    for _ in range(count):
+        kept = torch.rand(12 * 16, generator=generator).argsort()[: round(density * 12 * 16)]
+        exact = torch.linalg.inv(precision[kept][:, kept]).diagonal().log()
+        total += float((exact - estimate[kept]).mean()) / count
+    before = float((block.variance.log().flatten() - estimate).mean())
+    assert before > 0.2  # variances shrink a lot,
+    assert abs(total) < 0.1 * before + 0.02  # and the estimate knows by how much

@@ -11,10 +11,12 @@ from bayeslim.compact import compact_network, cost
 from bayeslim.compact.sparse import stored_bytes
 from bayeslim.errors import BayeslimError, NoSiteMatched
 from bayeslim.posteriors import Diagonal
-from bayeslim.prune import Criterion, EmptyLayer, NothingToCut, criteria, price
+from bayeslim.prune import CRITERIA, Criterion, EmptyLayer, NothingToCut, criteria, price
 from bayeslim.prune.candidates import Candidates
+from bayeslim.prune.plan import decide
 from bayeslim.prune.ranking import rank
 from bayeslim.prune.search import fewest, most
+from bayeslim.prune.settings import Settings
 
 EXAMPLE = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -408,3 +410,25 @@ def test_a_global_cut_leaves_every_layer_some_capacity(seed, fraction):
     for layer in range(3):  # within a layer the order is that of the scores
         inside = ranking.order[layers[ranking.order] == layer]
         assert torch.equal(inside, plain.order[layers[plain.order] == layer][: len(inside)])
+
+
+def test_a_pattern_in_steps_takes_one_weight_of_every_block_first():
+    model = two_layers(inputs=8, hidden=8, outputs=4)
+    bnn = given(model, kronecker(model))
+    whole = bl.plan(bnn, granularity="2:4")
+    scores = CRITERIA["curvature"](bnn.posterior_, bnn.priors)
+    for share in (0.2, 0.415, 0.7):  # a quarter of the weights is gone at log(3/4) / log(1/2) = 0.415 of the way
+        part = decide(bnn, bl.Budget(sparsity=0.5), Settings("2:4"), share=share)
+        assert part.sparsity == pytest.approx(1 - 0.5**share, abs=0.02)
+        for name, mask in part.masks.items():
+            assert bool((whole.masks[name] <= mask).all())  # nothing goes that the pattern keeps
+            left = mask.unflatten(1, (-1, 4)).sum(-1)
+            assert int(left.min()) >= (3 if share < 0.415 else 2)
+            if share > 0.415:
+                assert int(left.max()) <= 3
+            lowest = scores[name].unflatten(1, (-1, 4)).argmin(-1, keepdim=True)
+            first = mask.unflatten(1, (-1, 4)).gather(-1, lowest)
+            assert not bool(first[left < 4].any())
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), granularity="2:4", steps=3)
+    for mask in pruned.plan_.masks.values():
+        assert bool((mask.unflatten(1, (-1, 4)).sum(-1) == 2).all())

@@ -12,7 +12,10 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.train.step import Meter, Step, step_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning"),
+]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
@@ -77,6 +80,16 @@ def test_a_replayed_step_trains_as_an_eager_one(name: str, caplog: pytest.LogCap
 
 
 @needs_gpu
+@pytest.mark.parametrize("name", ["shared", "ivon", "ensemble"])
+def test_rates_decay_in_a_graph(name: str) -> None:
+    runs = []
+    for compile in ("auto", False):
+        bnn, _ = trained(*METHODS[name], compile, epochs=20, lr=0.05, lr_schedule="linear", clip=0.5)
+        runs.append(torch.cat([p.flatten() for p in bnn.parameters()]))
+    torch.testing.assert_close(*runs, rtol=1e-2, atol=1e-3)
+
+
+@needs_gpu
 @pytest.mark.parametrize("name", ["local", "ivon", "sgld"])
 def test_an_interrupted_run_resumes_exactly(name: str, tmp_path: Any) -> None:
     method, prior = METHODS[name]
@@ -106,6 +119,16 @@ def test_zeros_stay_zero_in_a_graph() -> None:
         weight = tuned.model.get_parameter(name)
         assert bool((weight[~mask] == 0).all())
         assert not torch.equal(weight, pruned.model.get_parameter(name))
+
+
+@needs_gpu
+def test_a_pruned_posterior_trains_in_a_graph(caplog: pytest.LogCaptureFixture) -> None:
+    bnn, _ = trained(*METHODS["local"], "auto", epochs=2)
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.5))
+    with caplog.at_level(logging.INFO, "bayeslim"):
+        pruned.fit(data("cuda"), epochs=4, progress=False)
+    assert not caplog.records, caplog.text
+    assert all(bool((pruned.model.get_parameter(n)[~mask] == 0).all()) for n, mask in pruned.masks.items())
 
 
 @needs_gpu

@@ -51,7 +51,7 @@ def output_columns(
     f = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
     counted = _counted(likelihood, f, targets)
     if columns in ("sampled", "empirical"):
-        y = targets if columns == "empirical" else _sample(likelihood, f, generator)
+        y = targets if columns == "empirical" else likelihood.sample(f, _on_device(generator, f.device))
         column = _gradient(likelihood, f, y)
         yield (column if counted is None or columns == "empirical" else column * counted).to(outputs.dtype)
     elif columns == "signs":
@@ -80,8 +80,16 @@ def mixed_column(likelihood: Likelihood, outputs: Tensor, generator: torch.Gener
 
 
 def _signs(shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
-    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
-    return bits.to(like.device, like.dtype).mul_(2).sub_(1)
+    generator = _on_device(generator, like.device)
+    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=like.device)
+    return bits.to(like.dtype).mul_(2).sub_(1)
+
+
+def _on_device(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """Seed a generator of the device by one of the CPU, where many draws are slow."""
+    if device.type == "cpu":
+        return generator
+    return torch.Generator(device).manual_seed(int(torch.randint(0, 2**62, (), generator=generator)))
 
 
 def _event_dim(likelihood: Likelihood, outputs: Tensor) -> int:
@@ -119,11 +127,3 @@ def _gradient(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tenso
     f = outputs.detach().requires_grad_()
     with torch.enable_grad():
         return torch.autograd.grad(-likelihood.log_prob(f, targets).sum(), f)[0]
-
-
-def _sample(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw targets on the CPU, so that a seed means the same on every device."""
-    if outputs.device.type == "cpu":
-        return likelihood.sample(outputs, generator)
-    seed = int(torch.randint(0, 2**62, (), generator=generator))
-    return likelihood.sample(outputs, torch.Generator(outputs.device).manual_seed(seed))

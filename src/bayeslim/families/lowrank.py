@@ -114,7 +114,10 @@ class CorrelatedWeights(Density):
         self.log_weights = first.new_zeros(1)
         with _full_precision(first):
             inner = torch.stack([b @ b.mT for b in self.scaled.values()]).sum(0)
-            self.root = torch.linalg.cholesky(inner + torch.eye(len(first), dtype=first.dtype, device=first.device))
+            inner = inner + torch.eye(len(first), dtype=first.dtype, device=first.device)
+            self.root = torch.linalg.cholesky_ex(
+                inner
+            ).L  # I + BᵀB is positive definite: no check, which a GPU waits for
 
     def noise(self) -> Params:
         """Draw ε for every weight, and z."""

@@ -280,8 +280,8 @@ class Variational(Method):
             std = log_std.exp()
             spreads[name] = std if stds_of is None or name in stds_of else std.square()
             if kl is None:
-                kept = bnn.masks[name]
-                kl = prior.at(kept).kl(mean.to(log_std.dtype)[kept], std[kept], log_std[kept])
+                left = bnn.left(name)
+                kl = prior.at(bnn.masks[name]).kl(mean.to(log_std.dtype).take(left), std.take(left), log_std.take(left))
             kls.append(kl)
         for prior, names in groups.values():
             squared = [stds_of is not None and name not in stds_of for name in names]

@@ -175,7 +175,9 @@ def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tens
 def _rowwise_variance(block: KroneckerBlock, kept: Tensor) -> Tensor:
     variance = torch.zeros_like(block.eigenvalues)
     for row, places, valid, factor in kept_rows(block.rowwise, kept, kept.any(-1)):
-        inverse = torch.cholesky_inverse(factor).diagonal(dim1=-2, dim2=-1) * valid
+        identity = torch.eye(places.shape[1], dtype=factor.dtype, device=factor.device)
+        # (L Lᵀ)⁻¹ has the diagonal of L⁻ᵀ L⁻¹; GPUs solve a batch with L at once, and invert from it one by one
+        inverse = torch.linalg.solve_triangular(factor, identity, upper=False).square().sum(-2) * valid
         variance[row[:, 0], row[:, 1]] = inverse.new_zeros(len(row), kept.shape[-1]).scatter_add(1, places, inverse)
     return variance
 

@@ -30,6 +30,7 @@ from bayeslim.posteriors.functional import gradient_covariance, positions
 from bayeslim.posteriors.layer_matrix import LayerMatrix
 
 Damping = Literal["exact", "sqrt"]
+DAMPING_BISECTIONS = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +220,29 @@ class KroneckerBlock:
         """
         corrected = None if self.corrected is None else self.outputs.spread(self.corrected)
         return replace(self, outputs=Factor(self.outputs.diagonal, None), corrected=corrected)
+
+    def variance_at(self, density: float) -> Tensor:
+        """Estimate the variances of weights after a random cut to a density.
+
+        A random principal submatrix of P is inverted as P with more damping, K (K P K)⁻¹ K ≈ (P + κ I)⁻¹, with κ such
+        that tr P (P + κ I)⁻¹ = density · n (LeJeune et al. 2022, arXiv:2211.03751).
+
+        Args:
+            density: the fraction of the weights that is kept, above 0.
+
+        Returns:
+            the variance of each weight if it is among those kept, (groups, outputs, inputs).
+        """
+        if density >= 1:
+            return self.variance
+        odds = (1 - density) / density
+        low, high = (self.eigenvalues.min() * odds).log(), (self.eigenvalues.max() * odds).log()
+        for _ in range(DAMPING_BISECTIONS):
+            middle = (low + high) / 2
+            kept = (self.eigenvalues / (self.eigenvalues + middle.exp())).mean()
+            low, high = torch.where(kept > density, middle, low), torch.where(kept > density, high, middle)
+        inverse = self._spread((self.eigenvalues + low.exp()).reciprocal())
+        return inverse / density / self._scale_squared()
 
     def functional_covariance(self, inputs: Tensor, gradients: Tensor) -> Tensor:
         """Compute J P⁻¹ Jᵀ, the linearised output covariance due to this layer, without J.

@@ -31,7 +31,8 @@ class Budget:
         max_error_increase: as much as possible while the validation error rises at most this much: in percentage points
             for classes (0.2: from 1.3 % to 1.5 %), in per cent of the root mean squared error for values and counts.
         evidence: as much as possible while the evidence of the validation data does not fall.
-        scope: "global" ranks all weights together; "layer" cuts the same fraction in every layer.
+        scope: "global" ranks all weights together, with the saliencies of a Kronecker posterior as they grow in the
+            course of a cut to a sparsity; "layer" cuts the same fraction in every layer.
         protect: selections of parameters (as in `bayeslim.sites`) that are left alone. For units: layers whose own
             units stay; they still lose the columns that read units cut before them.
         empty_layers: "keep best" leaves every layer its best weight (unit), with a note in the plan where that matters,

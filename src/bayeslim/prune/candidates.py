@@ -25,6 +25,9 @@ from bayeslim.types import Params
 class Candidates:
     """Everything that could be cut.
 
+    All tensors are on one device: that of the posterior for weights, because sorts of many millions of scores take
+    minutes on a CPU.
+
     Attributes:
         scores: of each candidate, higher = keep; float64.
         ties: second scores, to rank candidates of equal score.
@@ -38,6 +41,7 @@ class Candidates:
         unread: computes the weights among them that go only because no layer reads their unit, True by name.
         may_empty: whether all candidates of a layer may be cut.
         graph: the network's units, if candidates are units.
+        turns: the order in which a pattern cuts its weights, by name, if candidates are layers that take a pattern.
     """
 
     scores: Tensor
@@ -52,6 +56,7 @@ class Candidates:
     unread: Callable[[Tensor], Params] = lambda cut: {}
     may_empty: bool = False
     graph: UnitGraph | None = None
+    turns: Params | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -79,6 +84,11 @@ class Pruning:
         """Return the mask of a parameter before the cut, on the CPU."""
         shape = self.bnn.model.get_parameter(name).shape
         return self.start[name].cpu() if name in self.start else torch.ones(shape, dtype=torch.bool)
+
+    @property
+    def device(self) -> torch.device:
+        """The device where scores of weights are compared."""
+        return self.posterior.mean[self.posterior.names[0]].device
 
     def parameters(self) -> list[tuple[str, nn.Parameter, nn.Module]]:
         """List the user's own parameters with the modules that own them."""
@@ -123,7 +133,7 @@ class Pruning:
         return tuple(names), left
 
     def weight_scores(self, names: tuple[str, ...]) -> Params:
-        """Compute and check the scores of single weights, on the CPU."""
+        """Compute and check the scores of single weights, on one device."""
         scores = self.criterion.weights(self.posterior, self.bnn.priors)
         found: Params = {}
         for name in names:
@@ -135,7 +145,7 @@ class Pruning:
                     f"A criterion gives a dict with a score for every weight, of the parameter's shape. For "
                     f'"{name}" of shape {wanted} {self.criterion.name} gave {got}.'
                 )
-            found[name] = checked(value.double().cpu(), f'"{name}"', self.criterion.name)
+            found[name] = checked(value.double().to(self.device), f'"{name}"', self.criterion.name)
         return found
 
 
@@ -160,7 +170,8 @@ def weight_candidates(pruning: Pruning) -> Candidates:
     scores = pruning.weight_scores(names)
     shapes = {name: scores[name].shape for name in names}
     sizes = [shape.numel() for shape in shapes.values()]
-    kept = torch.cat([pruning.kept(name).flatten() for name in names])
+    device = pruning.device
+    kept = torch.cat([pruning.kept(name).flatten() for name in names]).to(device)
 
     def masks(cut: Tensor) -> Params:
         left_over = kept.clone()
@@ -169,9 +180,9 @@ def weight_candidates(pruning: Pruning) -> Candidates:
 
     return Candidates(
         scores=torch.cat([scores[name].flatten() for name in names]),
-        ties=torch.cat([pruning.posterior.mean[name].double().abs().flatten().cpu() for name in names]),
-        sizes=torch.ones(len(kept), dtype=torch.int64),
-        layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)),
+        ties=torch.cat([pruning.posterior.mean[name].double().abs().flatten().to(device) for name in names]),
+        sizes=torch.ones(len(kept), dtype=torch.int64, device=device),
+        layers=torch.repeat_interleave(torch.arange(len(names)), torch.tensor(sizes)).to(device),
         layer_names=names,
         gone=~kept,
         masks=masks,
@@ -212,13 +223,18 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
             f"No weight can take the pattern {n}:{m}: {'; '.join(f'{name}: {why}' for name, why in left.items())}."
         )
     scores = pruning.weight_scores(tuple(fitting))
-    keeps, costs = {}, []
+    keeps, turns, costs = {}, {}, []
     for name in fitting:
         dim = _input_dim(owner(pruning.bnn.model, name)[0])
-        usable = torch.where(pruning.kept(name), scores[name], -torch.inf)
-        keeps[name] = _best_of_blocks(usable, pruning.posterior.mean[name].double().abs().cpu(), n, m, dim)
-        lost = usable[~keeps[name] & pruning.kept(name)]
-        costs.append(float(lost.mean()) if len(lost) else -torch.inf)
+        usable = torch.where(pruning.kept(name).to(pruning.device), scores[name], -torch.inf)
+        size = pruning.posterior.mean[name].double().abs().to(pruning.device)
+        ranks = _ranks_in_blocks(usable, size, m, dim)
+        keeps[name] = (ranks >= m - n).cpu()
+        # every block loses its first weight before any loses its second, which depends on the first
+        turns[name] = ranks + usable.flatten().argsort().argsort().view_as(ranks) / ranks.numel()
+        lost = usable.cpu()[~keeps[name] & pruning.kept(name)]
+        # weights cut before count as zero, so that layers whose pattern has begun come first
+        costs.append(float(lost.sum() / (~keeps[name]).sum()) if len(lost) else -torch.inf)
 
     def masks(cut: Tensor) -> Params:
         chosen = set(cut.tolist())
@@ -238,7 +254,31 @@ def block_candidates(pruning: Pruning, n: int, m: int) -> Candidates:
         weights=tuple(fitting),
         left=left,
         may_empty=True,
+        turns=turns,
     )
+
+
+def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, Tensor], share: float) -> Params:
+    """Go a share of the way to a pattern: cut its first weights.
+
+    Args:
+        candidates: layers that take a pattern.
+        masks: the whole cut, True = kept.
+        before: masks of earlier cuts.
+        share: on the logarithm of the number of weights left in the layers that are cut.
+    """
+    turns = candidates.turns or {}
+    kept = {name: before[name].cpu() if name in before else torch.ones_like(mask) for name, mask in masks.items()}
+    gone = {name: kept[name] & ~mask for name, mask in masks.items() if name in turns}
+    lost = torch.cat([turns[name][where.to(turns[name].device)] for name, where in gone.items()])
+    left = sum(int(kept[name].sum()) for name, where in gone.items() if bool(where.any()))
+    count = left - round(left * (1 - len(lost) / max(1, left)) ** share)
+    stays = torch.ones(len(lost), dtype=torch.bool)
+    stays[lost.argsort(stable=True)[: max(1, count)].cpu()] = False
+    parts = stays.split([int(where.sum()) for where in gone.values()])
+    return dict(masks) | {
+        name: masks[name].masked_scatter(where, part) for (name, where), part in zip(gone.items(), parts, strict=True)
+    }
 
 
 def _input_dim(module: nn.Module) -> int:
@@ -246,10 +286,10 @@ def _input_dim(module: nn.Module) -> int:
     return 0 if isinstance(module, transposed) else 1
 
 
-def _best_of_blocks(scores: Tensor, ties: Tensor, n: int, m: int, dim: int) -> Tensor:
-    """Mask the n best of every m neighbours along a dimension; of equals, the later."""
+def _ranks_in_blocks(scores: Tensor, ties: Tensor, m: int, dim: int) -> Tensor:
+    """Rank every m neighbours along a dimension, the lowest first."""
     blocks, second = (t.movedim(dim, -1).unflatten(-1, (-1, m)) for t in (scores, ties))
     order = second.argsort(dim=-1, stable=True)
     order = order.gather(-1, blocks.gather(-1, order).argsort(dim=-1, stable=True))
-    kept = torch.zeros_like(blocks, dtype=torch.bool).scatter_(-1, order[..., m - n :], True)
-    return kept.flatten(-2).movedim(-1, dim).contiguous()
+    ranks: Tensor = order.argsort(dim=-1).flatten(-2).movedim(-1, dim).contiguous()
+    return ranks

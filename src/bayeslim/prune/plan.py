@@ -20,9 +20,10 @@ from bayeslim.posteriors import Gated, Gaussian
 from bayeslim.prune.apply import apply_plan
 from bayeslim.prune.batch_norms import measure_batch_norms
 from bayeslim.prune.budget import Budget
-from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, weight_candidates
+from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, part_of_pattern, weight_candidates
 from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
 from bayeslim.prune.cuts import BY_HAND, Cuts, EmptyLayer, NothingToCut
+from bayeslim.prune.growth import saliency_growth
 from bayeslim.prune.price import price
 from bayeslim.prune.ranking import MIN_CAPACITY, Ranking, rank
 from bayeslim.prune.search import fewest, harm, most
@@ -107,7 +108,7 @@ def decide(
         share: how far to go: on the logarithm of the remaining amount for counted goals, of the increase for an error.
         reference: the network whose error an increase is measured from; `bnn` if not given.
     """
-    ranking, criterion = ranked(bnn, budget, settings, start)
+    ranking, criterion = ranked(bnn, budget, settings, start, share)
     candidates = ranking.candidates
     if budget is None:
         count = ranking.limit
@@ -115,7 +116,7 @@ def decide(
         count = _harmless(bnn, budget, settings, ranking, share, reference)
     else:
         count = _counted(bnn, budget, settings, ranking)
-        if share < 1 and count > ranking.gone:
+        if share < 1 and count > ranking.gone and candidates.turns is None:
             left = len(candidates) - ranking.gone
             count = len(candidates) - round(left * ((len(candidates) - count) / left) ** share)
     silent = _newly_silent(bnn, ranking) if count <= ranking.gone else False
@@ -123,12 +124,16 @@ def decide(
         raise NothingToCut(_nothing(budget, ranking))
     count = max(count, ranking.gone)
     found = plan_of(ranking, count, criterion.name, settings.granularity, repr(budget) if budget else "")
+    if share < 1 and candidates.turns is not None:
+        found = replace(found, masks=part_of_pattern(candidates, dict(found.masks), bnn.masks, share))
     notes = [f'"{name}": {why}' for name, why in diagonal_factors(bnn.posterior_).items() if name in found.masks]
     return replace(found, notes=(*found.notes, *notes))
 
 
-def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None) -> tuple[Ranking, Criterion]:
-    """Rank all candidates, and return the ranking with its criterion."""
+def ranked(
+    bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan | None, share: float = 1.0
+) -> tuple[Ranking, Criterion]:
+    """Rank all candidates for a share of the way; return also the criterion."""
     n_of_m = check_settings(bnn, budget, settings)
     posterior = bnn.posterior_
     criterion = find_criterion(settings.criterion, posterior, settings.granularity == "unit")
@@ -159,14 +164,19 @@ def ranked(bnn: Bayesian, budget: Budget | None, settings: Settings, start: Plan
     by_size = criterion.additive and budget.goal != "threshold"
     keep_best = budget.empty_layers == "keep best"
     capacity = MIN_CAPACITY if keep_best and budget.goal != "threshold" else 0.0
-    return rank(candidates, budget.scope, keep_best, by_size, capacity), criterion
+    growth = None
+    if budget.goal == "sparsity" and settings.granularity == "weight" and criterion.name == "curvature":
+        left = 1 - float(candidates.gone.double().mean())
+        fraction = min(1.0, (1 - budget.value) / left) ** share if left > 0 else 1.0
+        growth = saliency_growth(posterior, masks, fraction) if 0 < fraction < 1 else None
+    return rank(candidates, budget.scope, keep_best, by_size, capacity, growth), criterion
 
 
 def _with_silenced(candidates: Candidates, posterior: Gated) -> Callable[[Tensor], Params]:
     """Extend the masks of a cut to the biases and norms that go with closed gates."""
 
     def masks(cut: Tensor) -> Params:
-        own = candidates.masks(cut)
+        own = {name: mask.cpu() for name, mask in candidates.masks(cut).items()}
         silent = {name: mask.cpu() for name, mask in posterior.silenced(own).items()}
         return own | {name: mask & own.get(name, mask) for name, mask in silent.items()}
 
@@ -230,7 +240,7 @@ def plan_of(ranking: Ranking, count: int, criterion: str, granularity: str, budg
     candidates = ranking.candidates
     chosen = ranking.cut(count)
     masks = {n: m for n, m in candidates.masks(chosen).items() if n in candidates.weights or not bool(m.all())}
-    stays = torch.ones(len(candidates), dtype=torch.bool)
+    stays = torch.ones_like(candidates.gone)
     stays[chosen] = False
     left = {name: why for name, why in candidates.left.items() if name not in masks}
     thresholds: dict[str, float] = {}

@@ -5,6 +5,7 @@ A cut is always a beginning of the ranking, so that every goal is a search for o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +46,12 @@ class Ranking:
 
 
 def rank(
-    candidates: Candidates, scope: str, keep_best: bool, by_size: bool = False, min_capacity: float = 0.0
+    candidates: Candidates,
+    scope: str,
+    keep_best: bool,
+    by_size: bool = False,
+    min_capacity: float = 0.0,
+    growth: Mapping[str, float] | None = None,
 ) -> Ranking:
     """Rank candidates by score, then by their `ties`, then by place in the network.
 
@@ -56,8 +62,12 @@ def rank(
         by_size: whether to rank by the score per weight of a candidate.
         min_capacity: a global cut to a fraction f of the present network leaves at least `min_capacity` · f of every
             layer, because scores of single weights say little about a layer that loses most of them.
+        growth: factors by layer that scores of different layers are compared with; 1 where there is none.
     """
     scores = candidates.scores / candidates.sizes if by_size else candidates.scores
+    if growth:
+        factors = torch.tensor([growth.get(name, 1.0) for name in candidates.layer_names], dtype=scores.dtype)
+        scores = scores * factors.to(scores.device)[candidates.layers]
     scores = torch.where(candidates.gone, -torch.inf, scores)
     order = candidates.ties.argsort(stable=True)
     order = order[scores[order].argsort(stable=True)]
@@ -69,10 +79,9 @@ def rank(
         order = torch.cat([order[:gone], _with_capacity(candidates, order[gone:], min_capacity)])
     if candidates.may_empty:
         return Ranking(candidates, order, gone, len(order), "", ())
-    last = torch.zeros(len(candidates.layer_names), dtype=torch.int64)
-    last = last.scatter_reduce(0, candidates.layers[order], torch.arange(len(order)), "amax")
+    last = _last_places(candidates.layers[order], len(candidates.layer_names))
     if keep_best:
-        stays = torch.zeros(len(order), dtype=torch.bool)
+        stays = torch.zeros_like(order, dtype=torch.bool)
         stays[last] = True
         order = order[~stays]
         return Ranking(candidates, order, int(candidates.gone[order].sum()), len(order), "", candidates.layer_names)
@@ -95,7 +104,9 @@ def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -
     if not count:
         return order
     layers = candidates.layers[order]
-    grid = torch.linspace(0, count, min(count, MAX_GRID_POINTS) + 1).round().long()
+    grid = (
+        torch.linspace(0, count, min(count, MAX_GRID_POINTS) + 1, dtype=torch.float64).round().long().to(order.device)
+    )
     lost = grid.double() / count
     shares, sizes = [], []
     for layer in layers.unique().tolist():
@@ -107,7 +118,13 @@ def _with_capacity(candidates: Candidates, order: Tensor, min_capacity: float) -
         lost = torch.stack([size * torch.minimum(s, cap) for size, s in zip(sizes, shares, strict=True)]).sum(0)
     earliest = 1 - (1 - _share(layers, len(candidates.layer_names))) / min_capacity
     release = grid[torch.searchsorted(lost, earliest - ROUNDING).clamp(max=len(grid) - 1)]
-    return order[torch.maximum(torch.arange(1, count + 1), release).argsort(stable=True)]
+    return order[torch.maximum(torch.arange(1, count + 1, device=order.device), release).argsort(stable=True)]
+
+
+def _last_places(layers: Tensor, count: int) -> Tensor:
+    """Find the last place of every layer in an order that has all of them."""
+    by_layer = layers.argsort(stable=True)
+    return by_layer[torch.bincount(layers, minlength=count).cumsum(0) - 1]
 
 
 def _share(layers: Tensor, count: int) -> Tensor:
@@ -116,5 +133,5 @@ def _share(layers: Tensor, count: int) -> Tensor:
     sizes = torch.bincount(layers, minlength=count)
     starts = sizes.cumsum(0) - sizes
     rank = torch.empty_like(layers)
-    rank[by_layer] = torch.arange(len(layers)) - starts[layers[by_layer]]
+    rank[by_layer] = torch.arange(len(layers), device=layers.device) - starts[layers[by_layer]]
     return (rank.double() + 1) / sizes[layers]

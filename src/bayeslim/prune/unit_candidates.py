@@ -70,7 +70,7 @@ def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
         )
     return Candidates(
         scores=checked(scores.double().cpu(), "the units", pruning.criterion.name),
-        ties=unit_magnitude(pruning.posterior, pruning.bnn.priors, chosen).double(),
+        ties=unit_magnitude(pruning.posterior, pruning.bnn.priors, chosen).double().cpu(),
         sizes=torch.tensor([sum(len(index) for index in group.values()) for group in chosen]),
         layers=torch.tensor([layers.index(graph.units[place].layer) for place in places]),
         layer_names=tuple(layers),

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -274,10 +275,9 @@ class TrainingRun:
             done = (epoch * self.batches + index) / (self.epochs * self.batches)
             for group, base in zip(self.optimizer.param_groups, base_lrs, strict=True):
                 group["lr"] = base * self.factor(done)
-            step(to_device(batch, device), window, updates)
+            check = partial(_check_finite, epoch=epoch, index=index) if index % check_every == 0 or last else None
+            step(to_device(batch, device), window, updates, check)
             assert bnn.terms is not None
-            if index % check_every == 0 or last:
-                _check_finite(bnn.terms, epoch, index)
             if index % check_every == 0:
                 bar.show(nll=float(bnn.terms.nll), kl=float(bnn.terms.kl))
             bar.advance()

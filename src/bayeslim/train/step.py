@@ -12,6 +12,7 @@ draws its noise from torch's generator, in the same order as the eager step.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bayeslim.methods.base import Terms
 
 Compile = Literal["auto"] | bool
+Check = Callable[["Terms"], None]
 
 EAGER_STEPS = 3
 """Steps of a batch shape before its capture."""
@@ -94,20 +96,24 @@ class Step:
         precise = torch.float32 if self.device.type == "mps" else torch.float64
         self.meter = Meter(torch.zeros(3, dtype=precise, device=self.device))
 
-    def __call__(self, batch: Any, window: int, updates: bool) -> None:
+    def __call__(self, batch: Any, window: int, updates: bool, check: Check | None = None) -> None:
         """Add the gradients of a batch; update the weights at the end of a window.
 
         Args:
             batch: on the device of the network.
             window: the number of batches whose gradients are averaged.
             updates: whether the batch is the last of its window.
+            check: raises for bad terms of the loss, before the weights move.
         """
         self.meter.count += 1
         self.gradients(batch, window, updates)
+        if check is not None:
+            assert self.bnn.terms is not None
+            check(self.bnn.terms)
         if updates:
             self.update()
         if self.compiles:
-            self.objective, self.compiles = torch.compile(self.objective), False  # type: ignore[assignment]
+            self.objective, self.compiles = torch.compile(self.objective, dynamic=False), False  # type: ignore[assignment]
 
     def gradients(self, batch: Any, window: int, updates: bool = True) -> None:
         """Compute the loss and add its gradients."""
@@ -169,40 +175,34 @@ class CapturedStep:
             step.kl_weight = torch.ones((), dtype=torch.float64, device=step.device)
         self._graphs: dict[Any, _Graph] = {}
         self._seen: dict[Any, int] = {}
-        self._stream = torch.cuda.Stream(step.device)
 
     @property
     def meter(self) -> Meter:
         """Sums of the loss terms."""
         return self.step.meter
 
-    def __call__(self, batch: Any, window: int, updates: bool) -> None:
-        """Make a step on a batch: eagerly at first, then by a replay."""
+    def __call__(self, batch: Any, window: int, updates: bool, check: Check | None = None) -> None:
+        """Make a step on a batch: eagerly at first, then by a replay, checked afterwards."""
         leaves, structure = tree_flatten(batch)
         key = self._key(leaves)
         if self._schedule is not None:
             assert self.step.kl_weight is not None
             self.step.kl_weight.fill_(self._schedule.weight(self.bnn.position))
         if key in self._graphs:
-            self._replay(self._graphs[key], leaves)
+            self._replay(self._graphs[key], leaves, check)
             return
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if self.reason is None and seen > EAGER_STEPS and len(self._graphs) < MAX_GRAPHS:
             try:
                 self._graphs[key] = self._capture(leaves, structure)
             except (RuntimeError, NotImplementedError) as error:
-                self.reason = str(error).partition("\n")[0]
+                self.reason = _first_cause(error)
                 self.optimizer.zero_grad(set_to_none=True)
                 _log.warning("The training step cannot be a CUDA graph and runs eagerly: %s", self.reason)
             else:
-                self._replay(self._graphs[key], leaves)
+                self._replay(self._graphs[key], leaves, check)
                 return
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            self.optimizer.zero_grad(set_to_none=True)
-            self.step(batch, window, updates)
-        current.wait_stream(self._stream)
+        self.step(batch, window, updates, check)
 
     def _counts_alone(self) -> bool:
         """Check that no hook but the network's own runs at the optimizer's steps."""
@@ -223,17 +223,22 @@ class CapturedStep:
         graph = torch.cuda.CUDAGraph()
         rates = [group["lr"] for group in self.optimizer.param_groups]
         pool = next(iter(self._graphs.values())).graph.pool() if self._graphs else None
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        random_state = generator.clone_state()
         self.optimizer.zero_grad(set_to_none=True)
         try:
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
                 if self.whole:
                     group.update(lr=rate, capturable=True)
-            with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
                 self.step.gradients(example, 1)
                 if self.step.clip is not None:
                     nn.utils.clip_grad_norm_(self.bnn.parameters(), self.step.clip)
                 if self.whole:
                     self.optimizer.step()
+        except BaseException:
+            generator.graphsafe_set_state(random_state)  # a failed capture leaves the generator in the graph
+            raise
         finally:
             for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
                 if self.whole:
@@ -243,7 +248,7 @@ class CapturedStep:
         assert self.bnn.terms is not None
         return _Graph(graph, fixed, self.bnn.terms, held)
 
-    def _replay(self, captured: _Graph, leaves: list[Tensor]) -> None:
+    def _replay(self, captured: _Graph, leaves: list[Tensor], check: Check | None) -> None:
         torch._foreach_copy_(captured.batch, leaves)
         for place, (group, rate) in enumerate(zip(self.optimizer.param_groups, self._rates, strict=True)):
             if self._written[place] != group["lr"]:
@@ -252,6 +257,8 @@ class CapturedStep:
         captured.graph.replay()
         self.step.meter.count += 1
         self.bnn._set(terms=captured.terms)
+        if check is not None:
+            check(captured.terms)
         if self.whole:
             self.bnn.count_step()
             return
@@ -280,3 +287,13 @@ def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedSte
         return CapturedStep(step)
     _log.info("The training step runs eagerly and not as a CUDA graph: %s.", obstacle)
     return step
+
+
+def _first_cause(error: BaseException) -> str:
+    """Describe the first of a chain of errors.
+
+    The others only say that the capture is over.
+    """
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).partition("\n")[0]
