@@ -46,9 +46,10 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# the library is compiled once for all the processes that tests start, also where it was asked not to
+# the library is compiled once for all the processes that tests start, also where it was asked not to;
+# each worker takes tests that lie together, which share fixtures
 check: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test: lint types check
 

@@ -37,6 +37,7 @@ def write(folder: Path) -> str:
         *_out_of_distribution(folder),
         *_variational_pruning(folder),
         *_continual(),
+        *_training_steps(),
     ]
     return "\n".join(parts) + "\n"
 
@@ -120,6 +121,21 @@ def _continual() -> list[str]:
         for rule, result in rules.items()
     ]
     return lines + _table(("tasks of MNIST", "rule", "number of tasks", "mean accuracy, %"), rows)
+
+
+def _training_steps() -> list[str]:
+    found = _read("training_steps") | {"command": "python benchmarks/training_graphs.py steps"}
+    lines = _heading("Training steps on a GPU", found)
+    lines += [
+        f"On one {found['environment']['gpu']}, as a ratio to the eager step of the plain network, by estimator.",
+        "",
+    ]
+    ways = [way for way in next(iter(found["results"].values())) if way != "plain"]
+    rows = [
+        (case, *(f"{table[way]['ratio']:.2f}" if "ratio" in table[way] else "failed" for way in ways))
+        for case, table in found["results"].items()
+    ]
+    return lines + _table(("network", *ways), rows)
 
 
 def _read(name: str) -> dict[str, Any]:

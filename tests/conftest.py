@@ -1,4 +1,4 @@
-"""One thread, one seed and a silent progress bar for every test."""
+"""One thread, one seed and a silent progress bar for every test, and few examples of each property."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("short", max_examples=30, deadline=None)
+settings.load_profile("short")
 
 
 @pytest.fixture(autouse=True)

@@ -19,3 +19,18 @@ def in_processes(work: Callable[..., None], count: int, *args: Any) -> None:
     """
     multiprocessing.set_forkserver_preload(["bayeslim"])
     torch.multiprocessing.start_processes(work, args, count, start_method=METHOD)
+
+
+def started(work: Callable[..., Any], *args: Any) -> multiprocessing.process.BaseProcess:
+    """Start such a process, which calls `work(*args)`."""
+    multiprocessing.set_forkserver_preload(["bayeslim"])
+    process = multiprocessing.get_context(METHOD).Process(target=work, args=args)
+    process.start()
+    return process
+
+
+def exit_code_of(work: Callable[..., Any], *args: Any) -> int | None:
+    """Call `work(*args)` in such a process; return its exit code, which is minus the signal that killed it."""
+    process = started(work, *args)
+    process.join(timeout=120)
+    return process.exitcode

@@ -109,7 +109,7 @@ def test_auroc_by_hand():
 scores = st.lists(st.integers(-3, 3).map(float) | st.just(float("inf")), min_size=1, max_size=20)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(scores, scores)
 def test_auroc_is_its_definition(inside, outside):
     a, b = torch.tensor(inside), torch.tensor(outside)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +19,7 @@ from bayeslim.noise import (
     standard_normal_like,
     standard_normals_like,
 )
+from processes import exit_code_of
 
 SIZES = [1, MIN_VALUES_FOR_NUMPY - 1, MIN_VALUES_FOR_NUMPY, VALUES_PER_STREAM, 3 * VALUES_PER_STREAM + 7]
 """Torch's own generator, both sides of the switch to numpy, and several chunks with a ragged end."""
@@ -155,20 +156,19 @@ def test_like_does_not_track_gradients():
     assert not standard_normal_like(torch.ones(100, 100, requires_grad=True)).requires_grad
 
 
+def draw_and_draw_in_a_fork() -> None:
+    torch.set_num_threads(2)
+    first = standard_normal((1 << 18,), generator=seeded(0))
+    if os.fork() == 0:
+        signal.alarm(30)
+        again = standard_normal((1 << 18,), generator=seeded(0))
+        os._exit(0 if (first.numpy() == again.numpy()).all() else 1)
+    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+
+
 def test_works_in_a_forked_process():
     """The threads of a parent do not exist in its child, which must not wait for them."""
-    script = (
-        "import os, signal, torch\n"
-        "from bayeslim.noise import standard_normal\n"
-        "torch.set_num_threads(2)\n"
-        "first = standard_normal((1 << 18,), generator=torch.Generator().manual_seed(0))\n"
-        "if os.fork() == 0:\n"
-        "    signal.alarm(30)\n"
-        "    again = standard_normal((1 << 18,), generator=torch.Generator().manual_seed(0))\n"
-        "    os._exit(0 if (first.numpy() == again.numpy()).all() else 1)\n"
-        "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert exit_code_of(draw_and_draw_in_a_fork) == 0
 
 
 def test_small_draws_are_torchs_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim import recipes
+from bayeslim.app.compress import pipeline
 
 
 def data(rows: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +56,9 @@ def test_sparse_variational_dropout_finds_the_inputs_that_matter() -> None:
     assert (tuned.mean_network()(x).argmax(1) == y).double().mean() > 0.97
 
 
-def test_compress_takes_a_recipe(tmp_path: Path) -> None:
+def test_compress_takes_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = functools.partial(bl.benchmark, runtimes=["eager"], rounds=2, batch_sizes=(1,))
+    monkeypatch.setattr(pipeline, "benchmark", quick)
     recipe = recipes.sparse_vd(epochs=30)
     result = bl.compress(
         model(), loader(), loader(), recipe=recipe, fit={"lr": 2e-2}, out=tmp_path, formats=(), baseline=False

@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,6 +18,8 @@ import bayeslim as bl
 from bayeslim.app.compress import baseline, fingerprint, pipeline
 from bayeslim.app.compress.folder import RunFolder
 from bayeslim.errors import BayeslimError
+from bayeslim.io.lock import LOCK_FILE, locked
+from processes import exit_code_of
 
 
 def data():
@@ -70,7 +70,7 @@ def finished(tmp_path_factory):
 
 def run(out, model=None, **options):
     train, val = data()
-    settings = {"budget": BUDGET, "steps": 2, "formats": (), "out": out} | options
+    settings = {"budget": BUDGET, "steps": 1, "formats": (), "out": out} | options
     return bl.compress(trained() if model is None else model, train, val, **settings)
 
 
@@ -85,7 +85,7 @@ def same(one, other):
 def test_everything_is_there_and_says_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "report", bl.report)
     before = weights(trained())
-    found = run(tmp_path / "run", granularity="unit", formats=("onnx", "pt2"))
+    found = run(tmp_path / "run", granularity="unit", steps=2, formats=("onnx", "pt2"))
     assert same(before, weights(trained())), "the network given is not changed"
     names = {path.name for path in found.files}
     assert names == {"slim", "slim.onnx", "slim.pt2", "benchmark.json", "report.html"}
@@ -105,7 +105,8 @@ def test_everything_is_there_and_says_the_same(tmp_path, monkeypatch):
     assert "report.html" in repr(found)
 
 
-def test_magnitude_is_the_same_budget_without_conditioning(tmp_path):
+def test_magnitude_is_the_same_budget_without_conditioning(finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     found = run(tmp_path)
     dense, slim = trained(), bl.load(tmp_path / "magnitude")
     flat = torch.cat([p.detach().abs().flatten() for n, p in dense.named_parameters() if n.endswith("weight")])
@@ -165,7 +166,7 @@ def test_a_run_that_is_stopped_anywhere_goes_on_and_repeats_nothing(tmp_path, mo
 
 
 def test_another_budget_keeps_the_fit_and_redoes_the_rest(tmp_path, monkeypatch):
-    first = run(tmp_path, fine_tune={"epochs": 1})
+    first = run(tmp_path, fine_tune={"epochs": 1}, baseline=False)
     made = []
     original = RunFolder.stage
 
@@ -173,52 +174,51 @@ def test_another_budget_keeps_the_fit_and_redoes_the_rest(tmp_path, monkeypatch)
         return original(self, name, settings, lambda place: made.append(name) or make(place), save, load)
 
     monkeypatch.setattr(RunFolder, "stage", stage)
-    assert same(weights(run(tmp_path, fine_tune={"epochs": 1}).slim), weights(first.slim))
+    assert same(weights(run(tmp_path, fine_tune={"epochs": 1}, baseline=False).slim), weights(first.slim))
     assert made == []
-    second = run(tmp_path, budget=bl.Budget(sparsity=0.3), fine_tune={"epochs": 1})
+    second = run(tmp_path, budget=bl.Budget(sparsity=0.3), fine_tune={"epochs": 1}, baseline=False)
     assert second.plan.sparsity == pytest.approx(0.3, abs=0.01)
     assert "fitted" not in made
     assert made[0] == "pruned"
     assert made[-1] == "report.html"
     made.clear()
-    third = run(tmp_path, budget=bl.Budget(sparsity=0.3))
+    third = run(tmp_path, budget=bl.Budget(sparsity=0.3), baseline=False)
     assert "tuned" not in made
     assert made[0] == "slim", "without fine-tuning the slim network is another"
     assert not same(weights(second.slim), weights(third.slim))
 
 
+def small_job(out, callback):
+    torch.manual_seed(0)
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    loader = bl.data.Loader(x, (x[:, 0] > 0).long(), 20)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    settings = {"budget": bl.Budget(sparsity=0.5), "formats": (), "baseline": False, "out": out}
+    return bl.compress(model, loader, loader, fit={"epochs": 4, "callbacks": [callback]}, **settings)
+
+
+def kill(epoch):
+    if epoch.number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def small_job_that_is_killed(out):
+    torch.set_num_threads(1)
+    small_job(out, kill)
+
+
 def test_killed_in_training_it_resumes_at_the_epoch(tmp_path):
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import os, signal, sys, torch, bayeslim as bl\n"
-        "torch.set_num_threads(1)\n"
-        "torch.manual_seed(0)\n"
-        "def kill(epoch):\n"
-        "    if epoch.number == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))\n"
-        "loader = bl.data.Loader(x, (x[:, 0] > 0).long(), 20)\n"
-        "model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))\n"
-        "bl.compress(model, loader, loader, budget=bl.Budget(sparsity=0.5), out=sys.argv[1],\n"
-        "            fit={'epochs': 4, 'callbacks': [kill]})\n"
-    )
     out = tmp_path / "run"
-    environment = os.environ | {"BAYESLIM_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, script, out], env=environment, capture_output=True, timeout=120)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert exit_code_of(small_job_that_is_killed, out) == -signal.SIGKILL
     assert json.loads((out / "run.json").read_text())["done"] == {}
     (checkpoint,) = out.glob("fitted-*.checkpoint")
-    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     seen = []
 
-    def kill(epoch):
+    def note(epoch):
         seen.append(epoch.number)
 
-    kill.__qualname__ = "kill"
-    loader = bl.data.Loader(x, (x[:, 0] > 0).long(), 20)
-    options = {"epochs": 4, "callbacks": [kill]}
-    bl.compress(model, loader, loader, budget=bl.Budget(sparsity=0.5), out=out, fit=options, formats=())
+    note.__qualname__, note.__module__ = kill.__qualname__, kill.__module__
+    small_job(out, note)
     assert seen == [3, 4], "two epochs were complete"
     assert not checkpoint.exists()
 
@@ -356,23 +356,22 @@ def test_a_variational_network_that_was_pruned_before(tmp_path):
     train, _ = data()
     bnn = bl.bayesianize(trained(), bl.Variational(), likelihood=bl.likelihoods.Categorical())
     bnn.fit(train, epochs=1, seed=0)
-    found = run(tmp_path, model=bl.prune(bnn, bl.Budget(sparsity=0.3)), fit={"epochs": 1}, steps=1, baseline=False)
+    found = run(tmp_path, model=bl.prune(bnn, bl.Budget(sparsity=0.3)), fit={"epochs": 1}, baseline=False)
     assert found.plan.sparsity == pytest.approx(0.6, abs=0.02)
 
 
 def test_other_methods_patterns_plans_and_generators(tmp_path):
     train, val = data()
     variational = bl.Variational(family=bl.families.DiagonalGaussian(initial_std=0.05))
-    found = run(tmp_path / "a", method=variational, fit={"epochs": 2}, steps=1, baseline=False)
+    found = run(tmp_path / "a", method=variational, fit={"epochs": 2}, baseline=False)
     assert list(found.rows) == ["dense", "bayeslim"]
     patterned = run(tmp_path / "b", budget=None, granularity="2:4")
     assert patterned.plan.granularity == "2:4"
     assert patterned.rows["magnitude"].cost.nonzeros == patterned.rows["bayeslim"].cost.nonzeros
-    planned = run(tmp_path / "c", budget=patterned.plan, model=patterned.bnn)
+    planned = run(tmp_path / "c", budget=patterned.plan, model=patterned.bnn, baseline=False)
     assert planned.plan == patterned.plan
-    lists = bl.compress(
-        trained(), list(train), (batch for batch in val), budget=BUDGET, steps=2, formats=(), out=tmp_path / "d"
-    )
+    job = {"budget": BUDGET, "steps": 1, "formats": (), "baseline": False}
+    lists = bl.compress(trained(), list(train), (batch for batch in val), out=tmp_path / "d", **job)
     assert lists.rows["dense"].scores.count == 80
 
 
@@ -437,7 +436,7 @@ def test_everything_cut_is_refused_and_the_fit_is_kept(tmp_path):
     with pytest.raises(ValueError, match="the least possible is"):
         run(tmp_path, budget=bl.Budget(parameters=1))
     assert list(json.loads((tmp_path / "run.json").read_text())["done"]) == ["fitted"]
-    assert run(tmp_path).plan.sparsity == pytest.approx(0.6, abs=0.01)
+    assert run(tmp_path, baseline=False).plan.sparsity == pytest.approx(0.6, abs=0.01)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
@@ -476,7 +475,7 @@ def test_damaged_results_are_named_and_made_again_once_deleted(finished, tmp_pat
 
 
 def test_a_network_that_lost_much_is_said_to_have(tmp_path):
-    result = run(tmp_path, budget=bl.Budget(sparsity=0.97, empty_layers="keep best"), steps=1, baseline=False)
+    result = run(tmp_path, budget=bl.Budget(sparsity=0.97, empty_layers="keep best"), baseline=False)
     dense, slim = (result.rows[name].scores for name in (pipeline.DENSE, pipeline.SLIM))
     assert slim.error > dense.error + pipeline.MUCH_WORSE
     assert any("Too much was cut" in note for note in result.notes)
@@ -498,41 +497,27 @@ def test_a_network_that_knew_nothing_is_said_to_have(targets, knew_nothing, fini
 
 
 def test_a_network_that_lost_little_is_left_in_peace(tmp_path):
-    notes = run(tmp_path, budget=bl.Budget(sparsity=0.05), steps=1, baseline=False).notes
+    notes = run(tmp_path, budget=bl.Budget(sparsity=0.05), baseline=False).notes
     assert not [note for note in notes if "faster" not in note]  # time is another matter
 
 
-HELD = (
-    "import sys, time\nfrom pathlib import Path\nfrom bayeslim.io.lock import locked\n"
-    "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
-)
+def test_the_same_run_started_twice_says_so(finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    with locked(tmp_path), pytest.raises(BayeslimError, match=f"is being written to by process {os.getpid()}"):
+        run(tmp_path)
+    assert run(tmp_path).rows
+    assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_the_same_run_started_twice_says_so(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
-        with pytest.raises(BayeslimError, match=f"is being written to by process {other.pid}"):
-            run(tmp_path)
-        other.kill()
-        other.wait()
-    assert run(tmp_path, baseline=False).rows
-    assert not (tmp_path / ".bayeslim.lock").exists()
-
-
-@pytest.mark.parametrize("damage", ["deleted", "truncated"])
-def test_exported_files_that_are_gone_or_truncated_are_written_again(tmp_path, damage):
+def test_exported_files_that_are_gone_or_truncated_are_written_again(tmp_path):
     whole = run(tmp_path, formats=("pt2",), baseline=False)
     file = tmp_path / "slim.pt2"
-    size = file.stat().st_size
-    if damage == "deleted":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[: size // 2])
-    again = run(tmp_path, formats=("pt2",), baseline=False)
-    assert file in again.files
-    x = torch.randn(4, 8)
-    assert torch.allclose(torch.export.load(file).module()(x), whole.slim(x), atol=1e-6)
+    x, content = torch.randn(4, 8), file.read_bytes()
+    for damaged in (None, content[: len(content) // 2]):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        again = run(tmp_path, formats=("pt2",), baseline=False)
+        assert file in again.files
+        assert torch.allclose(torch.export.load(file).module()(x), whole.slim(x), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -570,11 +555,12 @@ def test_magnitude_cuts_in_as_many_steps(tmp_path, monkeypatch):
         return original(bnn, what, **options)
 
     monkeypatch.setattr(baseline, "prune", watched)
-    run(tmp_path, steps=3, granularity="unit")
+    run(tmp_path, steps=3)
     assert seen == [(3, "magnitude")]
 
 
-def test_a_latency_is_measured_once(tmp_path):
+def test_a_latency_is_measured_once(finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     found = run(tmp_path)
     timed = {name: found.benchmark.latency(name, "eager", 1) for name in ("dense", "magnitude", "slim")}
     assert [found.rows[name].seconds for name in ("dense", "magnitude", "bayeslim")] == list(timed.values())

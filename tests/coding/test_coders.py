@@ -32,7 +32,7 @@ def send(coder, symbols, read=False):
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(SYMBOL, max_size=40))
 def test_is_read_as_written_in_the_bits_that_the_meter_says(symbols):
     writer, meter = Writer(), Meter()

@@ -54,7 +54,7 @@ class Odd(nn.Module):
         self.register_buffer("passing", torch.ones(2), persistent=False)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_networks_come_back_to_the_bit(tmp_path, data):
     inputs, units, outputs = (data.draw(st.integers(1, 30)) for _ in range(3))
@@ -315,7 +315,7 @@ def signed(content):
     return content + zlib.crc32(content).to_bytes(4, "big")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_hostile_files_with_good_checksums_do_no_harm(tmp_path, data):
     """Any bytes decode to a network or raise `CorruptFile`."""

@@ -49,7 +49,7 @@ def test_the_tables_are_the_same_with_any_floating_point_library():
                 assert abs(exact - rounded) < decimal.Decimal("0.5") - 16 * ulp
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 5000), max_size=40), st.integers(0, 3))
 def test_naturals_and_symbols_are_read_as_written(numbers, contexts):
     def send(coder, values):
@@ -91,7 +91,7 @@ def test_a_useful_context_saves_bits_and_a_useless_one_costs_few():
     assert costs[2] < costs[0] + 30
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(list(FORMATS)), st.lists(st.integers(-200, 200).filter(bool), min_size=1, max_size=20), st.data()
 )
@@ -130,7 +130,7 @@ def test_zigzag_undone(number):
     assert zigzag(number) >= 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_codes_are_read_as_written(data):
     grid = Grid(data.draw(st.integers(1, 2)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))

@@ -40,7 +40,7 @@ def hits_of(mask):
     return [np.flatnonzero(row) for row in mask]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_every_pattern_is_read_as_written_with_every_model(data):
     grid = data.draw(st.sampled_from(GRIDS))

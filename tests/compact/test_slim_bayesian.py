@@ -375,8 +375,7 @@ def test_what_cannot_stay_bayesian_is_refused():
         bl.compact(damped, ROWS[:3], bayesian=True)
 
 
-@pytest.mark.parametrize("per", ["weight", "unit", "layer"])
-@pytest.mark.parametrize("rate", [{"learn": False}, {}, {"largest": 2.0}])
+@pytest.mark.parametrize(("per", "rate"), [("weight", {"learn": False}), ("unit", {}), ("layer", {"largest": 2.0})])
 def test_rates_of_dropout_are_cut_with_what_shares_them(per, rate):
     method = bl.Variational(bl.families.DropoutGaussian(per=per, **rate))
     pruned = fitted(convolutional(), method, prior=bl.priors.LogUniform(), epochs=2, lr=1e-2)

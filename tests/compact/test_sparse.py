@@ -25,7 +25,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 40), max_size=3),
     dtype=st.sampled_from(DTYPES),

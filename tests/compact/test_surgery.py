@@ -267,11 +267,9 @@ class Sized(nn.Module):
     ("flatten", "kind"),
     [
         (lambda x: x.view(len(x), -1), "modules"),
-        (lambda x: x.reshape(x.shape[0], -1), "modules"),
-        (lambda x: x.view(len(x), 96), "graph"),
         (lambda x: x.reshape(x.shape[0], 96), "graph"),
     ],
-    ids=["len", "shape", "len and a constant", "shape and a constant"],
+    ids=["len", "shape and a constant"],
 )
 def test_the_batch_stays_free_however_its_size_is_taken(flatten, kind):
     model, x = Sized(flatten).eval(), torch.randn(4, 1, 6, 6)

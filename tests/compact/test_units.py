@@ -131,7 +131,7 @@ def test_a_network_that_cannot_be_traced():
 # the union-find forest, against following every tie by hand
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=20), st.sets(st.integers(0, 11), max_size=3)
 )
@@ -154,7 +154,7 @@ def test_labels_against_sets(ties, frozen):
     assert stay == {i for i in range(12) if classes[i] & frozen}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 100))
 def test_settled_labels_are_the_same_and_know_where_they_vary(shape, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -171,8 +171,9 @@ def spread(model, batches, likelihood, columns, draws):
     return error.abs().max(), (found - truth).flatten(1).norm(dim=1).mean() / truth.norm()
 
 
-@pytest.mark.parametrize("columns", ["signs", "sampled"])
-@pytest.mark.parametrize("name", ["mlp", "segmentation", "words", "sequence"])
+@pytest.mark.parametrize(
+    ("name", "columns"), [("mlp", "signs"), ("segmentation", "sampled"), ("words", "sampled"), ("sequence", "signs")]
+)
 def test_one_backward_is_unbiased(name, columns):
     case = make(name)
     error, noise = spread(case.model, case.batches(5), case.likelihood, columns, 100)
@@ -343,7 +344,7 @@ def test_bad_arguments():
         kfac(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)), [], case.likelihood)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     channels=st.integers(1, 3),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),

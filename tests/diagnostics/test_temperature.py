@@ -18,16 +18,16 @@ TARGETS = Y.expand(-1, 20).contiguous()
 DATA = [(X, TARGETS)]
 
 
-def chain(method: bl.Method, **options) -> bl.Bayesian:
+def chain(method: bl.Method, batch_size: int = 20, **options) -> bl.Bayesian:
     torch.manual_seed(0)
     bnn = bl.bayesianize(nn.Linear(4, 20, bias=False).double(), method, likelihood=Gaussian(1.0))
-    bnn.fit(bl.data.Loader(X, TARGETS, batch_size=20), seed=1, progress=False, **options)
+    bnn.fit(bl.data.Loader(X, TARGETS, batch_size), seed=1, progress=False, **options)
     return bnn
 
 
 def test_hamiltonian_monte_carlo_has_the_temperature_it_was_asked_for():
     for asked in (1.0, 0.25):
-        bnn = chain(bl.HMC(samples=40, warmup=40, leapfrog=10, temperature=asked))
+        bnn = chain(bl.HMC(samples=40, warmup=40, leapfrog=10, temperature=asked), batch_size=200)
         before = {name: value.clone() for name, value in bnn.state_dict().items()}
         found = temperature(bnn, DATA)
         assert found.target == asked

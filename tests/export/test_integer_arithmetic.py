@@ -38,12 +38,11 @@ def rows(width, count=64):
     return torch.randn(count, width, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("per", ["layer", "unit"])
-def test_a_layer_that_reads_only_zeros_on_the_example(per, tmp_path):
+def test_a_layer_that_reads_only_zeros_on_the_example(tmp_path):
     model, x, path = network(6, 64, 64, 64), rows(6), tmp_path / "int8.onnx"
     with torch.no_grad():
         model[2].bias.fill_(-5)
-    coded = quantised(model, 8, per)
+    coded = quantised(model, 8)
     done = bl.export(coded, path, example=x, int8=True)
     assert done.difference < 1e-3
     assert gap(coded, path, x) < 1e-3
@@ -56,13 +55,12 @@ def test_what_was_not_seen_on_the_example_is_read_all_the_same(tmp_path):
     assert gap(coded, path, rows(6).sigmoid()) < 0.02
 
 
-@pytest.mark.parametrize("per", ["layer", "unit"])
-def test_biases_beside_which_inputs_or_weights_are_nothing(per, tmp_path):
+def test_biases_beside_which_inputs_or_weights_are_nothing(tmp_path):
     """In steps of the products of either, they are beyond any integer of 32 bits."""
     model, x, path = network(6, 64, 64, 64), rows(6), tmp_path / "int8.onnx"
     with torch.no_grad():
         model[2].weight[:4] *= 1e-12
-    coded = quantised(model, 8, per)
+    coded = quantised(model, 8, "unit")
     for example in (x, 1e-12 * x):
         bl.export(coded, path, example=example, int8=True)
         assert gap(coded, path, example) < 0.02

@@ -112,57 +112,62 @@ def on_the_interval(mean: float, std: float, low: float, high: float) -> tuple[n
     return np.concatenate(points), np.concatenate(masses)
 
 
-TRUNCATED = list(
-    itertools.product([-300.0, -20.5, -19.0, -5.0, -0.3, 0.0, 0.4, 6.0, 300.0], [-5.0, -2.0, 0.0, 2.0, 5.0])
+TRUNCATED_MEANS, TRUNCATED_LOG_STDS = (
+    [-300.0, -20.5, -19.0, -5.0, -0.3, 0.0, 0.4, 6.0, 300.0],
+    [-5.0, -2.0, 0.0, 2.0, 5.0],
 )
 
 
-@pytest.mark.parametrize(("mean", "log_std"), TRUNCATED)
-def test_truncated_log_normal(mean, log_std):
-    gate, std = gates.TruncatedLogNormal(), math.exp(log_std)
-    points, masses = on_the_interval(mean, std, -20.0, 0.0)
-    total = masses.sum()
-    peak = min(max(mean, -20.0), 0.0)
-    log_density = -0.5 * (points - peak) * (points + peak - 2 * mean) / std**2 - math.log(total)
-    share = masses / total
-    own = oracles.parameters(gate, {"log_mean": mean, "log_std": log_std})
-    assert gate.kl(own).item() == pytest.approx((share * log_density).sum() + math.log(20), rel=1e-6, abs=1e-7)
-    z_mean = (share * np.exp(points)).sum()
-    z_variance = (share * (np.exp(points) - z_mean) ** 2).sum()
-    assert gate.mean(own).item() == pytest.approx(z_mean, rel=1e-6)
-    ratio = z_mean / math.sqrt(z_variance)
-    if ratio < 1e5:
-        assert gate.variance(own).item() == pytest.approx(z_variance, rel=1e-5)
-        assert gate.score(own).item() == pytest.approx(ratio, rel=1e-5)
-    else:
-        assert gate.score(own).item() > 1e4
+@pytest.mark.parametrize("mean", TRUNCATED_MEANS)
+def test_truncated_log_normal(mean):
+    for log_std in TRUNCATED_LOG_STDS:
+        gate, std = gates.TruncatedLogNormal(), math.exp(log_std)
+        points, masses = on_the_interval(mean, std, -20.0, 0.0)
+        total = masses.sum()
+        peak = min(max(mean, -20.0), 0.0)
+        log_density = -0.5 * (points - peak) * (points + peak - 2 * mean) / std**2 - math.log(total)
+        share = masses / total
+        own = oracles.parameters(gate, {"log_mean": mean, "log_std": log_std})
+        assert gate.kl(own).item() == pytest.approx((share * log_density).sum() + math.log(20), rel=1e-6, abs=1e-7)
+        z_mean = (share * np.exp(points)).sum()
+        z_variance = (share * (np.exp(points) - z_mean) ** 2).sum()
+        assert gate.mean(own).item() == pytest.approx(z_mean, rel=1e-6)
+        ratio = z_mean / math.sqrt(z_variance)
+        if ratio < 1e5:
+            assert gate.variance(own).item() == pytest.approx(z_variance, rel=1e-5)
+            assert gate.score(own).item() == pytest.approx(ratio, rel=1e-5)
+        else:
+            assert gate.score(own).item() > 1e4
 
 
-@pytest.mark.parametrize(("mean", "log_std"), TRUNCATED)
-def test_gradients_of_the_truncated_divergence(mean, log_std):
+@pytest.mark.parametrize("mean", TRUNCATED_MEANS)
+def test_gradients_of_the_truncated_divergence(mean):
     """With g = −(y − μ)²/2σ², they are Cov(∂g/∂μ, g) and Cov(∂g/∂log σ, g) over y = log z."""
-    gate, std = gates.TruncatedLogNormal(), math.exp(log_std)
-    points, masses = on_the_interval(mean, std, -20.0, 0.0)
-    share = masses / masses.sum()
-    peak = min(max(mean, -20.0), 0.0)
-    g = -0.5 * (points - peak) * (points + peak - 2 * mean) / std**2
-    g -= (share * g).sum()
-    own = oracles.parameters(gate, {"log_mean": mean, "log_std": log_std})
-    by_mean, by_log_std = torch.autograd.grad(gate.kl(own), list(own.values()))
-    assert by_mean.item() == pytest.approx((share * (points - peak) / std**2 * g).sum(), rel=1e-5, abs=1e-8)
-    assert by_log_std.item() == pytest.approx(-2 * (share * g**2).sum(), rel=1e-5, abs=1e-8)
+    for log_std in TRUNCATED_LOG_STDS:
+        gate, std = gates.TruncatedLogNormal(), math.exp(log_std)
+        points, masses = on_the_interval(mean, std, -20.0, 0.0)
+        share = masses / masses.sum()
+        peak = min(max(mean, -20.0), 0.0)
+        g = -0.5 * (points - peak) * (points + peak - 2 * mean) / std**2
+        g -= (share * g).sum()
+        own = oracles.parameters(gate, {"log_mean": mean, "log_std": log_std})
+        by_mean, by_log_std = torch.autograd.grad(gate.kl(own), list(own.values()))
+        assert by_mean.item() == pytest.approx((share * (points - peak) / std**2 * g).sum(), rel=1e-5, abs=1e-8)
+        assert by_log_std.item() == pytest.approx(-2 * (share * g**2).sum(), rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize(("mean", "log_std"), TRUNCATED)
-def test_draws_of_truncated_log_normals_in_the_tails(mean, log_std):
-    gate, std = gates.TruncatedLogNormal(), math.exp(log_std)
-    z = gate.draw(oracles.parameters(gate, {"log_mean": mean, "log_std": log_std}), (4000,)).detach().flatten()
-    points, masses = on_the_interval(mean, std, -20.0, 0.0)
-    order = np.argsort(points)
-    below = np.cumsum(masses[order]) / masses.sum()
-    assert ((z >= math.exp(-20)) & (z <= 1)).all()
-    uniform = np.interp(z.log().numpy(), points[order], below)
-    assert stats.kstest(uniform, "uniform").pvalue > 1e-3
+@pytest.mark.parametrize("mean", TRUNCATED_MEANS)
+def test_draws_of_truncated_log_normals_in_the_tails(mean):
+    for log_std in TRUNCATED_LOG_STDS:
+        torch.manual_seed(0)
+        gate, std = gates.TruncatedLogNormal(), math.exp(log_std)
+        z = gate.draw(oracles.parameters(gate, {"log_mean": mean, "log_std": log_std}), (4000,)).detach().flatten()
+        points, masses = on_the_interval(mean, std, -20.0, 0.0)
+        order = np.argsort(points)
+        below = np.cumsum(masses[order]) / masses.sum()
+        assert ((z >= math.exp(-20)) & (z <= 1)).all()
+        uniform = np.interp(z.log().numpy(), points[order], below)
+        assert stats.kstest(uniform, "uniform").pvalue > 1e-3
 
 
 def test_the_inverse_of_the_log_distribution_function():

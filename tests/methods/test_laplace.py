@@ -77,6 +77,12 @@ def method(request) -> bl.Laplace:
     return METHODS[request.param]
 
 
+@pytest.fixture(params=["kron", "ekfac", "diag", "full", "lowrank", "subnetwork"])
+def structured(request) -> bl.Laplace:
+    """One setting for each kind of posterior."""
+    return METHODS[request.param]
+
+
 def test_three_lines_make_a_trained_network_bayesian():
     bnn = bl.bayesianize(network(), bl.Laplace(), likelihood=Categorical())
     bnn.fit(DataLoader(TensorDataset(X, Y), batch_size=8))
@@ -111,8 +117,8 @@ def test_everything_works_for_every_setting(method, tmp_path):
     assert all(torch.equal(before[name], p) for name, p in bnn.model.named_parameters())
 
 
-def test_a_pruned_posterior_predicts_saves_and_refits(method, tmp_path):
-    bnn = fitted(method)
+def test_a_pruned_posterior_predicts_saves_and_refits(structured, tmp_path):
+    bnn = fitted(structured)
     masks = {"head.weight": torch.rand(3, 8) > 0.5, "conv.bias": torch.tensor([True, False])}
     bnn.method.condition(bnn, masks)
     bnn.masks = masks

@@ -27,7 +27,7 @@ def classes() -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, 0] * x[:, 1] > 0).long()
 
 
-@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("kind", ["sgld", "psgld", "sghmc-adapted", "ivon", "variational", "svgd"])
 def test_the_default_learns(kind):
     x, y = classes()
     model = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 2))

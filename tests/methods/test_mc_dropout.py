@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,8 +113,7 @@ def test_locally_every_example_has_a_mask_of_its_own_as_in_training(name):
     assert not torch.allclose(draws[0], draws[1])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("how", ["sample", "local"])
+@pytest.mark.parametrize(("name", "how"), list(zip(NETWORKS, itertools.cycle(["sample", "local"]), strict=False)))
 def test_the_spread_is_that_of_training_mode(name, how):
     build, x = NETWORKS[name]
     torch.manual_seed(1)

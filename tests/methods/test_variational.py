@@ -163,8 +163,11 @@ def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten()).double()
 
 
-@pytest.mark.parametrize(("build", "shape"), [(mlp, (3,)), (convolution, (2, 3, 3))], ids=["linear", "convolution"])
-@pytest.mark.parametrize("sites", ["weights", "all"])
+@pytest.mark.parametrize(
+    ("build", "shape", "sites"),
+    [(mlp, (3,), "all"), (convolution, (2, 3, 3), "weights")],
+    ids=["linear", "convolution"],
+)
 def test_estimators_agree_in_expectation_and_differ_in_variance(build, shape, sites):
     """Layers applied once per example: per-example noise has the same expected gradient and less variance."""
     model, x, y = build(), torch.randn(32, *shape).double(), torch.randint(3, (32,))
@@ -253,8 +256,9 @@ def test_flipout_adds_the_perturbation_alone(layer, shape, sites, monkeypatch):
     assert torch.allclose(bnn.train()(x) - bnn.eval()(x), expected)
 
 
-@pytest.mark.parametrize("estimator", ["local", "flipout", "shared"])
-@pytest.mark.parametrize("layer", ["linear", "conv2d, grouped"])
+@pytest.mark.parametrize(
+    ("layer", "estimator"), [("linear", "local"), ("conv2d, grouped", "flipout"), ("linear", "shared")]
+)
 def test_draws_have_the_exact_marginals(layer, estimator):
     layer, shape = LAYERS[layer]
     bnn, x = noisy_layer(layer, estimator, "all"), torch.randn(2, *shape).double()

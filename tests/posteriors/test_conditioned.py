@@ -110,7 +110,7 @@ def test_the_survivors_are_the_best_ones(family):
         assert base.quadratic(nudged) > least
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     outputs=st.integers(1, 5),
     inputs=st.integers(1, 5),

@@ -63,7 +63,7 @@ def test_sampling_repeats_by_generator_alone():
     assert not torch.equal(q.sample()["b"], q.sample()["b"])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2**31), st.floats(0.1, 10))
 def test_log_prob_against_distributions(seed, scale):
     q, generator = make(), torch.Generator().manual_seed(seed)

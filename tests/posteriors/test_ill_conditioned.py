@@ -76,7 +76,7 @@ stds = st.sampled_from([0.03, 0.3, 1.0, 10.0, 1e3])
 
 
 @given(kinds, stds, st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_cut_ends_above_the_best_loss(kinds, std, seed):
     posterior, masks = layer(kinds, std, seed)
     cut = posterior.condition(masks)
@@ -88,7 +88,7 @@ def test_no_cut_ends_above_the_best_loss(kinds, std, seed):
 
 
 @given(kinds, stds, st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_iterations_alone_never_lose_to_rows_or_to_staying(kinds, std, seed):
     posterior, masks = layer(kinds, std, seed)
     previous = kept.MAX_EXACT_WEIGHTS
@@ -109,7 +109,7 @@ def test_iterations_alone_never_lose_to_rows_or_to_staying(kinds, std, seed):
 
 
 @given(kinds, stds, st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_scores_and_variances_stay_positive_and_finite(kinds, std, seed):
     posterior, masks = layer(kinds, std, seed)
     cut = posterior.condition(masks)

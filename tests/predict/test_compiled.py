@@ -19,13 +19,11 @@ def fitted(method: bl.Method, likelihood: bl.likelihoods.Likelihood | None = Non
     return bnn
 
 
-@pytest.mark.parametrize(
-    "method", [bl.DeepEnsemble(5), bl.DeepEnsemble(11), bl.SGLD(samples=4), bl.SWAG(every=1, samples=4)], ids=repr
-)
-def test_particles_predict_alike(method):
+@pytest.mark.parametrize(("method", "rows"), [(bl.DeepEnsemble(11), 1), (bl.SWAG(every=1, samples=4), 5)], ids=repr)
+def test_particles_predict_alike(method, rows):
     bnn = fitted(method)
     fast = bl.compiled(bnn, X, backend="aot_eager")
-    for x in (X, X[:5], X[:1]):
+    for x in (X, X[:rows]):
         found, wanted = fast(x), bl.predict(bnn, x)
         assert found.kind == wanted.kind
         for part in ("samples", "mean", "probs", "variance", "aleatoric", "epistemic"):

@@ -42,7 +42,7 @@ def given_networks(networks: list[nn.Module], likelihood=None) -> bl.Bayesian:
 
 
 @given(st.integers(1, 30), st.integers(0, 2**31), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_assignments_are_as_good_as_scipys(n, seed, with_ties):
     gains = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     gains = gains.round() if with_ties else gains

@@ -32,7 +32,7 @@ def kept(plan, name="0.weight"):
 
 
 @forall(st.floats(0.03, 0.9), st.sampled_from(["global", "layer"]), st.integers(0, 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_sparsity_is_hit_to_the_weight(sparsity, scope, seed):
     model = two_layers(seed)
     bnn = given(model, diagonal(model, seed))
@@ -382,7 +382,7 @@ def test_nothing_is_left_for_any_of_several_steps():
 
 
 @forall(st.integers(0, 10_000), st.floats(0.05, 0.95))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_global_cut_leaves_every_layer_some_capacity(seed, fraction):
     generator = torch.Generator().manual_seed(seed)
     sizes = [3, 40, 200]

@@ -26,7 +26,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), min_size=1
 
 
 @forall(SHAPES, st.integers(0, 100), st.text(max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_json_gives_the_plan_back(shapes, seed, words):
     plan = plan_of(shapes, seed)
     again = Plan.from_json(plan.to_json())

@@ -69,8 +69,10 @@ def test_steps_with_refreshed_curvature(name):
     assert loss(pruned, loader) <= naive + 1e-3
 
 
-@pytest.mark.parametrize("std", [0.03, 0.3, 1.0, 10.0])
-@pytest.mark.parametrize("name", ["mlp", "transformer", "resnet18", "lstm"])
+@pytest.mark.parametrize(
+    ("name", "std"),
+    [("mlp", 0.03), ("transformer", 0.3), ("lstm", 1.0), ("resnet18", 10.0), ("transformer", 10.0), ("lstm", 0.03)],
+)
 def test_priors_from_strong_to_weak(name, std):
     bnn, loader = fitted(name, std)
     pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), progress=False)
@@ -89,5 +91,5 @@ def test_priors_from_strong_to_weak(name, std):
 def test_more_inputs_than_data(scope):
     """Eight examples leave every factor rank-deficient."""
     bnn, loader = fitted("resnet18", std=10.0)
-    pruned = bl.prune(bnn, bl.Budget(sparsity=0.8, scope=scope), steps=4, refresh=loader, progress=False)
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.8, scope=scope), steps=2, refresh=loader, progress=False)
     assert math.isfinite(loss(pruned, loader))

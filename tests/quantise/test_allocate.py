@@ -22,7 +22,7 @@ def brute_force(options, budget):
     return min((loss for rate, loss in every if rate <= budget), default=None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(groups, st.integers(1, 160))
 def test_the_loss_is_the_least_of_all_combinations(options, budget):
     best = brute_force(options, budget)
@@ -36,7 +36,7 @@ def test_the_loss_is_the_least_of_all_combinations(options, budget):
     assert loss == pytest.approx(best)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(groups, st.integers(1, 160))
 def test_hulls_fit_and_are_within_one_step_of_the_optimum(options, budget):
     best = brute_force(options, budget)

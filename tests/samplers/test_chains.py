@@ -285,7 +285,7 @@ def test_scales_of_cyclical_runs_are_measured_with_noise(method):
         model.weight.copy_((precision.inverse() @ x.T @ y / 0.25).T)
     exact = model.weight.detach().clone()
     bnn = bayesian(method(samples=80, schedule="cyclical"), model, likelihood=bl.likelihoods.Gaussian(0.5))
-    bnn.fit([(x, y)], epochs=2000, seed=0, progress=False)
+    bnn.fit([(x, y)], epochs=1000, seed=0, progress=False)
     away = (bnn.posterior_.values["weight"] - exact).flatten(1) / precision.inverse().diagonal().sqrt()
     assert float(away.abs().max()) < 5
     assert 0.3 < float(away.square().mean()) < 2

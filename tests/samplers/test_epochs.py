@@ -42,8 +42,7 @@ def ratios(lr: float, batch: int, snapshots: int = 10, **settings) -> Tensor:
     return torch.stack(found).mean(0)
 
 
-@pytest.mark.parametrize("batch", [50, 25])
-@pytest.mark.parametrize("lr", [1e-3, 3e-3])
+@pytest.mark.parametrize(("lr", "batch"), [(1e-3, 50), (3e-3, 25)])
 def test_variances_with_adapted_scales(lr, batch):
     assert (ratios(lr, batch) - 1).abs().max() < 4.5 * (2 / (10 * ROWS)) ** 0.5
 

@@ -36,7 +36,7 @@ def test_noise_off_by_a_factor_of_two_is_seen(kind, temperature):
     assert worst(draws, MEAN, temperature * COVARIANCE) < 4.5
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("kind", ["psgld", "sgnht"])
 def test_minibatches_counted_as_the_data_are_seen(kind):
     """The size of a batch where the number of data belongs."""
     build, settings, steps = SETTINGS[kind]

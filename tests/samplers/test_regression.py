@@ -58,8 +58,9 @@ def draws(method: bl.Method, problem: str, lr: float, epochs: int, num_data: int
     return bnn.posterior_.particle(0)["weight"]
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    ("kind", "problem"), [*((kind, "linear") for kind in RUNS), ("sgld", "logistic"), ("sghmc", "logistic")]
+)
 def test_mean_and_covariance(kind, problem):
     build, settings, lr, epochs = RUNS[kind]
     factor = 3 if problem == "logistic" else 1  # flatter
@@ -67,7 +68,7 @@ def test_mean_and_covariance(kind, problem):
     assert worst(found, *PROBLEMS[problem][2]) < 4.5
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", ["psgld", "sghmc-adapted", "sgnht"])
 def test_a_batch_taken_for_the_data_is_seen(kind):
     build, settings, lr, epochs = RUNS[kind]
     found = draws(build(samples=1, **settings), "linear", lr, epochs, num_data=20)
@@ -106,7 +107,7 @@ def test_hamiltonian_monte_carlo_on_all_the_data(problem):
     rows = 40
     model = nn.Linear(2, rows, bias=False).double()
     bnn = bl.bayesianize(model, bl.HMC(samples=80, warmup=80, leapfrog=10), likelihood=likelihood())
-    result = bnn.fit(bl.data.Loader(X, y[:, None].expand(-1, rows).contiguous(), batch_size=20), seed=3)
+    result = bnn.fit(bl.data.Loader(X, y[:, None].expand(-1, rows).contiguous(), batch_size=40), seed=3)
     found = bnn.posterior_.values["weight"][::8].flatten(0, 1)
     assert worst(found, *moments) < 4.5
     assert worst(found, moments[0], moments[1] * 1.6) > 4.5

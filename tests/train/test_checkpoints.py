@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io import storage
+from processes import exit_code_of
 
 SEED = 5
 EPOCHS = 4
@@ -81,6 +80,11 @@ def train(
     return bnn, fit
 
 
+def train_in_one_thread(*args) -> None:
+    torch.set_num_threads(1)
+    train(*args)
+
+
 def assert_same_end(first: tuple[bl.Bayesian, bl.Fit], second: tuple[bl.Bayesian, bl.Fit]) -> None:
     one, other = first[0].state_dict(), second[0].state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -91,10 +95,7 @@ def assert_same_end(first: tuple[bl.Bayesian, bl.Fit], second: tuple[bl.Bayesian
 
 @pytest.mark.parametrize("kind", ["DataLoader", "Loader"])
 def test_killed_in_the_middle_of_an_epoch(kind, tmp_path):
-    code = f"import test_checkpoints as t; t.train({kind!r}, {str(tmp_path / 'run')!r}, killed_at=10)"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert exit_code_of(train_in_one_thread, kind, tmp_path / "run", 10) == -signal.SIGKILL
     resumed = train(kind, tmp_path / "run")
     assert resumed[1].resumed_from == 2
     assert_same_end(resumed, train(kind, None))

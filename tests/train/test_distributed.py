@@ -30,7 +30,7 @@ WHOLE = {
     "mixture": bl.Variational(MixtureOfGaussians(2, initial_std=0.2)),
     "renyi": bl.Variational(DiagonalGaussian(initial_std=0.2), renyi=0.5, samples=2),
 }
-REPEATS = 120
+REPEATS = 60
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.randn(16, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 

@@ -92,7 +92,7 @@ def test_the_global_random_state_is_left_alone():
     torch.testing.assert_close(torch.rand(3), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 7), st.booleans(), st.integers(0, 3))
 def test_ranks_share_one_order_in_equal_disjoint_parts(count, world_size, size, shuffle, seed):
     if count < world_size:

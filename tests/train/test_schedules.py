@@ -27,7 +27,7 @@ def test_blundell_is_finite_and_not_negative_for_any_epoch_length(length, at, ep
     assert 0 <= weight <= length
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(length=st.integers(1, 3000), epoch=st.integers(0, 3))
 def test_blundell_sums_to_one_kl_an_epoch(length, epoch):
     weights = [Blundell().weight(Position(epoch * length + i, length)) / length for i in range(length)]
