@@ -86,23 +86,24 @@ class Reference:
             return Proof(worst, worst <= self.tolerance + max(self._folded, rounding))
         return Proof(float("inf"), False)
 
-    def agrees_beyond(self, network: nn.Module, trace: Trace, strict: bool) -> bool:
-        """Return whether another network agrees on inputs that violate a guard.
+    def agrees_beyond(self, network: nn.Module, trace: Trace) -> bool:
+        """Return whether another network agrees on all inputs that violate a guard.
+
+        That is so where the reference itself refuses such inputs. Where it takes them, only a guard of the form a != b,
+        which excludes one size, can be tried: beyond the others are sizes that cannot all be tried.
 
         Args:
             network: the other network.
             trace: the trace in which constants were found.
-            strict: accept only guards of the form a != b, which exclude one size, as tried: beyond the others are sizes
-                that cannot all be tried.
         """
         example = to_device(trace.example, device_of(self._network))
         for guard in trace.guards:
-            for inputs in violations(guard, example):
-                if _finite_outputs(self._network, inputs) is None:
-                    continue
-                tolerance = self.tolerance + self._folded
-                if (strict and not guard.excludes_one_value) or not _agree(self._network, network, inputs, tolerance):
-                    return False
+            tried = list(violations(guard, example))
+            taken = [inputs for inputs in tried if _finite_outputs(self._network, inputs) is not None]
+            if not tried or (taken and not guard.excludes_one_value):
+                return False
+            if not all(_agree(self._network, network, inputs, self.tolerance + self._folded) for inputs in taken):
+                return False
         return True
 
     def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:

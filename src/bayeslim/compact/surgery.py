@@ -157,7 +157,7 @@ def compaction(
         # take both, and nothing is known of their outputs then.
         if proven or kind == "graph":
             break
-        if not missing and reference.agrees_beyond(network, channels.trace, strict=bool(folded)):
+        if not missing and reference.agrees_beyond(network, channels.trace):
             break
     if missing and kind == "modules" and not torch.equal(least, _unneeded(found, live, "all")):
         why += f"; units that feed a constant stay, since the example does not give {', '.join(missing)}"
