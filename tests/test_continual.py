@@ -143,7 +143,7 @@ def test_bad_requests_say_what_to_do():
 
 
 def test_variational_networks_learn_a_second_task_after_short_training():
-    """Standard deviations that hardly moved from 0.01 would hold the second task at 15 %."""
+    """Standard deviations that start at 0.01 would hold the second task at 15 %."""
     data = bl.data.load("digits")
     orders = [torch.arange(64), torch.randperm(64, generator=torch.Generator().manual_seed(0))]
     torch.manual_seed(0)

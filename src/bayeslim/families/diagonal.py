@@ -17,8 +17,11 @@ from bayeslim.posteriors import Diagonal, Posterior
 from bayeslim.sites import owner
 from bayeslim.types import Params
 
-RELATIVE_INITIAL_NOISE = 0.3
-"""The initial noise of a unit's pre-activation, relative to the root mean square of its inputs."""
+MAX_INITIAL_STD = 0.03
+"""The initial σ of matrices with a small fan-in. Noise that is much larger grows before the means have learned."""
+
+MAX_INITIAL_NOISE = 0.3
+"""The largest initial noise of a unit's pre-activation, relative to the root mean square of its inputs."""
 
 INITIAL_STD_OF_VECTORS = 0.01
 """The initial σ of parameters without a fan-in: biases, and the scales of norms."""
@@ -30,9 +33,9 @@ class DiagonalGaussian(Family):
     """Independent Gaussians, wᵢ ~ N(μᵢ, σᵢ²), trained in μ and log σ.
 
     Attributes:
-        initial_std: the initial σ of every weight. By default it is 0.3 / √(fan-in), so that a unit's noise is 0.3 of
-            the size of its inputs in every layer, and at most the standard deviation of a normal prior. Vectors, which
-            have no fan-in, start at 0.01.
+        initial_std: the initial σ of every weight. By default it is 0.03, or 0.3 / √(fan-in) in layers of more than 100
+            inputs, so that a unit's noise is at most 0.3 of the size of its inputs, and at most the standard deviation
+            of a normal prior. Vectors, which have no fan-in, start at 0.01.
     """
 
     initial_std: float | None = None
@@ -103,7 +106,7 @@ class DiagonalGaussian(Family):
 def _std_by_fan_in(weight: Tensor) -> float:
     if weight.ndim < 2 or not weight.numel():
         return INITIAL_STD_OF_VECTORS
-    return RELATIVE_INITIAL_NOISE / math.sqrt(weight[0].numel())
+    return min(MAX_INITIAL_STD, MAX_INITIAL_NOISE / math.sqrt(weight[0].numel()))
 
 
 class IndependentWeights(Density):
