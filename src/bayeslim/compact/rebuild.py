@@ -168,8 +168,9 @@ def _name_modules(graph: fx.GraphModule, model: nn.Module, groups: dict[str, int
     originals = dict(model.named_modules())
     for path, module in graph.named_modules():
         original = originals.get(path)
-        is_torch = original is not None and type(original).__module__.startswith("torch.nn.")
-        if type(module) is not nn.Module or not is_torch or isinstance(original, nn.RNNBase):
+        if type(module) is not nn.Module or original is None or isinstance(original, nn.RNNBase):
+            continue
+        if not type(original).__module__.startswith("torch.nn."):
             continue
         settings = {
             name: value

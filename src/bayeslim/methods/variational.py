@@ -17,7 +17,6 @@ Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Well
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
-from bayeslim.errors import BayeslimError, BayeslimWarning
+from bayeslim.errors import BayeslimError
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
@@ -36,6 +35,7 @@ from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.shared import gating
 from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_terms
+from bayeslim.methods.shared.widths import Widths
 from bayeslim.noise import current_generator, standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
 from bayeslim.priors import Normal, Prior
@@ -46,11 +46,6 @@ from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-
-
-LAST_FRACTION, MAX_STD_CHANGE, MAX_STEADY_CHANGE = 0.2, 1.1, 1.01
-"""`fit` warns if σ moved by more than the first factor, on (geometric) average, over this last fraction of epochs. It
-warns from the second factor on if σ did not slow down: if it moved at more than half of its average pace."""
 
 
 @register("method")
@@ -322,33 +317,12 @@ class Variational(Method):
         """
         if not self.trains_plain_stds:
             return super().fit(bnn, loader, **options)
-        start = [log_std.detach().clone() for log_std in self._log_stds(bnn)]
-        widths = [self._widths(bnn, start)]
-        callbacks = [*options.pop("callbacks", ()), lambda epoch: widths.append(self._widths(bnn, start))]
+        widths = Widths(lambda: self._log_stds(bnn))
+        callbacks = [*options.pop("callbacks", ()), lambda epoch: widths.measure()]
         result = super().fit(bnn, loader, callbacks=callbacks, **options)
-        last = max(1, round(LAST_FRACTION * (len(widths) - 1)))
-        (width, distance), (earlier, there) = widths[-1], widths[max(0, len(widths) - 1 - last)]
-        result.details["std_change"] = change = math.exp(width - earlier)
-        moved = max(abs(width - earlier), abs(distance - there))
-        is_steady = abs(distance - there) > 0.5 * distance * last / max(1, len(widths) - 1)
-        if moved > math.log(MAX_STEADY_CHANGE if is_steady else MAX_STD_CHANGE):
-            kind = "under" if change > 1 else "over"
-            warnings.warn(
-                f"Standard deviations were still moving when training ended: by a factor of {math.exp(moved):.2f} in "
-                f"the last {last} of {len(widths) - 1} epochs. Uncertainty is {kind}stated. "
-                "Train for more epochs, or use a larger Variational(std_rate=...).",
-                BayeslimWarning,
-                stacklevel=3,
-            )
+        result.details["std_change"] = widths.change
+        widths.warn_if_moving()
         return result
-
-    @torch.no_grad()
-    def _widths(self, bnn: Bayesian, start: list[Tensor]) -> tuple[float, float]:
-        """Average log σ, and its distance from the start, over the weights that are left."""
-        values = torch.cat([log_std.flatten() for log_std in self._log_stds(bnn)])
-        begin = torch.cat([log_std.flatten() for log_std in start]).to(values)
-        left = values.isfinite() & begin.isfinite()
-        return float(values[left].mean()), float((values[left] - begin[left]).abs().mean())
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Condition the family on the zeros; correlated survivors move."""
