@@ -102,7 +102,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         headings, *others = rows(model)
         table = [headings, ["---"] * len(headings), *others]
         parts += [f"| {' | '.join(row)} |" for row in table]
-        parts.append("")
+        parts += ["", *([model["note"], ""] if "note" in model else [])]
     return "\n".join(parts)
 
 
@@ -110,14 +110,17 @@ COLUMNS = ("magnitude", "wanda", "sparsegpt", "bayeslim x1", "bayeslim x4")
 
 
 def summary(results: Mapping[str, Any]) -> str:
-    """Write one short table of both models: perplexities by target in rows, rules in columns."""
+    """Write one short table of both models: perplexities by target in rows, rules in columns.
+
+    Targets that no cut of ours was measured at are left out.
+    """
     head = ["perplexity without retraining", "dense", *(RULES[rule] for rule in COLUMNS)]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, title in TITLES.items():
         model = results.get("models", {}).get(name)
         for target in TARGETS if model else ():
             row = [shown(model, rule, target).partition(" (")[0] for rule in COLUMNS]
-            if any(row):
+            if any(text for text, rule in zip(row, COLUMNS, strict=True) if rule.startswith("bayeslim")):
                 best = row.index(min((text for text in row if text), key=leading))
                 row[best] = f"**{row[best]}**"
                 dense = math.exp(model["dense_log_perplexity"])

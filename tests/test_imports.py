@@ -45,7 +45,7 @@ LAYERS = (
     "methods",
     "samplers",
     # functions of a posterior
-    "diagnostics continual",
+    "diagnostics continual decide",
     "distill",
     "compact",
     "prune",

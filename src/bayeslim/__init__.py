@@ -25,6 +25,9 @@ from bayeslim.app.compress import Compressed, compress
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.coding.encode import Encoded, decode, encode
+from bayeslim.decide.calibrate import calibrate
+from bayeslim.decide.conformal import conformal
+from bayeslim.decide.selective import selective
 from bayeslim.distill.distill import distill
 from bayeslim.evidence.log_evidence import log_evidence
 from bayeslim.export import export
@@ -99,9 +102,11 @@ __all__ = [
     "bayesianize",
     "bayesianize_",
     "benchmark",
+    "calibrate",
     "compact",
     "compiled",
     "compress",
+    "conformal",
     "continual",
     "data",
     "decode",
@@ -132,6 +137,7 @@ __all__ = [
     "samplers",
     "save",
     "schedules",
+    "selective",
     "sites",
     "zoo",
 ]

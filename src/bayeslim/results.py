@@ -59,10 +59,10 @@ class Prediction:
         """Compute quantiles of the targets, values or counts, (B, ...).
 
         The predictive distribution is that of a target, noise included, not that of the mean. For values it is the
-        Gaussian N(mean, variance) where the outputs are Gaussian (`is_gaussian`: the linearised Laplace posterior), and
-        otherwise the mixture over the draws of N(output, noise²), whose quantiles are found by bisection. For counts it
-        is the mixture over the draws of Poisson distributions; the quantile is the smallest count that is exceeded with
-        a probability of at most 1 − q.
+        Gaussian N(mean, variance) of one network, or where the outputs are Gaussian (`is_gaussian`: the linearised
+        Laplace posterior), and otherwise the mixture over the draws of N(output, noise²), whose quantiles are found by
+        bisection. For counts it is the mixture over the draws of Poisson distributions; the quantile is the smallest
+        count that is exceeded with a probability of at most 1 − q.
 
         Args:
             q: a probability between 0 and 1, or several, whose quantiles are stacked in front.
@@ -78,7 +78,7 @@ class Prediction:
             raise ValueError(f"q is a probability, between 0 and 1. Got {q}.")
         if self.kind == "counts":
             return _poisson_quantile(q, self.samples.double().exp()).to(self.mean.dtype)
-        if self.is_gaussian:
+        if self.is_gaussian or len(self.samples) == 1:
             return self.mean + self.std * _normal_quantile(q)
         return _mixture_quantile(q, *self._components()).to(self.mean.dtype)
 

@@ -1,0 +1,1 @@
+"""Decisions from predictions: calibrated probabilities, sets and intervals that cover, predictors that abstain."""

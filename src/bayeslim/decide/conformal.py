@@ -1,0 +1,246 @@
+"""Conformal prediction: sets of classes and intervals that cover the truth with a chosen probability.
+
+A score s(x, y) says how badly y fits the prediction of x. With the scores of n held-out examples and a new one,
+exchangeable with them,
+
+    P(s(x, y) ≤ λ) ≥ 1 − α,      λ = the ⌈(n + 1)(1 − α)⌉-th smallest score
+
+so {y : s(x, y) ≤ λ} covers the truth with probability 1 − α at least, and at most 1 − α + 1 / (n + 1) if no scores are
+equal: over the draw of the held-out data and the new example, whatever the network and however wrong its posterior.
+
+    LAC   s = 1 − p_y                              the smallest sets on average
+    APS   s = Σ_{p_c > p_y} p_c + u p_y            u ~ U(0, 1): sets that adapt to hard examples
+    RAPS  APS + 0.01 max(0, rank − 5)              fewer very large sets
+    absolute |y − μ|  ·  scaled |y − μ| / σ  ·  CQR max(q_low − y, y − q_high)        for values
+
+Where an example has many outputs (pixels), its loss is the fraction that its sets do not cover, and λ is the smallest
+with (Σ_i loss_i(λ) + 1) / (n + 1) ≤ α: the expected fraction uncovered is then at most α (conformal risk control). For
+one output this is the quantile above.
+
+Vovk, Gammerman & Shafer 2005 · Romano, Patterson & Candès 2019, arXiv:1905.03222 · Romano, Sesia & Candès 2020,
+arXiv:2006.02544 · Angelopoulos et al. 2021, arXiv:2009.14193 · Angelopoulos et al. 2024, arXiv:2208.02814
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslim.decide.predictors import Predictor, Predicts, aligned_targets, need_kind
+from bayeslim.errors import BayeslimError
+from bayeslim.likelihoods import Likelihood
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs
+
+CLASS_SCORES = ("lac", "aps", "raps")
+VALUE_SCORES = ("absolute", "scaled", "cqr")
+RAPS_PENALTY, RAPS_FREE_CLASSES = 0.01, 5
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    """Sets of classes.
+
+    Attributes:
+        contains: whether a class is in the set, (B, ..., C).
+        prediction: the prediction they were made from.
+    """
+
+    contains: Tensor
+    prediction: Prediction
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of classes in each set, (B, ...)."""
+        return self.contains.sum(-1)
+
+    def covers(self, targets: Tensor) -> Tensor:
+        """Tell which sets contain the class of their example."""
+        found: Tensor = self.contains.gather(-1, targets.to(self.contains.device).long().unsqueeze(-1)).squeeze(-1)
+        return found
+
+
+@dataclass(frozen=True)
+class ConformalIntervals:
+    """Intervals of values.
+
+    Attributes:
+        lower: the lower ends.
+        upper: the upper ends.
+        prediction: the prediction they were made from.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    prediction: Prediction
+
+    @property
+    def widths(self) -> Tensor:
+        """The widths of the intervals."""
+        return self.upper - self.lower
+
+    def covers(self, targets: Tensor) -> Tensor:
+        """Tell which intervals contain the value of their example."""
+        targets = targets.to(self.lower.device).reshape(self.lower.shape)
+        return (self.lower <= targets) & (targets <= self.upper)
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """A predictor of sets or intervals, made by `conformal`.
+
+    Attributes:
+        predicts: the predictor.
+        coverage: the probability to cover the truth.
+        score: the name of the score.
+        threshold: λ; (C,) with one for each class.
+        num_data: the number of held-out examples.
+    """
+
+    predicts: Predicts
+    coverage: float
+    score: str
+    threshold: Tensor
+    num_data: int
+
+    def __call__(self, x: Inputs, generator: torch.Generator | None = None) -> ConformalSets | ConformalIntervals:
+        """Predict sets or intervals of inputs.
+
+        Args:
+            x: inputs.
+            generator: of the random numbers of APS and RAPS.
+        """
+        prediction = self.predicts(x)
+        threshold = self.threshold.to(prediction.mean.device)
+        if self.score in CLASS_SCORES:
+            scores = class_scores(prediction, self.score, generator)
+            return ConformalSets(scores <= threshold, prediction)
+        low, high, unit = _band(prediction, self.score, self.coverage)
+        return ConformalIntervals(low - threshold * unit, high + threshold * unit, prediction)
+
+    def __repr__(self) -> str:
+        return f"Conformal: coverage {self.coverage:g} by {self.score}, from {self.num_data:,} examples"
+
+
+def conformal(
+    predictor: Predictor,
+    loader: Iterable[Any],
+    coverage: float = 0.9,
+    *,
+    score: str = "auto",
+    per_class: bool = False,
+    likelihood: Likelihood | None = None,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Conformal:
+    """Make a predictor of sets or intervals that cover the truth with a probability.
+
+    Args:
+        predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
+        loader: held-out data, which neither trained nor tuned the network.
+        coverage: the probability, such as 0.9.
+        score: "lac", "aps" or "raps" for classes; "absolute", "scaled" (by the predictive standard deviation) or "cqr"
+            (the predictive quantiles) for values. "auto" is LAC for classes and scaled for values.
+        per_class: one threshold for each class, so that each class is covered with the probability; a class needs
+            about 1 / (1 − coverage) examples, or it is in every set.
+        likelihood: what the outputs mean, where the predictor is not Bayesian.
+        generator: of the random numbers of APS and RAPS.
+        **options: of `bayeslim.predict`, for a Bayesian network.
+
+    >>> import bayeslim as bl
+    >>> x, y = torch.zeros(99, 1), torch.arange(99.0)[:, None]
+    >>> made = bl.conformal(torch.nn.Identity(), [(x, y)], 0.9, likelihood=bl.likelihoods.Gaussian(noise=1.0))
+    >>> made(torch.zeros(1, 1)).upper
+    tensor([[89.]], dtype=torch.float64)
+    """
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage is a probability between 0 and 1. Got {coverage}.")
+    predicts = Predicts(predictor, likelihood, options)
+    scores: list[Tensor] = []
+    weights: list[Tensor] = []
+    labels: list[Tensor] = []
+    count = 0
+    for prediction, given in predicts.over(loader):
+        score, targets = _chosen(prediction, score), aligned_targets(prediction, given)
+        if score in CLASS_SCORES:
+            every = class_scores(prediction, score, generator)
+            own = every.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
+            labels.append(targets.flatten())
+        else:
+            low, high, unit = _band(prediction, score, coverage)
+            own = torch.maximum(low - targets, targets - high) / unit
+        scores.append(own.flatten())
+        weights.append(own.new_full((own.numel(),), len(own) / own.numel()))
+        count += len(own)
+    if per_class and score not in CLASS_SCORES:
+        raise BayeslimError("per_class=True is for predictions of classes.")
+    flat, weight = torch.cat(scores).double(), torch.cat(weights).double()
+    if not per_class:
+        return Conformal(predicts, coverage, score, _threshold(flat, weight, 1 - coverage, count), count)
+    label = torch.cat(labels)
+    classes = int(class_count(prediction))
+    found = [
+        _threshold(flat[label == c], torch.ones_like(flat[label == c]), 1 - coverage, int((label == c).sum()))
+        for c in range(classes)
+    ]
+    return Conformal(predicts, coverage, score, torch.stack(found), count)
+
+
+def class_count(prediction: Prediction) -> int:
+    """Count the classes of a prediction."""
+    assert prediction.probs is not None
+    return prediction.probs.shape[-1]
+
+
+def class_scores(prediction: Prediction, score: str, generator: torch.Generator | None) -> Tensor:
+    """Compute the score of every class, (B, ..., C)."""
+    probs = prediction.probs
+    assert probs is not None
+    if score == "lac":
+        return 1 - probs.double()
+    probs = probs.double()
+    order = probs.argsort(-1, descending=True)
+    ranked = probs.gather(-1, order)
+    u = torch.rand(probs.shape[:-1], dtype=torch.float64, generator=generator).to(probs.device).unsqueeze(-1)
+    above = ranked.cumsum(-1) - ranked + u * ranked
+    if score == "raps":
+        ranks = torch.arange(1, probs.shape[-1] + 1, device=probs.device)
+        above = above + RAPS_PENALTY * (ranks - RAPS_FREE_CLASSES).clamp_min(0)
+    return torch.empty_like(above).scatter(-1, order, above)
+
+
+def _chosen(prediction: Prediction, score: str) -> str:
+    need_kind(prediction, ("classes", "values"), "conformal")
+    known = CLASS_SCORES if prediction.kind == "classes" else VALUE_SCORES
+    if score == "auto":
+        return "lac" if prediction.kind == "classes" else "scaled"
+    if score not in known:
+        raise ValueError(f"score of {prediction.kind} is one of {', '.join(known)}. Got {score!r}.")
+    return score
+
+
+def _band(prediction: Prediction, score: str, coverage: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the interval at λ = 0, and the unit by which λ widens it."""
+    mean = prediction.mean.double()
+    if score == "cqr":
+        low, high = prediction.interval(coverage)
+        return low.double(), high.double(), torch.ones_like(mean)
+    unit = prediction.std.double().clamp_min(1e-300) if score == "scaled" else torch.ones_like(mean)
+    return mean, mean, unit
+
+
+def _threshold(scores: Tensor, weights: Tensor, alpha: float, count: int) -> Tensor:
+    """Find the smallest λ with an uncovered weight of at most α (n + 1) − 1."""
+    allowed = alpha * (count + 1) - 1
+    if allowed < 0:
+        return torch.tensor(math.inf, dtype=torch.float64, device=scores.device)
+    ordered, order = scores.sort()
+    # the weight of the scores above each one; rounding must not cost a whole example
+    above = weights.sum() - weights[order].cumsum(0)
+    first = int((above <= allowed + 1e-9 * count).nonzero()[0])
+    return ordered[first]

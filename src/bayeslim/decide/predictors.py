@@ -1,0 +1,83 @@
+"""Anything that predicts: a Bayesian network, a plain one, or a function that an exported file gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError
+from bayeslim.likelihoods import Likelihood
+from bayeslim.predict.predict import predict
+from bayeslim.replica import replicate
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs, call, device_of, split_batch, to_device
+
+Predictor = Bayesian | nn.Module | Callable[[Any], Any]
+
+
+class Predicts:
+    """A predictor and its options, called on inputs for a `Prediction`.
+
+    Args:
+        predictor: a Bayesian network; a plain, slim or distilled one; or a function from inputs to outputs.
+        likelihood: what the outputs of a predictor mean that is not Bayesian.
+        options: of `bayeslim.predict`, for a Bayesian network.
+    """
+
+    def __init__(self, predictor: Predictor, likelihood: Likelihood | None, options: dict[str, Any]):
+        if not callable(predictor):
+            raise TypeError(
+                "A predictor is a Bayesian network, a torch.nn.Module or a function of inputs. "
+                f"Got {type(predictor).__name__}."
+            )
+        if isinstance(predictor, Bayesian):
+            likelihood = predictor.likelihood
+        elif likelihood is None:
+            raise TypeError(
+                "The outputs of a network that is not Bayesian need a meaning. Pass "
+                "likelihood=bl.likelihoods.Categorical(), or another one."
+            )
+        elif options:
+            raise TypeError(f"Only Bayesian networks take the options of predict. Got {', '.join(sorted(options))}.")
+        self.predictor, self.likelihood, self.options = predictor, likelihood, options
+
+    def __call__(self, x: Inputs) -> Prediction:
+        """Predict inputs."""
+        if isinstance(self.predictor, Bayesian):
+            return predict(self.predictor, x, **self.options)
+        with torch.no_grad():
+            if isinstance(self.predictor, nn.Module):
+                outputs: Any = call(replicate(self.predictor), to_device(x, device_of(self.predictor)))
+            else:
+                outputs = self.predictor(x)
+        return self.likelihood.predict(torch.as_tensor(outputs).unsqueeze(0))
+
+    def over(self, loader: Iterable[Any]) -> Iterator[tuple[Prediction, Tensor]]:
+        """Predict every batch of a loader; the targets come along, on the same device."""
+        count = 0
+        for batch in loader:
+            inputs, targets = split_batch(batch)
+            if targets is None:
+                raise BayeslimError("The validation data need targets: a loader of (inputs, targets).")
+            prediction = self(inputs)
+            count += len(targets)
+            yield prediction, targets.to(prediction.mean.device)
+        if not count:
+            raise BayeslimError("The validation loader gave no batches.")
+
+
+def aligned_targets(prediction: Prediction, targets: Tensor) -> Tensor:
+    """Reshape targets to the shape of the mean; class indices have one dimension less."""
+    if prediction.kind == "classes":
+        return targets
+    return targets.reshape(prediction.mean.shape)
+
+
+def need_kind(prediction: Prediction, kinds: tuple[str, ...], what: str) -> None:
+    """Raise unless a prediction is of one of these kinds."""
+    if prediction.kind not in kinds:
+        raise BayeslimError(f"{what} needs predictions of {' or '.join(kinds)}. Got {prediction.kind}.")

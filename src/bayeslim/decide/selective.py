@@ -1,0 +1,247 @@
+"""Selective prediction: answer where the network is sure, and say "don't know" elsewhere.
+
+A predictor answers where its confidence exceeds a threshold θ. Its *coverage* is the fraction of examples it answers,
+its *selective risk* the fraction of answers that are wrong. With `max_risk` r and `confidence` 1 − δ, θ is chosen so
+that
+
+    P(selective risk ≤ r) ≥ 1 − δ        over the draw of the held-out data.
+
+The k most confident held-out examples are, given the (k + 1)-th confidence, independent draws from what a predictor
+with that threshold answers, so the number of errors among them is binomial. The hypothesis "the risk is above r" is
+tested at level δ for growing k, in an order fixed beforehand, and the last one rejected before the first that is not
+decides (fixed-sequence testing: no correction for many tests). Losses that are not 0 or 1 (the fraction of wrong pixels
+of an image) are tested by the Hoeffding-Bentkus bound instead.
+
+Geifman & El-Yaniv 2017, arXiv:1705.08500 · Angelopoulos et al. 2021, arXiv:2110.01052
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayeslim.decide.predictors import Predictor, Predicts, aligned_targets, need_kind
+from bayeslim.likelihoods import Likelihood
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs
+
+TESTS = 200
+"""The most sizes k that are tested."""
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """The selective risk at every coverage, most confident examples first.
+
+    Attributes:
+        coverage: the fractions answered, from 1 / n to 1.
+        risk: the risk among them.
+    """
+
+    coverage: Tensor
+    risk: Tensor
+
+    @property
+    def aurc(self) -> float:
+        """The area under the curve: the mean risk over all coverages."""
+        return float(self.risk.mean())
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A prediction with the examples that are answered.
+
+    Attributes:
+        prediction: of all examples.
+        confidence: of each example, (B,).
+        answered: whether it is answered, (B,).
+    """
+
+    prediction: Prediction
+    confidence: Tensor
+    answered: Tensor
+
+    @property
+    def classes(self) -> Tensor:
+        """The class of every answer; −1 for "don't know"."""
+        found = self.prediction.classes
+        return torch.where(self.answered.view(-1, *[1] * (found.ndim - 1)), found, -1)
+
+
+@dataclass(frozen=True)
+class Selective:
+    """A predictor that answers or abstains, made by `selective`.
+
+    Attributes:
+        predicts: the predictor.
+        threshold: θ: it answers where the confidence is above; infinity if no risk could be guaranteed.
+        coverage: the fraction of held-out examples it answers.
+        risk: the fraction of these that are wrong.
+        risk_bound: the risk that holds with probability `confidence`.
+        confidence: 1 − δ.
+        curve: risk and coverage at all thresholds.
+    """
+
+    predicts: Predicts
+    threshold: float
+    coverage: float
+    risk: float
+    risk_bound: float
+    confidence: float
+    curve: RiskCoverage
+
+    def __call__(self, x: Inputs) -> Answers:
+        """Answer inputs, or abstain."""
+        prediction = self.predicts(x)
+        confidence = confidence_of(prediction)
+        return Answers(prediction, confidence, confidence > self.threshold)
+
+    def __repr__(self) -> str:
+        return (
+            f"Selective: answers {self.coverage:.1%} with risk {self.risk:.2%}, "
+            f"at most {self.risk_bound:.2%} with probability {self.confidence:g}"
+        )
+
+
+def selective(
+    predictor: Predictor,
+    loader: Iterable[Any],
+    max_risk: float | None = None,
+    confidence: float = 0.95,
+    *,
+    coverage: float | None = None,
+    tolerance: float | None = None,
+    likelihood: Likelihood | None = None,
+    **options: Any,
+) -> Selective:
+    """Make a predictor that answers where it is sure and abstains elsewhere.
+
+    Args:
+        predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
+        loader: held-out data, which neither trained nor tuned the network.
+        max_risk: the largest fraction of wrong answers, which holds with probability `confidence`.
+        confidence: that probability.
+        coverage: the fraction of examples to answer, instead of `max_risk`.
+        tolerance: for values: an answer is wrong if it is off by more.
+        likelihood: what the outputs mean, where the predictor is not Bayesian.
+        **options: of `bayeslim.predict`, for a Bayesian network.
+
+    >>> import bayeslim as bl
+    >>> logits, labels = torch.tensor([[4.0, 0.0], [1.0, 0.0]]).repeat(50, 1), torch.tensor([0, 1]).repeat(50)
+    >>> made = bl.selective(torch.nn.Identity(), [(logits, labels)], 0.1, likelihood=bl.likelihoods.Categorical())
+    >>> made(logits[:2]).classes
+    tensor([ 0, -1])
+    """
+    if (max_risk is None) == (coverage is None):
+        raise ValueError("selective needs either max_risk, such as 0.01, or coverage, such as 0.9.")
+    for name, value in (("max_risk", max_risk), ("coverage", coverage), ("confidence", confidence)):
+        if value is not None and not 0 < value < 1:
+            raise ValueError(f"{name} must be between 0 and 1. Got {value}.")
+    predicts = Predicts(predictor, likelihood, options)
+    sure: list[Tensor] = []
+    lost: list[Tensor] = []
+    for prediction, targets in predicts.over(loader):
+        sure.append(confidence_of(prediction).double().cpu())
+        lost.append(loss_of(prediction, targets, tolerance).double().cpu())
+    order = torch.cat(sure).argsort(descending=True, stable=True)
+    sure_of, loss = torch.cat(sure)[order], torch.cat(lost)[order]
+    n = len(order)
+    curve = RiskCoverage(torch.arange(1, n + 1) / n, loss.cumsum(0) / torch.arange(1, n + 1))
+    if max_risk is not None:
+        answered = _largest_safe(sure_of, loss, max_risk, 1 - confidence)
+    else:
+        assert coverage is not None
+        answered = _above(sure_of, math.ceil(coverage * n))
+    risk = float(loss[:answered].mean()) if answered else 0.0
+    threshold = float(sure_of[answered]) if answered < n else -math.inf
+    return Selective(
+        predicts, threshold if answered else math.inf, answered / n, risk,
+        _risk_bound(loss[:answered], 1 - confidence) if answered else 0.0, confidence, curve,
+    )  # fmt: skip
+
+
+def confidence_of(prediction: Prediction) -> Tensor:
+    """Compute the confidence of every example, (B,).
+
+    It is the largest probability for classes, and minus the standard deviation for values; the mean over the outputs of
+    an example.
+    """
+    need_kind(prediction, ("classes", "values"), "selective")
+    if prediction.kind == "classes":
+        assert prediction.probs is not None
+        each = prediction.probs.amax(-1)
+    else:
+        each = -prediction.std
+    return each.reshape(len(each), -1).mean(1)
+
+
+def loss_of(prediction: Prediction, targets: Tensor, tolerance: float | None) -> Tensor:
+    """Compute the loss of every example: the fraction of its outputs that are wrong."""
+    targets = aligned_targets(prediction, targets)
+    if prediction.kind == "classes":
+        wrong = prediction.classes != targets
+    elif tolerance is None:
+        raise ValueError("For values an answer is wrong if it is off by more than tolerance=... Pass it.")
+    else:
+        wrong = (prediction.mean - targets).abs() > tolerance
+    return wrong.reshape(len(wrong), -1).double().mean(1)
+
+
+def _above(sure: Tensor, count: int) -> int:
+    """Count the examples above the threshold that answers `count`.
+
+    Equal ones all go or all stay.
+    """
+    if count >= len(sure):
+        return len(sure)
+    return int((sure > sure[count]).sum())
+
+
+def _largest_safe(sure: Tensor, loss: Tensor, max_risk: float, delta: float) -> int:
+    """Find the largest number of answers whose risk is below `max_risk` at level δ."""
+    n = len(sure)
+    least = math.ceil(math.log(delta) / math.log1p(-max_risk))  # fewer cannot be shown to be safe, even without errors
+    found = 0
+    for count in sorted({round(k) for k in torch.linspace(min(least, n), n, TESTS).tolist()}):
+        answered = _above(sure, count)
+        if answered < least:
+            continue
+        if p_value(loss[:answered], max_risk) > delta:
+            break
+        found = answered
+    return found
+
+
+def p_value(loss: Tensor, risk: float) -> float:
+    """Bound the probability of a loss this small if the expected loss were `risk`."""
+    n, total = len(loss), float(loss.sum())
+    if bool(((loss == 0) | (loss == 1)).all()):
+        return _binomial_cdf(round(total), n, risk)
+    mean = min(total / n, risk)
+    entropy = sum(a * math.log(a / b) for a, b in ((mean, risk), (1 - mean, 1 - risk)) if a > 0)
+    return min(math.exp(-n * entropy), math.e * _binomial_cdf(math.ceil(total), n, risk), 1.0)
+
+
+def _risk_bound(loss: Tensor, delta: float) -> float:
+    """Find the largest risk that the losses do not rule out at level δ, by bisection."""
+    low, high = float(loss.mean()), 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(loss, middle) > delta else (low, middle)
+    return high
+
+
+def _binomial_cdf(successes: int, n: int, p: float) -> float:
+    """Compute P(X ≤ successes) of X ~ Bin(n, p), summed in logarithms."""
+    if successes >= n or p <= 0:
+        return 1.0
+    if p >= 1:
+        return 0.0
+    k = torch.arange(successes + 1, dtype=torch.float64)
+    log_choose = math.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+    return float(torch.logsumexp(log_choose + k * math.log(p) + (n - k) * math.log1p(-p), 0).exp().clamp(max=1.0))

@@ -1,0 +1,221 @@
+"""Decisions keep their promises: coverage, risk and calibration, by simulation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import bayeslim as bl
+from bayeslim.decide import conformal as conformal_module
+from bayeslim.decide.selective import p_value
+
+CATEGORICAL = bl.likelihoods.Categorical()
+GAUSSIAN = bl.likelihoods.Gaussian(noise=0.5)
+
+
+def logits_and_labels(
+    n: int, classes: int, generator: torch.Generator, sharp: float = 1.0, spread: float = 2.0
+) -> tuple[Tensor, Tensor]:
+    """Draw logits, and labels from their softmax; `sharp` misstates the logits."""
+    logits = spread * torch.randn(n, classes, generator=generator)
+    labels = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+    return sharp * logits, labels
+
+
+def within_binomial_band(covered: int, trials: int, least: float, most: float) -> bool:
+    low = stats.binom.ppf(1e-4, trials, least)
+    high = stats.binom.ppf(1 - 1e-4, trials, min(1.0, most))
+    return bool(low <= covered <= high)
+
+
+@pytest.mark.parametrize("sharp", [1.0, 5.0])  # 5: a posterior that is far too sure
+@pytest.mark.parametrize("score", ["lac", "aps", "raps"])
+def test_sets_cover_over_a_thousand_splits(score: str, sharp: float) -> None:
+    generator, n, splits = torch.Generator().manual_seed(0), 60, 1000
+    logits, labels = logits_and_labels(splits * (n + 1), 8, generator, sharp)
+    covered = 0
+    for x, y in zip(logits.split(n + 1), labels.split(n + 1), strict=True):
+        made = bl.conformal(
+            nn.Identity(), [(x[:-1], y[:-1])], 0.9, score=score, likelihood=CATEGORICAL, generator=generator
+        )
+        covered += int(made(x[-1:], generator).covers(y[-1:]))
+    assert within_binomial_band(covered, splits, 0.9, 0.9 + 1 / (n + 1))
+
+
+@pytest.mark.parametrize("score", ["absolute", "scaled", "cqr"])
+def test_intervals_cover_over_a_thousand_splits(score: str) -> None:
+    generator, n, splits = torch.Generator().manual_seed(1), 60, 1000
+    x = torch.randn(splits * (n + 1), 1, generator=generator)
+    y = x + 3 * x.abs() * torch.randn(x.shape, generator=generator)  # the likelihood says 0.5: misspecified
+    covered = 0
+    for xs, ys in zip(x.split(n + 1), y.split(n + 1), strict=True):
+        made = bl.conformal(nn.Identity(), [(xs[:-1], ys[:-1])], 0.8, score=score, likelihood=GAUSSIAN)
+        covered += int(made(xs[-1:]).covers(ys[-1:]))
+    assert within_binomial_band(covered, splits, 0.8, 0.8 + 1 / (n + 1))
+
+
+def test_every_class_is_covered() -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits, labels = logits_and_labels(40_000, 4, generator)
+    logits[:, 0] -= 2  # the network hardly believes in class 0
+    half = len(labels) // 2
+    made = bl.conformal(nn.Identity(), [(logits[:half], labels[:half])], 0.9, per_class=True, likelihood=CATEGORICAL)
+    covers = made(logits[half:]).covers(labels[half:])
+    for c in range(4):
+        assert float(covers[labels[half:] == c].double().mean()) == pytest.approx(0.9, abs=0.015)
+
+
+def test_the_expected_fraction_of_pixels_is_covered() -> None:
+    generator, n = torch.Generator().manual_seed(3), 20
+    losses = []
+    for _ in range(300):
+        hard = torch.rand(n + 1, 1, 1, 1, generator=generator)  # pixels of an image are alike
+        logits = 3 * torch.randn(n + 1, 3, 4, 4, generator=generator)
+        labels = (logits + 6 * hard * torch.randn(logits.shape, generator=generator)).argmax(1)
+        made = bl.conformal(
+            nn.Identity(),
+            [(logits[:10], labels[:10]), (logits[10:-1], labels[10:-1])],
+            0.8,
+            likelihood=bl.likelihoods.Categorical(class_dim=1),
+        )
+        losses.append(1 - float(made(logits[-1:]).covers(labels[-1:]).double().mean()))
+    mean = sum(losses) / len(losses)
+    error = torch.tensor(losses).std() / math.sqrt(len(losses))
+    assert mean <= 0.2 + 3 * float(error)
+    assert mean >= 0.1
+
+
+def test_the_threshold_is_the_conformal_quantile() -> None:
+    scores = torch.rand(19, dtype=torch.float64)
+    found = conformal_module._threshold(scores, torch.ones_like(scores), 0.1, 19)
+    assert found == scores.sort().values[math.ceil(20 * 0.9) - 1]
+    assert conformal_module._threshold(scores[:5], torch.ones(5), 0.1, 5) == math.inf
+
+
+@pytest.mark.parametrize("max_risk", [0.02, 0.1])
+def test_the_risk_of_answers_is_bounded(max_risk: float) -> None:
+    generator, trials, delta, broken, answered = torch.Generator().manual_seed(4), 80, 0.1, 0, 0.0
+    population, truth = logits_and_labels(50_000, 5, generator, spread=5.0)
+    wrong = population.argmax(1) != truth
+    sure = population.softmax(-1).amax(1)
+    for _ in range(trials):
+        rows = torch.randint(len(truth), (1000,), generator=generator)
+        made = bl.selective(
+            nn.Identity(), [(population[rows], truth[rows])], max_risk, 1 - delta, likelihood=CATEGORICAL
+        )
+        chosen = sure > made.threshold
+        answered += made.coverage / trials
+        broken += bool(chosen.any()) and float(wrong[chosen].double().mean()) > max_risk
+    assert broken <= stats.binom.ppf(1 - 1e-4, trials, delta)
+    assert answered > 0.05  # it does not keep its promise by silence
+
+
+def test_the_bound_of_a_risk_is_the_exact_binomial_one() -> None:
+    loss = torch.tensor([1.0] * 3 + [0.0] * 97, dtype=torch.float64)
+    assert p_value(loss, 0.1) == pytest.approx(stats.binom.cdf(3, 100, 0.1), rel=1e-9)
+    between = torch.full((100,), 0.03, dtype=torch.float64)
+    assert p_value(between, 0.1) < 0.2
+
+
+def test_answers_and_silence() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits, labels = logits_and_labels(2000, 3, generator)
+    made = bl.selective(nn.Identity(), [(logits, labels)], coverage=0.7, likelihood=CATEGORICAL)
+    assert made.coverage == pytest.approx(0.7, abs=0.01)
+    assert made.risk < made.curve.risk[-1]
+    assert made.risk < made.risk_bound < 1
+    assert 0 < made.curve.aurc < made.curve.risk[-1]
+    answers = made(logits[:50])
+    assert bool((answers.classes[~answers.answered] == -1).all())
+    assert bool((answers.classes[answers.answered] == answers.prediction.classes[answers.answered]).all())
+    none = bl.selective(nn.Identity(), [(logits[:20], labels[:20])], 0.001, likelihood=CATEGORICAL)
+    assert none.threshold == math.inf
+    assert not bool(none(logits).answered.any())
+
+
+def test_temperature_mends_overconfidence() -> None:
+    generator = torch.Generator().manual_seed(6)
+    logits, labels = logits_and_labels(20_000, 5, generator, sharp=4.0)
+    made = bl.calibrate(nn.Identity(), [(logits, labels)], likelihood=CATEGORICAL)
+    assert float(made.temperature) == pytest.approx(4.0, rel=0.05)
+    assert made.after["nll"] < made.before["nll"]
+    assert made.after["ece"] < 0.02 < made.before["ece"]
+    assert made.after["error"] == made.before["error"]
+    torch.testing.assert_close(made(logits[:10]).probs, (logits[:10] / made.temperature.float()).softmax(-1))
+    assert "temperature 4" in repr(made) or "temperature 3.9" in repr(made)
+
+
+def test_class_temperatures_do_at_least_as_well() -> None:
+    generator = torch.Generator().manual_seed(7)
+    logits, labels = logits_and_labels(5000, 4, generator)
+    logits = logits * torch.tensor([3.0, 1.0, 2.0, 1.0])
+    one = bl.calibrate(nn.Identity(), [(logits, labels)], likelihood=CATEGORICAL)
+    each = bl.calibrate(nn.Identity(), [(logits, labels)], "class temperatures", likelihood=CATEGORICAL)
+    assert each.temperature.shape == (4,)
+    assert each.after["nll"] <= one.after["nll"] + 1e-6
+
+
+def test_the_scale_of_values_is_the_mean_square() -> None:
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(20_000, 1, generator=generator)
+    y = x + 1.5 * torch.randn(x.shape, generator=generator)
+    made = bl.calibrate(nn.Identity(), [(x, y)], likelihood=GAUSSIAN)
+    assert float(made.temperature) == pytest.approx(9.0, rel=0.05)
+    assert made.after["coverage"] == pytest.approx(0.9, abs=0.01)
+    low, high = made(x).interval(0.9)
+    assert float(((low <= y) & (y <= high)).double().mean()) == pytest.approx(0.9, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Any, Any, Tensor, Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(400, 2)
+    y = (x[:, 0] + 0.5 * torch.randn(400) > 0).long()
+    bnn = bl.bayesianize(
+        nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)), bl.Laplace(), likelihood=CATEGORICAL
+    )
+    loader = bl.data.Loader(x[:200], y[:200], batch_size=50)
+    bnn.fit(loader, epochs=20, lr=1e-2, progress=False)
+    return bnn, bl.data.Loader(x[200:], y[200:], batch_size=64, shuffle=False), x[200:], y[200:]
+
+
+def test_bayesian_networks_and_what_is_left_of_them(fitted: Any) -> None:
+    bnn, held_out, x, y = fitted
+    slim = bnn.mean_network()
+    for predictor, likelihood in ((bnn, None), (slim, CATEGORICAL), (lambda x: slim(x).detach().numpy(), CATEGORICAL)):
+        sets = bl.conformal(predictor, held_out, 0.9, likelihood=likelihood)(x)
+        assert float(sets.covers(y).double().mean()) >= 0.9
+        assert bl.selective(predictor, held_out, coverage=0.8, likelihood=likelihood)(x).answered.any()
+        assert bl.calibrate(predictor, held_out, likelihood=likelihood)(x).probs is not None
+
+
+@pytest.mark.filterwarnings("ignore:Of all prior precisions:bayeslim.errors.BayeslimWarning")
+def test_the_prior_of_laplace_is_tuned_in_a_copy(fitted: Any) -> None:
+    bnn, held_out, x, _ = fitted
+    before = bl.predict(bnn, x).probs
+    made = bl.calibrate(bnn, held_out, "prior")
+    assert made.after["nll"] <= made.before["nll"] + 1e-6
+    torch.testing.assert_close(bl.predict(bnn, x).probs, before)
+
+
+def test_bad_requests_say_what_is_needed(fitted: Any) -> None:
+    bnn, held_out, x, _ = fitted
+    with pytest.raises(TypeError, match="likelihood="):
+        bl.conformal(nn.Identity(), held_out)
+    with pytest.raises(ValueError, match="coverage is a probability"):
+        bl.conformal(bnn, held_out, 1.5)
+    with pytest.raises(ValueError, match="score of classes is one of lac"):
+        bl.conformal(bnn, held_out, score="cqr")
+    with pytest.raises(ValueError, match="either max_risk"):
+        bl.selective(bnn, held_out)
+    with pytest.raises(ValueError, match="tolerance"):
+        bl.selective(nn.Identity(), [(x[:, :1], x[:, :1])], 0.1, likelihood=GAUSSIAN)
+    with pytest.raises(bl.errors.BayeslimError, match="no batches"):
+        bl.conformal(bnn, [])
+    with pytest.raises(TypeError, match='what="prior" tunes'):
+        bl.calibrate(bnn.mean_network(), held_out, "prior", likelihood=CATEGORICAL)
