@@ -170,7 +170,7 @@ def _recurrent(walk: Channels, call: Call) -> Any:
 
 @rule("_pack_padded_sequence", "_pad_packed_sequence")
 def _packing(walk: Channels, call: Call) -> Any:
-    """Keep the features of sequences that are packed or padded; their rows are rearranged."""
+    """Keep the features of sequences whose rows are packed or padded."""
     source = call.nodes["input" if "input" in call.nodes else "data"]
     if walk.env[source].ndim < (3 if "input" in call.nodes else 2):
         return walk.unknown(call, "it is packed without a feature dimension")

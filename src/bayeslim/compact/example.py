@@ -44,7 +44,7 @@ def takes(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def left_out(model: nn.Module, example: Inputs) -> list[str]:
-    """List the arguments of a forward that have a default, and that an example does not give."""
+    """List the optional arguments of a forward that an example does not give."""
     args, kwargs = arguments(example)
     signature = inspect.signature(model.forward)
     given = signature.bind(*args, **kwargs).arguments

@@ -178,7 +178,7 @@ def _rounding(answer: list[Tensor]) -> float:
 
 
 def _like(example: Inputs) -> tuple[Inputs, Inputs]:
-    """Make noise like the example, with its integers permuted, and the same as a larger batch."""
+    """Make noise like the example, with integers permuted, and as a larger batch."""
     generator = torch.Generator().manual_seed(0)
 
     def randomise(x: Any) -> Any:

@@ -160,7 +160,7 @@ def rewrite_graph(
 
 
 def _name_modules(graph: fx.GraphModule, model: nn.Module, groups: dict[str, int]) -> None:
-    """Give the submodules of a graph the classes of the network, if these are torch's own.
+    """Give the submodules of a graph their classes, if these are torch's own.
 
     A graph reads tensors of its submodules and never calls them. With their classes and settings they can be read,
     printed and indexed as before.

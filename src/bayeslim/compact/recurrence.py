@@ -125,7 +125,10 @@ class WholeRecurrentLayers(TorchFunctionMode):
 
 @contextmanager
 def unchecked_states(network: nn.Module) -> Iterator[None]:
-    """Leave out the check of states in recurrent layers, which fixes the batch size of packed sequences."""
+    """Leave out the check of states in recurrent layers.
+
+    It fixes the batch size of packed sequences.
+    """
     layers = [module for module in network.modules() if isinstance(module, nn.RNNBase)]
     for layer in layers:
         layer.__dict__["check_forward_args"] = lambda *args: None
