@@ -1,5 +1,6 @@
 # make demo   the main job, on data that ships with the package; make demo RECIPE=sparse-vd trains it to be sparse
 # make test   lint, types, tests and doctests
+# make reader a digit reader of 8 kilobytes in C: builds it for every processor there is a compiler for, and runs it
 # make docs   the site, in docs/_build/html: tutorials are run, warnings are errors, nothing is fetched but packages
 # make benchmark-peers   speed against the plain network and other libraries, which get an environment of their own
 # Each works as the first command in a fresh clone: it makes .venv and installs what it needs.
@@ -12,7 +13,7 @@ STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 PEERS  := .venv-peers
 
-.PHONY: demo docs test lint types check install clean benchmark-peers
+.PHONY: demo reader docs test lint types check install clean benchmark-peers
 
 # the demonstration needs the command line, the report and ONNX; linters and test tools come with $(STAMP)
 $(DEMO): pyproject.toml constraints.txt
@@ -34,6 +35,9 @@ install: $(STAMP)
 
 demo: $(DEMO)
 	$(BIN)/bayeslim demo $(if $(RECIPE),--recipe "$(RECIPE)" --output "demo-$(RECIPE)")
+
+reader: $(DEMO)
+	$(BIN)/python examples/reader/run.py
 
 docs: $(DOCS)
 	BAYESLIM_PROGRESS=0 $(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html

@@ -5,8 +5,9 @@
 LeNet-5 with 1 % and LeNet-300-100 with 5 % of their weights are compacted and exported. The weights are cut at random,
 the same share of every layer; or one by one during a short training on MNIST, which keeps far more of the first
 convolution, where a weight takes the most time. Every contender computes the same inputs, one thread each; they take
-turns, and the fastest and the median round are kept. "C" is called from Python (`bl.load_c`), "C alone" from a
-loop in C, as a program without Python calls it.
+turns, and the fastest and the median round are kept. "C" is a plain call from Python (`bl.load_c`), which checks its
+input and makes an output; "C bound" is a prepared call (`CNetwork.bind`), which leaves ctypes and Python's loop; "C
+alone" is called from a loop in C, as a program without Python calls it. "Python's share" has the differences.
 """
 
 from __future__ import annotations
@@ -199,6 +200,7 @@ def measured(name: str, kept: float, which: str, data: bl.data.Dataset, epochs: 
                 "onnxruntime dense": repeated(in_onnxruntime(dense, x, folder)),
                 "onnxruntime slim": repeated(in_onnxruntime(slim, x, folder)),
                 "C": repeated(lambda network=network, x=x: network(x)),
+                "C bound": repeated(network.bind(x)),
                 "C alone": run,
             }
             times = timed(calls)
@@ -212,6 +214,10 @@ def measured(name: str, kept: float, which: str, data: bl.data.Dataset, epochs: 
                     "error": round(error, 2) if which == "trained" else None,
                     "batch": batch,
                     "microseconds": times,
+                    "Python's share": {
+                        "check and output": round(fastest["C"] - fastest["C bound"], 2),
+                        "ctypes": round(fastest["C bound"] - fastest["C alone"], 2),
+                    },
                     "speed-up over torch dense": ratios(fastest, "torch dense"),
                     "speed-up over onnxruntime dense": ratios(fastest, "onnxruntime dense"),
                     "source_bytes": exported.bytes,

@@ -219,3 +219,101 @@ def test_bad_requests_say_what_is_needed(fitted: Any) -> None:
         bl.conformal(bnn, [])
     with pytest.raises(TypeError, match='what="prior" tunes'):
         bl.calibrate(bnn.mean_network(), held_out, "prior", likelihood=CATEGORICAL)
+
+
+def test_rates_of_alarms() -> None:
+    inside, outside = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.5, 4.0, 5.0])
+    assert bl.metrics.aupr(inside, outside) == pytest.approx((1 + 1 + 3 / 4) / 3)
+    assert bl.metrics.fpr_at_95(inside, outside) == 0.25
+    assert bl.metrics.aupr(inside, inside + 10) == 1.0
+
+
+def test_alarms_tell_far_inputs_from_near_ones(fitted: Any) -> None:
+    bnn, held_out, x, y = fitted
+    train = bl.data.Loader(x, y, batch_size=50)
+    far = [8 * torch.randn(100, 2)]
+    table = bl.alarms(bnn, held_out, far, train=train, how="joint", samples=50)
+    assert set(table.rows) == {"entropy", "mutual information", "output variance", "energy", "density"}
+    assert table.rows["output variance"]["auroc"] > 0.7
+    assert table.rows["density"]["auroc"] > 0.7
+    assert table.best in repr(table)
+    plain = bl.alarms(bnn.mean_network(), held_out, far, likelihood=CATEGORICAL)
+    assert set(plain.rows) == {"entropy", "energy"}
+
+
+def test_the_density_is_a_mahalanobis_distance(fitted: Any) -> None:
+    from bayeslim.decide.alarms import RIDGE, FeatureDensity
+
+    bnn, _, x, y = fitted
+    network = bnn.mean_network().eval()
+    density = FeatureDensity(network, [(x[:70], y[:70]), (x[70:], y[70:])])
+    h = network[:2](x).detach().double()
+    means = torch.stack([h[y == c].mean(0) for c in (0, 1)])
+    centred = h - means[y]
+    covariance = centred.T @ centred / len(h)
+    covariance += RIDGE * covariance.diagonal().mean() * torch.eye(8)
+    off = h[:5, None] - means
+    expected = torch.einsum("bcd,de,bce->bc", off, covariance.inverse(), off).amin(1)
+    torch.testing.assert_close(density.score(x[:5]), expected)
+
+
+def test_attacks_raise_the_loss_within_their_distance(fitted: Any) -> None:
+    bnn, _, x, y = fitted
+
+    def loss(at: Tensor) -> float:
+        with torch.no_grad():
+            return float(-bnn.likelihood.log_prob(bnn.eval()(at), y).mean())
+
+    once = bl.fgsm(bnn, x, y, 0.1)
+    often = bl.pgd(bnn, x, y, 0.1, (-1.0, 1.0), generator=torch.Generator().manual_seed(0))
+    assert loss(once) > loss(x)
+    assert loss(often) > loss(x.clamp(-1, 1))
+    torch.testing.assert_close((once - x).abs(), torch.full_like(x, 0.1))
+    assert float((often - x.clamp(-1, 1)).abs().max()) <= 0.1 + 1e-6
+    assert float(often.abs().max()) <= 1
+
+
+def test_batch_bald_is_the_joint_mutual_information() -> None:
+    from bayeslim.decide.acquire import batch_bald
+
+    torch.manual_seed(0)
+    probs = torch.randn(6, 7, 3, dtype=torch.float64).mul(2).softmax(-1)
+    probs[:, 1] = probs[:, 0]  # a copy tells nothing new
+    chosen = batch_bald(probs, 3).tolist()
+
+    def information(batch: list[int]) -> float:
+        joint = probs[:, batch[0]]
+        for place in batch[1:]:
+            joint = (joint[:, :, None] * probs[:, place, None, :]).flatten(1)
+        mean = torch.special.entr(joint.mean(0)).sum()
+        return float(mean - torch.special.entr(joint).sum(1).mean())
+
+    greedy: list[int] = []
+    for _ in range(3):
+        greedy.append(max((i for i in range(7) if i not in greedy), key=lambda i: information([*greedy, i])))
+    assert chosen == greedy
+
+
+def test_sampled_combinations_estimate_the_joint_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bayeslim.decide import acquire
+
+    torch.manual_seed(1)
+    probs = torch.randn(5, 6, 4, dtype=torch.float64).softmax(-1)
+    joint = probs.new_ones(5, 1)
+    for place in range(3):
+        joint = (joint[:, :, None] * probs[:, place, None, :]).flatten(1)
+    exact = acquire._joint_entropy(joint, probs.new_ones(joint.shape[1]), probs)
+    sampled = acquire._joint_entropy(*acquire._sampled(probs[:, :3], torch.Generator().manual_seed(0)), probs)
+    torch.testing.assert_close(sampled, exact, rtol=0.03, atol=0.0)
+
+
+@pytest.mark.parametrize("rule", ["bald", "batch-bald", "entropy", "random"])
+def test_inputs_are_chosen_from_a_pool(fitted: Any, rule: Any) -> None:
+    bnn, _, x, _ = fitted
+    chosen = bl.acquire(bnn, x, 5, rule, how="joint", samples=20, generator=torch.Generator().manual_seed(0))
+    assert len(set(chosen.tolist())) == 5
+    if rule == "entropy":
+        prediction = bl.predict(bnn, x, 20, "joint", generator=torch.Generator().manual_seed(0))
+        assert float(prediction.entropy[chosen].min()) >= float(prediction.entropy.median())
+    with pytest.raises(ValueError, match="from 1 to the size of the pool"):
+        bl.acquire(bnn, x, 1000)

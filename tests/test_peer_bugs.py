@@ -134,7 +134,9 @@ def test_conversion_keeps_the_layer_and_makes_it_random(build, shape, estimator)
 def test_conversion_makes_embeddings_random():
     """An embedding passed over in silence."""
     model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 2))
-    bnn, tokens = make(model), torch.randint(7, (4, 2))
+    assert "0.weight" not in make(model).sites.names
+    assert "embedding, trained as a point" in repr(make(model).sites)
+    bnn, tokens = make(model, sites="weights"), torch.randint(7, (4, 2))
     assert bnn.sites.names == ("0.weight", "2.weight")
     loss = bnn.loss((tokens, torch.randn(4, 2)), kl_weight=0.0)
     (gradient,) = torch.autograd.grad(loss, [bnn.method.family.log_std(bnn.model, "0.weight")])

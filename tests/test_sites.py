@@ -40,6 +40,11 @@ WEIGHTS = ("encoder.0.weight", "encoder.2.weight", "encoder_extra.weight", "head
         ("encoder.0", ("encoder.0.weight", "encoder.0.bias")),
         (r".*\.bias", tuple(n for n in ALL if n.endswith(".bias"))),
         (r"encoder\.\d\.weight", ("encoder.0.weight", "encoder.1.weight", "encoder.2.weight")),
+        ("*bias", tuple(n for n in ALL if n.endswith("bias"))),
+        ("*coder*", ALL[1:9]),
+        ("*coder.?", ALL[1:7]),
+        ("enc*[02].weight", ("encoder.0.weight", "encoder.2.weight")),
+        ("encoder.*weight", ("encoder.0.weight", "encoder.1.weight", "encoder.2.weight", "encoder_extra.weight")),
         (re.compile(r"HEAD\..*", re.IGNORECASE), ("head.weight", "head.bias")),
         (nn.Linear, ("encoder.0.weight", "encoder.0.bias", *ALL[7:])),
         (nn.modules.conv._ConvNd, ("encoder.2.weight", "encoder.2.bias")),
@@ -92,6 +97,24 @@ def test_the_report_says_what_and_why():
     assert report.size == 12 + 6 + 16
 
 
+def test_embeddings_stay_points_by_default_tied_or_not():
+    class Language(nn.Module):
+        def __init__(self, tied: bool):
+            super().__init__()
+            self.embed, self.middle, self.out = nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False)
+            if tied:
+                self.out.weight = self.embed.weight
+
+    for tied, names in ((False, ("middle.weight", "out.weight")), (True, ("middle.weight",))):
+        report = bl.sites(Language(tied))
+        assert report.names == names
+        assert "embedding, trained as a point" in repr(report)
+        bnn = bl.bayesianize(Language(tied), bl.Laplace(), likelihood=bl.likelihoods.Categorical())
+        assert set(bnn.sites.names) == {*names, "middle.bias"}
+        assert "embed.weight" in bl.sites(Language(tied), "all").names
+    assert bl.sites(nn.Embedding(5, 3)).names == ("weight",)  # there is nothing else
+
+
 def test_tied_weights_appear_once_with_their_other_names():
     class Tied(nn.Module):
         def __init__(self):
@@ -142,7 +165,7 @@ def test_no_parameters_at_all():
 @pytest.mark.parametrize(
     ("selection", "words"),
     [
-        ("[", "neither a name nor a regular expression"),
+        ("[", "neither a name, a glob nor a regular expression"),
         (3, "sites must be"),
         (None, "sites must be"),
         (["head", 3], "sites must be"),

@@ -25,6 +25,9 @@ from bayeslim.app.compress import Compressed, compress
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.coding.encode import Encoded, decode, encode
+from bayeslim.decide.acquire import acquire
+from bayeslim.decide.alarms import alarms
+from bayeslim.decide.attacks import fgsm, pgd
 from bayeslim.decide.calibrate import calibrate
 from bayeslim.decide.conformal import conformal
 from bayeslim.decide.selective import selective
@@ -98,6 +101,8 @@ __all__ = [
     "Subnetwork",
     "Subspace",
     "Variational",
+    "acquire",
+    "alarms",
     "align",
     "bayesianize",
     "bayesianize_",
@@ -117,6 +122,7 @@ __all__ = [
     "errors",
     "export",
     "families",
+    "fgsm",
     "fine_tune",
     "gates",
     "likelihoods",
@@ -125,6 +131,7 @@ __all__ = [
     "load_c",
     "log_evidence",
     "metrics",
+    "pgd",
     "plan",
     "posteriors",
     "predict",

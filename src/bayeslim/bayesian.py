@@ -51,7 +51,8 @@ def bayesianize(
         method: how to find the posterior, such as `Variational()`.
         likelihood: what the outputs mean, such as `likelihoods.Categorical()`.
         prior: one of `priors`, or a dict from parameters to priors; `priors.Normal(1.0)` if not given.
-        sites: which parameters are random (see `bayeslim.sites`); the method's own default if not given.
+        sites: which parameters are random (see `bayeslim.sites`); the method's own default, without
+            embeddings, if not given.
         num_data: the number of training examples; `fit` reads it from the loader.
 
     >>> import bayeslim as bl
@@ -120,7 +121,7 @@ class Bayesian(nn.Module):
     ):
         super().__init__()
         _check(model, method, likelihood, num_data)
-        report = sites(model, method.default_sites if selection is None else selection)
+        report = sites(model, "default" if selection is None else selection, default=method.default_sites)
         priors = resolve(Normal(1.0) if prior is None else prior, model, report.names)
         _check_learning(method, priors)
         self.model = model

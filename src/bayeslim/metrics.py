@@ -157,15 +157,39 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
         inside: scores of inputs like the training data, any shape; an entropy, for instance.
         outside: scores of other inputs, which should be higher.
     """
-    inside, outside = inside.flatten(), outside.flatten()
-    if not len(inside) or not len(outside):
-        raise ShapeMismatch(f"auroc needs scores on both sides. Got {len(inside)} inside and {len(outside)} outside.")
-    if inside.isnan().any() or outside.isnan().any():
-        raise ValueError("auroc needs scores that can be ordered. Got NaN.")
+    inside, outside = _two_sides("auroc", inside, outside)
     inside = inside.sort().values
     below = torch.searchsorted(inside, outside, right=False)
     not_above = torch.searchsorted(inside, outside, right=True)
     return int((below + not_above).sum()) / (2 * len(inside) * len(outside))
+
+
+def aupr(inside: Tensor, outside: Tensor) -> float:
+    """Compute the average precision of an alarm for outside inputs.
+
+    It is the mean over outside inputs of the fraction of alarms at their score or above that are outside.
+
+    Args:
+        inside: scores of inputs like the training data.
+        outside: scores of other inputs, which should be higher.
+    """
+    inside, outside = _two_sides("aupr", inside, outside)
+    low, high = inside.sort().values, outside.sort().values
+    false_alarms = len(low) - torch.searchsorted(low, high, right=False)
+    alarms = len(high) - torch.searchsorted(high, high, right=False)
+    return float((alarms / (alarms + false_alarms)).double().mean())
+
+
+def fpr_at_95(inside: Tensor, outside: Tensor) -> float:
+    """Compute the fraction of inside inputs that alarm when 95 % of outside ones do.
+
+    Args:
+        inside: scores of inputs like the training data.
+        outside: scores of other inputs, which should be higher.
+    """
+    inside, outside = _two_sides("fpr_at_95", inside, outside)
+    threshold = outside.sort().values[len(outside) - math.ceil(0.95 * len(outside))]
+    return float((inside >= threshold).double().mean())
 
 
 def rmse(mean: Tensor, targets: Tensor) -> float:
@@ -333,6 +357,15 @@ def _tensors(*values: Any) -> None:
     for value in values:
         if not isinstance(value, Tensor):
             raise TypeError(f"Metrics need tensors. Got {type(value).__name__}. Use torch.as_tensor(...).")
+
+
+def _two_sides(name: str, inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    inside, outside = inside.flatten(), outside.flatten()
+    if not len(inside) or not len(outside):
+        raise ShapeMismatch(f"{name} needs scores on both sides. Got {len(inside)} inside and {len(outside)} outside.")
+    if inside.isnan().any() or outside.isnan().any():
+        raise ValueError(f"{name} needs scores that can be ordered. Got NaN.")
+    return inside, outside
 
 
 def _squares(mean: Tensor, targets: Tensor) -> Tensor:

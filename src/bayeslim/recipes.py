@@ -144,6 +144,24 @@ def l0(cost: float = 100.0, epochs: int = 100) -> Recipe:
     return _gated("l0", gates.HardConcrete(cost=cost), families.Point(), epochs)
 
 
+def lora_ranks(strength: float = 1.0, epochs: int = 100) -> Recipe:
+    """Make an information bottleneck on the ranks of LoRA adapters: ranks are cut.
+
+    It is for models of `peft.get_peft_model`. A gate stands between the two matrices of an adapter at every rank, and
+    pays for the information that it passes on, in proportion to the weights of the rank. After the cut
+    `bayeslim.compact` gives an adapter of fewer ranks, different from layer to layer (PEFT's `rank_pattern`).
+
+    Args:
+        strength: the cost in nats of a nat of information, for each of these weights; a larger one leaves fewer ranks.
+        epochs: the number of training epochs.
+    """
+    recipe = _gated(
+        "lora_ranks", gates.InformationBottleneck(strength=strength, per="weight"), families.Point(), epochs
+    )
+    assert isinstance(recipe.method, Variational)
+    return replace(recipe, about="ranks go", method=replace(recipe.method, gate_at={r".*\.lora_B\..*": "inputs"}))
+
+
 def weights_and_units(epochs: int = 100) -> Recipe:
     """Make Sparse Variational Dropout with a gate on every unit: both are cut."""
     method = Variational(families.SparseGaussian(), gates=gates.NormalJeffreys(), kl_schedule=_warm(epochs))

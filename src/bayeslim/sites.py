@@ -1,18 +1,29 @@
 """The choice of random parameters, and the reasons for it.
 
 A selection is one of
+    "default"                 the method's own default ("all" or "weights") without embeddings;
     "all"                     every trainable floating-point parameter;
     "weights"                 those with two or more dimensions outside normalisation layers (no biases, no norms);
     "fc1.weight", "encoder"   a parameter's or a module's name;
     "encoder.*weight"         a regular expression that matches the whole name (a string or a compiled pattern);
+    "*mlp*"                   a glob that matches the whole name of a parameter or module: * stands for any characters,
+                              dots too, ? for one, [abc] for one of these;
     nn.Linear                 a module class: the parameters such modules own;
     lambda name, p: ...       a predicate on name and parameter;
 or a list of these, which selects the union. Weights shared between modules appear once, under their
 first name.
+
+A string is a glob if it has no backslash and a * or ? stands at its beginning or behind a letter, a digit or an
+underscore. If it is a valid regular expression too, a name that matches either is selected.
+
+Embeddings stay points by default, because most of their rows are read rarely; only where nothing else is left they are
+random. A weight that a layer shares with an embedding counts as an embedding. Select them to make them random:
+sites="all" or sites=["weights", nn.Embedding].
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +45,9 @@ NORMS = (
     nn.RMSNorm,
     nn.LocalResponseNorm,
 )
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_GLOB = re.compile(r"(?:^|\w)[*?]")
+"""Where a string has a * or ? that is no repetition of a group, a class or any character."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +112,13 @@ class Sites:
         return "\n".join(lines)
 
 
-def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
+def sites(model: nn.Module, selection: Selection = "default", *, default: str = "weights") -> Sites:
     """Report which parameters of `model` a selection makes random.
+
+    Args:
+        model: the network.
+        selection: the parameters to make random; "default" is the default of a method without embeddings.
+        default: the default of the method: "weights" for `Variational`, "all" for most others.
 
     >>> print(sites(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))))
     Sequential: 6 of 12 parameters are random
@@ -121,16 +140,22 @@ def sites(model: nn.Module, selection: Selection = "weights") -> Sites:
     aliases: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(p), []).append(name)
+    embeddings = {id(p) for names in aliases.values() for n in names for p in _table(owners[n])}
+    spared: set[int] = set()
+    if isinstance(selection, str) and selection == "default":
+        spared, selection = embeddings, default
     matches = matcher(selection)
     entries, excluded = [], []
     for name, p in model.named_parameters():
         names = aliases[id(p)]
-        chosen = any(matches(n, p, owners[n]) for n in names)
-        random, reason = _verdict(name, p, owners[name], chosen)
+        chosen = id(p) not in spared and any(matches(n, p, owners[n]) for n in names)
+        random, reason = _verdict(name, p, owners[name], chosen, id(p) in embeddings)
         entries.append(Site(name, tuple(p.shape), random, reason, tuple(n for n in names if n != name)))
         if chosen and not random:
             excluded.append(entries[-1])
     report = Sites(type(model).__name__, tuple(entries))
+    if not report.names and spared:  # there is nothing but embeddings
+        return sites(model, default)
     if not report.names:
         raise NoSiteMatched(_nothing_matched(report, selection, excluded))
     return report
@@ -192,8 +217,11 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Check whether a module is a normalisation layer."""
-    return isinstance(module, NORMS)
+    """Check whether a module is a normalisation layer.
+
+    Those of other libraries are known by their names, such as LlamaRMSNorm and T5LayerNorm.
+    """
+    return isinstance(module, NORMS) or type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
 
 
 def is_weight(name: str, p: nn.Parameter, module: nn.Module) -> bool:
@@ -201,8 +229,18 @@ def is_weight(name: str, p: nn.Parameter, module: nn.Module) -> bool:
     return p.ndim >= 2 and not is_norm(module) and not name.rpartition(".")[2].startswith("bias")
 
 
-def _verdict(name: str, p: nn.Parameter, module: nn.Module, chosen: bool) -> tuple[bool, str]:
+def _table(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of an embedding; none for another module.
+
+    An embedding with sparse gradients counts as any weight: Adam cannot train it as a point.
+    """
+    is_table = isinstance(module, EMBEDDINGS) and not module.sparse
+    return list(module.parameters(recurse=False)) if is_table else []
+
+
+def _verdict(name: str, p: nn.Parameter, module: nn.Module, chosen: bool, embedding: bool) -> tuple[bool, str]:
     what = "normalisation" if is_norm(module) else "weight" if is_weight(name, p, module) else "bias"
+    what = "embedding" if embedding else what
     if not p.is_floating_point():
         return False, f"{p.dtype} is not a real number type"
     if not p.requires_grad:
@@ -222,12 +260,9 @@ def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bo
         if selection == "weights":
             return is_weight
         prefix = selection + "."
-        try:
-            pattern = re.compile(selection)
-        except re.error as error:
-            raise NoSiteMatched(f"sites={selection!r} is neither a name nor a regular expression: {error}.") from None
+        patterns = _patterns(selection)
         return lambda name, p, module: (
-            name == selection or name.startswith(prefix) or pattern.fullmatch(name) is not None
+            name == selection or name.startswith(prefix) or any(one.fullmatch(name) for one in patterns)
         )
     if isinstance(selection, re.Pattern):
         return lambda name, p, module: selection.fullmatch(name) is not None
@@ -240,9 +275,25 @@ def matcher(selection: Selection) -> Callable[[str, nn.Parameter, nn.Module], bo
         several = [matcher(one) for one in selection]
         return lambda name, p, module: any(match(name, p, module) for match in several)
     raise NoSiteMatched(
-        'sites must be "all", "weights", a name, a regular expression, a module class, a predicate, or a list of '
-        f"these. Got {selection!r}."
+        'sites must be "all", "weights", a name, a glob, a regular expression, a module class, a predicate, or a list '
+        f"of these. Got {selection!r}."
     )
+
+
+def _patterns(selection: str) -> list[re.Pattern[str]]:
+    """Compile a string as a regular expression, as a glob, or as both."""
+    found = []
+    if _GLOB.search(selection) and "\\" not in selection:
+        whole = fnmatch.translate(selection)
+        found = [re.compile(whole), re.compile(fnmatch.translate(f"{selection}.*"))]
+    try:
+        found.append(re.compile(selection))
+    except re.error as error:
+        if not found:
+            raise NoSiteMatched(
+                f"sites={selection!r} is neither a name, a glob nor a regular expression: {error}."
+            ) from None
+    return found
 
 
 def check_names(model: nn.Module, selections: Iterable[Any], argument: str) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
 
 import bayeslim as bl
-from bayeslim.app.compress import baseline, fingerprint, pipeline
+from bayeslim.app.compress import baseline, fingerprint, notes, pipeline
 from bayeslim.app.compress.folder import RunFolder
 from bayeslim.errors import BayeslimError
 from bayeslim.io.lock import LOCK_FILE, locked
@@ -477,7 +477,7 @@ def test_damaged_results_are_named_and_made_again_once_deleted(finished, tmp_pat
 def test_a_network_that_lost_much_is_said_to_have(tmp_path):
     result = run(tmp_path, budget=bl.Budget(sparsity=0.97, empty_layers="keep best"), baseline=False)
     dense, slim = (result.rows[name].scores for name in (pipeline.DENSE, pipeline.SLIM))
-    assert slim.error > dense.error + pipeline.MUCH_WORSE
+    assert slim.error > dense.error + notes.MUCH_WORSE
     assert any("Too much was cut" in note for note in result.notes)
 
 
@@ -492,13 +492,13 @@ def test_a_network_that_knew_nothing_is_said_to_have(targets, knew_nothing, fini
         rows[pipeline.DENSE].scores, error=0.4
     )  # where one answer is wrong for 0.4 of the first
     rows = {pipeline.DENSE: dataclasses.replace(rows[pipeline.DENSE], scores=scores)}
-    notes = pipeline.untrained(rows, [(None, torch.tensor(targets))])
-    assert [note.split(":")[0] for note in notes] == ["The network knew nothing before the cut"] * knew_nothing
+    found = notes.untrained(rows, [(None, torch.tensor(targets))])
+    assert [note.split(":")[0] for note in found] == ["The network knew nothing before the cut"] * knew_nothing
 
 
 def test_a_network_that_lost_little_is_left_in_peace(tmp_path):
-    notes = run(tmp_path, budget=bl.Budget(sparsity=0.05), baseline=False).notes
-    assert not [note for note in notes if "faster" not in note]  # time is another matter
+    found = run(tmp_path, budget=bl.Budget(sparsity=0.05), baseline=False).notes
+    assert not [note for note in found if "faster" not in note]  # time is another matter
 
 
 def test_the_same_run_started_twice_says_so(finished, tmp_path):

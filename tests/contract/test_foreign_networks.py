@@ -195,12 +195,18 @@ def test_a_deviation_too_small_for_half_precision_still_makes_noise():
 @pytest.mark.parametrize("options", [{"sparse": True}, {"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=str)
 def test_embeddings_with_options(options):
     model = nn.Sequential(nn.Embedding(5, 3, **options), nn.Linear(3, 2))
-    bnn = bl.bayesianize(model, bl.Variational(), likelihood=bl.likelihoods.Gaussian(1.0), num_data=3)
+    likelihood = bl.likelihoods.Gaussian(1.0)
+    bnn = bl.bayesianize(model, bl.Variational(), likelihood=likelihood, sites="weights", num_data=3)
     optimizer = bnn.optimizer(1e-2)
     bnn.loss((torch.tensor([0, 1, 2]), torch.randn(3, 2)), kl_weight=0.0).backward()
     assert bnn.model[0].weight_log_std.grad.to_dense()[:3].abs().min() > 0
     optimizer.step()
     assert torch.isfinite(bnn.model[0].weight).all()
+    default = bl.bayesianize(model, bl.Variational(), likelihood=likelihood, num_data=3)
+    optimizer = default.optimizer(1e-2)
+    default.loss((torch.tensor([0, 1, 2]), torch.randn(3, 2))).backward()
+    optimizer.step()
+    assert torch.isfinite(default.model[0].weight).all()
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -43,11 +44,15 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
         dims: Callable[[int, Any], Any] = _all_dims
         for _ in range(2):
             try:
+<<<<<<< HEAD
                 with (
                     quiet(),
                     unchecked_states(network),
                     BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers(),
                 ):
+=======
+                with quiet(), without_cache(network), BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers():
+>>>>>>> main
                     free = _dynamic_shapes(network, args, kwargs, partial(dims, rows))
                     found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
             except Exception as error:
@@ -67,6 +72,23 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
             "It needs a forward without data-dependent control flow."
         ) from failure
     return program
+
+
+@contextmanager
+def without_cache(network: nn.Module) -> Iterator[None]:
+    """Make decoders return no cache of keys and values inside the context.
+
+    `torch.export` does not know the class of the cache, and a call on a whole sequence does not need one.
+    """
+    configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
+    caching = [config for config in configs if getattr(config, "use_cache", None) is True]
+    try:
+        for config in caching:
+            config.use_cache = False
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
 
 
 def _dynamic_shapes(

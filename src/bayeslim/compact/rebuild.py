@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from bayeslim.compact.graph import Structure
 from bayeslim.compact.shapes import Shrinking
 from bayeslim.compact.trace import quiet_copy, tensors_of
+from bayeslim.curvature.layers import is_transposed_linear
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -60,6 +61,9 @@ def resize_modules(model: nn.Module, groups: dict[str, int]) -> None:
             module.num_channels = len(weight)
         elif isinstance(module, nn.Embedding):
             module.embedding_dim = weight.shape[1]
+        elif is_transposed_linear(module):
+            sizes: Any = module
+            sizes.nx, sizes.nf = weight.shape
         elif isinstance(module, nn.PReLU):
             module.num_parameters = len(weight)
         elif isinstance(module, nn.RNNCellBase):

@@ -19,7 +19,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+<<<<<<< HEAD
 from bayeslim.compact.example import left_out
+=======
+from bayeslim.compact.adapters import has_adapters, update_ranks_
+from bayeslim.compact.config import is_built_from_config, update_config_
+>>>>>>> main
 from bayeslim.compact.gather import drop_unread_features
 from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
@@ -165,10 +170,13 @@ def compaction(
         modes = {name: module.training for name, module in model.named_modules()}
         for name, module in network.named_modules():
             module.training = modes.get(name, module.training)
-    roots = found.structure.roots
+    removed = tuple(shrinking.gone[found.structure.roots].nonzero().flatten().tolist())
+    if kind == "modules" and removed and has_adapters(network):
+        why = f"{why}; {update_ranks_(network)}"
+    elif kind == "modules" and removed and is_built_from_config(network):
+        why = f"{why}; {update_config_(network, found, removed, reference)}"
     return Compaction(
-        network, kind, why,
-        removed=tuple(shrinking.gone[roots].nonzero().flatten().tolist()),
+        network, kind, why, removed,
         kept={name: dims for name, dims in slices.items() if name in own},
         difference=gap, units=found, parameters=(_count(model), _count(network)),
     )  # fmt: skip

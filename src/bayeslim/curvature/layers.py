@@ -7,6 +7,7 @@ sum of outer products over the positions:
     y_t = W a_t + b          ∇_W = Σ_t g_t a_tᵀ          ∇_b = Σ_t g_t
 
     Linear           features are the inputs; the positions are all dimensions between the first and the last
+    Conv1D           of GPT-2: the same with the weight transposed
     Conv1d-3d        features are patches of the padded input
     ConvTranspose    features are patches of the input spread out by the stride, with the kernel flipped
     Embedding        features are one-hot: W is the transposed table
@@ -85,6 +86,12 @@ class MatrixLayer:
         """Count the bytes that the features of one example take."""
         positions = math.prod(output_shape) // max(1, output_shape[0] * self.rows * self.groups)
         return 4 * positions * self.columns * self.groups
+
+
+class TransposedLinearLayer(MatrixLayer):
+    """The `Conv1D` of GPT-2: a linear layer with a weight of inputs × outputs."""
+
+    inputs_first = True
 
 
 class ConvolutionLayer(MatrixLayer):
@@ -184,7 +191,7 @@ class ScaleLayer:
         """Compute each example's gradient of the weight or bias, (K, B, numel)."""
         if leaf == "weight":
             plain = {
-                name: torch.full_like(p, name == "weight")
+                name: torch.full_like(p, name == "weight", dtype=x.dtype)
                 for name, p in self.module._parameters.items()
                 if p is not None
             }
@@ -228,7 +235,13 @@ def matrix_layer(module: nn.Module) -> MatrixLayer | None:
             if isinstance(module, nn.Embedding) and module.max_norm is not None:
                 return None  # it rescales its own weights in every forward
             return view(module)
-    return None
+    return TransposedLinearLayer(module) if is_transposed_linear(module) else None
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Check whether a module is the `Conv1D` of Hugging Face's GPT-2."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def scale_layer(module: nn.Module) -> ScaleLayer | None:

@@ -14,6 +14,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, CorruptFile, NotRegistered
 from bayeslim.export.stored import architecture_of, read_program, resize_, unpacked, write_plain
 from bayeslim.families import Family
+from bayeslim.io.frozen import describe_frozen, take_frozen
 from bayeslim.io.networks import create
 from bayeslim.io.registry import entry_of, registered
 from bayeslim.io.storage import check_fits, decode, encode, read_folder, write_folder
@@ -29,7 +30,13 @@ _MAX_CUT_FACTOR = 4096
 """The largest ratio of weights before and after compaction."""
 
 
-def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example: Inputs | None = None) -> None:
+def save(
+    network: Bayesian | nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    example: Inputs | None = None,
+    frozen: bool = True,
+) -> None:
     """Write a Bayesian or plain network to a folder, as safetensors and JSON.
 
     A plain network's tensors are stored without their zeros where that is smaller.
@@ -39,6 +46,8 @@ def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example
         path: the folder; its old content is replaced only once the new content is complete.
         example: inputs of a plain network, to store the graph of its operations as well: `load` then needs no `model`.
             A network from `compact` needs none.
+        frozen: whether to store parameters of a Bayesian network that do not train. Without them the file of a Bayesian
+            adapter is small, and `load` takes them from the `model` it is given.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(
@@ -46,12 +55,19 @@ def save(network: Bayesian | nn.Module, path: str | os.PathLike[str], *, example
             "its .network, or write it with bl.encode, a far smaller file."
         )
     if not isinstance(network, Bayesian):
+        if not frozen:
+            raise ValueError("frozen=False is for Bayesian networks: a plain network is stored whole.")
         write_folder(path, "network", *write_plain(network, example))
         return
     if example is not None:
         raise ValueError("example is for plain networks: the graph of a Bayesian one is not stored.")
     tensors: Params = {f"network:{name}": tensor for name, tensor in network.state_dict().items()}
-    write_folder(path, "bayesian", _bayesian_config(network, tensors), tensors)
+    config = _bayesian_config(network, tensors)
+    if not frozen:
+        config["frozen"] = describe_frozen(network.model)
+        for name in config["frozen"]["names"]:
+            tensors.pop(f"network:{name}", None)
+    write_folder(path, "bayesian", config, tensors)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
@@ -77,6 +93,7 @@ def _load(path: str | os.PathLike[str], model: nn.Module | None) -> Any:
     kind, config, tensors = read_folder(path, ("bayesian", "network"))
     tensors = unpacked(config, tensors) if kind == "network" else tensors
     state = {n.removeprefix("network:"): t for n, t in tensors.items() if n.startswith("network:")}
+    state |= take_frozen(config.get("frozen"), model)
     network = _network(config.get("architecture"), model, state)
     if network is None:
         return read_program(config, tensors)

@@ -38,6 +38,10 @@ class Budget:
         empty_layers: "keep best" leaves every layer its best weight (unit), with a note in the plan where that matters,
             and at least a quarter of the fraction that a cut leaves of the whole network; "refuse" ranks by the
             scores alone and raises where a layer would be empty.
+        uniform: for units: layers of the same kind and width keep the same width, as the config of a Hugging Face model
+            needs it.
+        round_to: for units: every layer that is cut keeps a multiple of so many channels, such as 8, 16, 32 or 64 for
+            fast kernels. A head counts with all its channels. A layer without a smaller multiple stays whole.
 
     >>> Budget(sparsity=0.9)
     Budget(sparsity=0.9)
@@ -54,6 +58,8 @@ class Budget:
     scope: Literal["global", "layer"] = "global"
     protect: Sequence[Selection] = ()
     empty_layers: Literal["keep best", "refuse"] = "keep best"
+    uniform: bool = False
+    round_to: int = 1
 
     def __post_init__(self) -> None:
         given = self._given()
@@ -68,6 +74,12 @@ class Budget:
             raise ValueError('A threshold is the same in every layer: leave scope="layer" out.')
         if self.empty_layers not in ("refuse", "keep best"):
             raise ValueError(f'empty_layers must be "refuse" or "keep best". Got {self.empty_layers!r}.')
+        if not isinstance(self.uniform, bool):
+            raise TypeError(f"uniform must be True or False. Got {self.uniform!r}.")
+        if type(self.round_to) is not int or self.round_to < 1:
+            raise ValueError(f"round_to must be a whole number of channels, at least 1. Got {self.round_to!r}.")
+        if self.bundles and self.threshold is not None:
+            raise ValueError("A threshold is for single units: leave uniform and round_to out.")
         if isinstance(self.protect, str) or not isinstance(self.protect, Sequence):
             raise TypeError(f"protect must be a list of selections, such as [{self.protect!r}].")
         object.__setattr__(self, "protect", tuple(self.protect))
@@ -92,6 +104,11 @@ class Budget:
             raise ValueError(f"max_error_increase must not be negative. Got {value}.")
         if goal not in ("sparsity", "threshold", "max_error_increase") and not 0 < value < math.inf:
             raise ValueError(f"{goal} must be positive and finite. Got {value}.")
+
+    @property
+    def bundles(self) -> bool:
+        """Whether units are cut in bundles, because of `uniform` or `round_to`."""
+        return self.uniform or self.round_to > 1
 
     @property
     def goal(self) -> str:

@@ -41,6 +41,7 @@ class Candidates:
         unread: computes the weights among them that go only because no layer reads their unit, True by name.
         may_empty: whether all candidates of a layer may be cut.
         graph: the network's units, if candidates are units.
+        units: the index of each candidate in `graph.units`, if candidates are units.
         turns: the order in which a pattern cuts its weights, by name, if candidates are layers that take a pattern.
     """
 
@@ -56,6 +57,7 @@ class Candidates:
     unread: Callable[[Tensor], Params] = lambda cut: {}
     may_empty: bool = False
     graph: UnitGraph | None = None
+    units: tuple[int, ...] = ()
     turns: Params | None = None
 
     def __len__(self) -> int:

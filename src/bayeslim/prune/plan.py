@@ -20,6 +20,7 @@ from bayeslim.posteriors import Gated, Gaussian
 from bayeslim.prune.apply import apply_plan
 from bayeslim.prune.batch_norms import measure_batch_norms
 from bayeslim.prune.budget import Budget
+from bayeslim.prune.bundles import bundled
 from bayeslim.prune.candidates import Candidates, Pruning, block_candidates, part_of_pattern, weight_candidates
 from bayeslim.prune.criteria import CRITERIA, Criterion, WeightScores, find_criterion
 from bayeslim.prune.cuts import BY_HAND, Cuts, EmptyLayer, NothingToCut
@@ -157,11 +158,13 @@ def ranked(
         candidates = unit_candidates(pruning, settings.example)
     else:
         candidates = weight_candidates(pruning)
+    by_size = budget is not None and criterion.additive and budget.goal != "threshold"
+    if budget is not None and budget.bundles:
+        candidates = bundled(candidates, by_size, uniform=budget.uniform, round_to=budget.round_to)
     if isinstance(posterior, Gated):
         candidates = replace(candidates, masks=_with_silenced(candidates, posterior))
     if budget is None:
         return rank(candidates, "global", keep_best=False), criterion
-    by_size = criterion.additive and budget.goal != "threshold"
     keep_best = budget.empty_layers == "keep best"
     capacity = MIN_CAPACITY if keep_best and budget.goal != "threshold" else 0.0
     growth = None

@@ -56,6 +56,8 @@ def check_settings(bnn: Bayesian, budget: Budget | None, settings: Settings) -> 
     if needs_example and settings.example is None:
         what = "Finding units" if settings.granularity == "unit" else f"Counting {budget.goal}"
         raise ValueError(f"{what} needs inputs to run the network on: pass example=x, one batch of inputs.")
+    if budget.bundles and settings.granularity != "unit":
+        raise ValueError(f'uniform and round_to are for granularity="unit". Got {settings.granularity!r}.')
     if budget.goal == "latency" and settings.granularity != "unit":
         raise ValueError(
             "Zeros alone do not make a network faster; removed units do. "

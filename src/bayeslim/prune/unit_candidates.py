@@ -80,6 +80,7 @@ def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
         left=left,
         unread=unread,
         graph=graph,
+        units=tuple(places),
     )
 
 

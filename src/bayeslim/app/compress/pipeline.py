@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from bayeslim.app.benchmark import Benchmark, benchmark
@@ -36,9 +35,9 @@ from bayeslim.app.compress.job import (
     unfitted_copy,
     words,
 )
+from bayeslim.app.compress.notes import not_faster, too_much, untrained
 from bayeslim.app.compress.result import Compressed
 from bayeslim.app.report.overview import DENSE, SLIM, Row, latencies, measure_rows
-from bayeslim.app.report.quantities import percent
 from bayeslim.app.report.report import report
 from bayeslim.app.report.scores import collected
 from bayeslim.bayesian import Bayesian
@@ -56,10 +55,6 @@ from bayeslim.train.fit import fit as training
 from bayeslim.types import Inputs, split_batch
 
 MAGNITUDE = "magnitude"
-FASTER = 1.2
-"""A speed-up that counts as one."""
-MUCH_WORSE = 0.05
-"""An increase of the error, as a fraction of the answers, from which on a note warns."""
 STAGES = (
     "fitted",
     "pruned",
@@ -151,59 +146,6 @@ def compress(
     stages = [stage for stage in STAGES if wanted.get(stage, True)]
     with run_folder(out, identity(bnn, train, val, job), stages, start_over(seed, train)) as folder:
         return _Run(job, bnn, train, val, test, example, folder).run()
-
-
-def too_much(rows: Mapping[str, Row]) -> list[str]:
-    """Write a note if the network lost much accuracy in the cut."""
-    dense, slim = rows[DENSE].scores, rows[SLIM].scores
-    if dense is None or slim is None or not slim.is_fraction or slim.error <= dense.error + MUCH_WORSE:
-        return []
-    return [
-        f"Too much was cut: {slim.error_text} of the answers are wrong now, {dense.error_text} before. Ask for a "
-        "smaller budget, or fine-tune; of a recipe, for less strength or more epochs."
-    ]
-
-
-def not_faster(timed: Benchmark) -> list[str]:
-    """Write a note on the runtimes in which the slim network is not faster.
-
-    The note also names the runtime in which it is fastest.
-    """
-    batch = min(timed.batch_sizes)
-    gains = {runtime: timed.speedup(runtime, batch).median for runtime in timed.runtimes}
-    slow = [f"{runtime} ({gain:.2g}x)" for runtime, gain in gains.items() if gain < FASTER]
-    best = min(timed.runtimes, key=lambda runtime: timed.latency("slim", runtime, batch))
-    if not slow:
-        return []
-    note = (
-        f"The cut network is not faster than the dense one in {', '.join(slow)}, one input at a time. These runtimes "
-        "gain from smaller layers, not from single zeros. "
-    )
-    if gains[best] >= FASTER:
-        where = "C, which leaves zeros out" if best == "C" else best
-        return [f"{note}It is {gains[best]:.2g}x as fast in {where}."]
-    return [note + 'Cut whole units (granularity="unit"), or export it to C (formats=["c"]), which leaves zeros out.']
-
-
-def untrained(rows: Mapping[str, Row], test: Iterable[Any]) -> list[str]:
-    """Write a note if the network before the cut was no better than a constant answer.
-
-    The data are read only for a network with errors.
-    """
-    dense = rows[DENSE].scores
-    if dense is None or not dense.is_fraction or dense.error <= MUCH_WORSE:
-        return []
-    targets = torch.cat([split_batch(batch)[1].flatten() for batch in test]).long()
-    _, counts = targets[targets >= 0].unique(return_counts=True)
-    guessed = 1 - float(counts.max() / counts.sum()) if len(counts) > 1 else 1.0
-    if dense.error < guessed:
-        return []
-    return [
-        f"The network knew nothing before the cut: {dense.error_text} of its answers are wrong, against "
-        f"{percent(guessed, 2)} for a constant answer. "
-        'Load trained weights, or train it: fit={"epochs": 20}, or '
-        "--epochs 20 on the command line."
-    ]
 
 
 class _Run:

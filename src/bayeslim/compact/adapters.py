@@ -1,0 +1,50 @@
+"""Low-rank adapters of PEFT: the ranks that stay, written into their configs.
+
+A LoRA layer computes W x + s B A x with A of r × inputs and B of outputs × r. A rank is a hidden unit: a row of A and a
+column of B. After a cut every layer may have its own rank, which PEFT's config holds as `rank_pattern`; the scale s
+does not change, so `alpha_pattern` gets the α that gives the same s at the new rank (s = α / r, or α / √r with rsLoRA).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether a model is one of PEFT with LoRA layers."""
+    return hasattr(model, "peft_config") and any(_is_lora(module) for module in model.modules())
+
+
+def update_ranks_(model: Any) -> str:
+    """Write the ranks of all LoRA layers into the configs of their adapters, in place.
+
+    Returns:
+        A sentence that says how many ranks are left.
+    """
+    before = after = 0
+    for path, module in model.named_modules():
+        if not _is_lora(module):
+            continue
+        for name, old in list(module.r.items()):
+            if name not in module.lora_A:
+                continue
+            rank = module.lora_A[name].weight.shape[0]
+            before, after = before + old, after + rank
+            if rank == old:
+                continue
+            config = model.peft_config[name]
+            key = path.removeprefix("base_model.model.")
+            alpha = module.scaling[name] * (math.sqrt(rank) if config.use_rslora else rank)
+            config.rank_pattern = {**(config.rank_pattern or {}), key: rank}
+            config.alpha_pattern = {**(config.alpha_pattern or {}), key: alpha}
+            module.r[name], module.lora_alpha[name] = rank, alpha
+    return f"{after} of {before} ranks of its adapters stay"
+
+
+def _is_lora(module: Any) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.ModuleDict) for name in ("lora_A", "lora_B")) and all(
+        isinstance(getattr(module, name, None), dict) for name in ("r", "scaling", "lora_alpha")
+    )

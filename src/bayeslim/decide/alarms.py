@@ -1,0 +1,173 @@
+"""Out-of-distribution alarms: scores that are high on inputs unlike the training data.
+
+    entropy               H[E_q p(y|x, w)]                           all uncertainty about the class
+    mutual information    H[E_q p] − E_q H[p]                        what the networks of the posterior disagree about
+    output variance       Σ_c Var_q f_c(x, w)                        the spread of the outputs themselves
+    energy                −E_q log Σ_c exp f_c(x, w)                 how little evidence there is for any class
+    density               min_c (h − μ_c)ᵀ Σ⁻¹ (h − μ_c)             distance of the features h to the nearest class
+
+The features are the inputs of the last linear layer of the mean network; μ_c and one Σ for all classes are measured on
+training data. Values have the entropy of no class: there the variance and its epistemic part are compared.
+
+Lee et al. 2018, arXiv:1807.03888 · Liu et al. 2020, arXiv:2010.03759
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayeslim.bayesian import Bayesian
+from bayeslim.decide.predictors import Predictor, Predicts
+from bayeslim.errors import BayeslimError, UnsupportedModel
+from bayeslim.likelihoods import Likelihood
+from bayeslim.metrics import aupr, auroc, fpr_at_95
+from bayeslim.replica import replicate
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs, call, device_of, inputs_of, split_batch, to_device
+
+RIDGE = 1e-3
+"""Added to the covariance of features, relative to its mean variance: few data leave directions without any."""
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """How well scores tell outside inputs from inside ones.
+
+    Attributes:
+        rows: by score: "auroc", "aupr" (outside is the positive class) and "fpr95", the fraction of inside inputs that
+            alarm when 95 % of the outside ones do.
+    """
+
+    rows: dict[str, dict[str, float]]
+
+    @property
+    def best(self) -> str:
+        """The score with the largest AUROC."""
+        return max(self.rows, key=lambda name: self.rows[name]["auroc"])
+
+    def __repr__(self) -> str:
+        lines = [f"{'':20}{'AUROC':>8}{'AUPR':>8}{'FPR95':>8}"]
+        lines += [f"{name:20}{r['auroc']:8.3f}{r['aupr']:8.3f}{r['fpr95']:8.3f}" for name, r in self.rows.items()]
+        return "\n".join(lines)
+
+
+def alarms(
+    predictor: Predictor,
+    inside: Iterable[Any],
+    outside: Iterable[Any],
+    *,
+    train: Iterable[Any] | None = None,
+    likelihood: Likelihood | None = None,
+    **options: Any,
+) -> Alarms:
+    """Compare out-of-distribution scores on data inside and outside.
+
+    Args:
+        predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
+        inside: batches like the training data, with or without targets.
+        outside: batches of other data.
+        train: training data with targets, for the density of features; without it that score is left out.
+        likelihood: what the outputs mean, where the predictor is not Bayesian.
+        **options: of `bayeslim.predict`, for a Bayesian network.
+    """
+    predicts = Predicts(predictor, likelihood, options)
+    density = None if train is None else FeatureDensity(_network(predictor), train)
+    found = [_scores_over(predicts, loader, density) for loader in (inside, outside)]
+    return Alarms(
+        {
+            name: {"auroc": auroc(low, high), "aupr": aupr(low, high), "fpr95": fpr_at_95(low, high)}
+            for (name, low), high in zip(found[0].items(), found[1].values(), strict=True)
+        }
+    )
+
+
+def scores_of(prediction: Prediction) -> dict[str, Tensor]:
+    """Compute the scores of a prediction, one number for each example."""
+    per_example: dict[str, Tensor] = {}
+    if prediction.probs is not None:
+        per_example["entropy"] = prediction.entropy
+    else:
+        per_example["variance"] = prediction.variance
+    if len(prediction.samples) > 1:
+        disagreement = "mutual information" if prediction.probs is not None else "epistemic variance"
+        per_example[disagreement] = prediction.epistemic
+        per_example["output variance"] = prediction.samples.float().var(0)
+    if prediction.kind == "classes":
+        per_example["energy"] = -prediction.samples.float().logsumexp(-1).mean(0)
+    return {name: value.reshape(len(value), -1).mean(1) for name, value in per_example.items()}
+
+
+class FeatureDensity:
+    """Gaussians of the features of every class, with one covariance.
+
+    Args:
+        network: the network whose features are read.
+        train: training data with class indices.
+    """
+
+    def __init__(self, network: nn.Module, train: Iterable[Any]):
+        self.network = replicate(network)
+        layers = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
+        if not layers:
+            raise UnsupportedModel("The density of features needs a network that ends in a linear layer.")
+        self.last = layers[-1]
+        rows, labels = [], []
+        for batch in train:
+            inputs, targets = split_batch(batch)
+            rows.append(self.features(inputs))
+            labels.append(targets.to(rows[-1].device))
+        if not rows:
+            raise BayeslimError("The training loader gave no batches.")
+        features, label = torch.cat(rows), torch.cat(labels)
+        self.means = torch.stack([features[label == c].mean(0) for c in label.unique()])
+        places = torch.searchsorted(label.unique(), label)
+        centred = features - self.means[places]
+        covariance = centred.mT @ centred / len(centred)
+        ridge = RIDGE * covariance.diagonal().mean().clamp_min(1e-12)
+        covariance.diagonal().add_(ridge)
+        self.root = torch.linalg.cholesky(covariance)
+
+    def features(self, inputs: Inputs) -> Tensor:
+        """Read the inputs of the last linear layer, (B, D)."""
+        seen: list[Tensor] = []
+        handle = self.last.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+        try:
+            with torch.no_grad():
+                call(self.network, to_device(inputs, device_of(self.network)))
+        finally:
+            handle.remove()
+        return seen[-1].flatten(1).double()
+
+    def score(self, inputs: Inputs) -> Tensor:
+        """Compute the squared distance to the nearest class."""
+        off = self.features(inputs)[:, None] - self.means
+        whitened = torch.linalg.solve_triangular(self.root, off.flatten(0, 1).mT, upper=False)
+        distances: Tensor = whitened.square().sum(0).view(off.shape[:2])
+        return distances.amin(1)
+
+
+def _network(predictor: Predictor) -> nn.Module:
+    if isinstance(predictor, Bayesian):
+        return predictor.mean_network().eval()
+    if isinstance(predictor, nn.Module):
+        return predictor
+    raise TypeError("The density of features needs a torch.nn.Module. Leave train=... out for a function.")
+
+
+def _scores_over(predicts: Predicts, loader: Iterable[Any], density: FeatureDensity | None) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {}
+    for batch in loader:
+        inputs = inputs_of(batch)
+        found = scores_of(predicts(inputs))
+        if density is not None:
+            found["density"] = density.score(inputs)
+        for name, value in found.items():
+            parts.setdefault(name, []).append(value.double().cpu())
+    if not parts:
+        raise BayeslimError("A loader gave no batches: there is nothing to compare.")
+    return {name: torch.cat(values) for name, values in parts.items()}
