@@ -44,15 +44,12 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
         dims: Callable[[int, Any], Any] = _all_dims
         for _ in range(2):
             try:
-<<<<<<< HEAD
                 with (
                     quiet(),
+                    without_cache(network),
                     unchecked_states(network),
                     BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers(),
                 ):
-=======
-                with quiet(), without_cache(network), BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers():
->>>>>>> main
                     free = _dynamic_shapes(network, args, kwargs, partial(dims, rows))
                     found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
             except Exception as error:

@@ -19,12 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-<<<<<<< HEAD
-from bayeslim.compact.example import left_out
-=======
 from bayeslim.compact.adapters import has_adapters, update_ranks_
 from bayeslim.compact.config import is_built_from_config, update_config_
->>>>>>> main
+from bayeslim.compact.example import left_out
 from bayeslim.compact.gather import drop_unread_features
 from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
