@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import bayeslim as bl
 from bayeslim.compact import compaction, units
 from bayeslim.errors import UnsupportedModel
 
@@ -102,19 +105,72 @@ def test_cross_attention_with_a_learned_query():
     assert any("in_proj_weight" in frozen.parameter for frozen in result.units.frozen)
 
 
-def test_packed_sequences_are_refused_by_name():
-    class Packed(nn.Module):
+class Packed(nn.Module):
+    """A recurrent network over sequences of several lengths."""
+
+    def __init__(self, recurrent: type[nn.RNNBase], reads: str) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Linear(3, 6), nn.LayerNorm(3)
+        self.recurrent = recurrent(6, 8, 2, batch_first=True, bidirectional=True)
+        self.head, self.reads = nn.Linear(16, 2), reads
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        hidden = self.embed(self.norm(x)).relu()
+        packed = pack_padded_sequence(hidden, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        outputs, state = self.recurrent(packed)
+        if self.reads == "state":
+            state = state[0] if isinstance(state, tuple) else state
+            return self.head(torch.cat([state[-2], state[-1]], 1))
+        total = x.shape[1] if self.reads == "as long as given" else None
+        return self.head(pad_packed_sequence(outputs, batch_first=True, total_length=total)[0])
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "reads"), [(nn.LSTM, "as long as given"), (nn.GRU, "as long as the longest"), (nn.LSTM, "state")]
+)
+def test_packed_sequences(recurrent, reads):
+    torch.manual_seed(0)
+    network = Packed(recurrent, reads).eval()
+    example = (torch.randn(3, 5, 3), torch.tensor([5, 3, 2]))
+    result = halved(network, example, at_least=7)
+    assert result.kind == "modules"
+    assert (result.network.recurrent.input_size, result.network.recurrent.hidden_size) == (3, 4)
+    assert {frozen.parameter for frozen in result.units.frozen} >= {"head.weight"}
+    names = [unit.layer for unit in result.units.units]
+    masks = result.units.masks([at for at, name in enumerate(names) if at in result.removed])
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter *= masks[name]
+    for x, lengths in ((torch.randn(4, 9, 3), [1, 9, 4, 4]), (torch.randn(1, 5, 3), [3])):
+        torch.testing.assert_close(result.network(x, torch.tensor(lengths)), network(x, torch.tensor(lengths)))
+
+
+def test_packed_sequences_are_stored_and_padding_is_not_folded(tmp_path):
+    """A unit that is always one is zero in the padding, which the example does not have."""
+    torch.manual_seed(0)
+
+    class Linear(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.lstm, self.head = nn.Linear(3, 6), nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 2)
+            self.embed, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
 
         def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
             packed = pack_padded_sequence(self.embed(x).relu(), lengths, batch_first=True, enforce_sorted=False)
-            outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])
-            return self.head(outputs)
+            return self.head(pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])[0])
 
-    with pytest.raises(UnsupportedModel, match=r"torch\.export cannot trace Packed"):
-        units(Packed(), (torch.randn(3, 5, 3), torch.tensor([5, 3, 2])))
+    network = Linear().eval()
+    with torch.no_grad():
+        network.embed.weight[2], network.embed.bias[2] = 0, 1.0
+        network.embed.weight[4], network.embed.bias[4] = 0, -1.0
+    example = (torch.randn(2, 4, 3), torch.tensor([4, 4]))
+    result = compaction(network, None, example)
+    assert len(result.removed) == 1
+    bl.save(result.network, tmp_path, example=example)
+    given = torch.randn(3, 6, 3), torch.tensor([2, 6, 1])
+    for found in (result.network, bl.load(tmp_path)):
+        torch.testing.assert_close(found(*given), network(*given))
+    with pytest.raises(UnsupportedModel, match="no packed sequences"):
+        bl.export(result.network, tmp_path / "slim.onnx", example=example)
 
 
 def test_an_encoder_and_decoder():
@@ -165,3 +221,25 @@ def test_whole_groups_of_a_group_norm_go():
     result = halved(network, torch.randn(2, 3, 8, 8), at_least=6)
     assert result.network[1].norm1.num_groups == 2
     assert result.network[1].norm1.num_channels == 4
+
+
+def test_a_transformer_without_some_heads_keeps_its_classes_and_its_number_of_heads():
+    """Fewer heads than the width holds are no nn.MultiheadAttention: the network becomes a graph."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    example = torch.randn(2, 5, 12)
+    found = units(network, example)
+    cut = [at for at, unit in enumerate(found.units) if unit.kind == "head" and "layers.0" in unit.layer][:1]
+    cut += [at for at, unit in enumerate(found.units) if unit.kind == "neuron"][:6]
+    slim = compaction(network, found.masks(cut), example, units=found).network
+    assert [layer.self_attn.num_heads for layer in slim.layers] == [3, 4]
+    assert [type(layer) for layer in slim.layers] == [nn.TransformerEncoderLayer] * 2
+    assert "(linear1): Linear(in_features=12, out_features=10, bias=True)" in str(slim)
+    assert "Module(" not in str(slim).partition("def forward")[0].replace("ModuleList(", "")
+    assert set(slim.state_dict()) == set(network.state_dict())
+    again = copy.deepcopy(slim)
+    assert torch.equal(again(example), slim(example))
+    bnn = bl.bayesianize(slim, bl.Laplace(), likelihood=bl.likelihoods.Gaussian(1.0))
+    bnn.fit(bl.data.Loader(example, torch.randn(2, 5, 12), batch_size=2), progress=False)
+    assert all(bool((variance < 0.999).any()) for variance in bnn.posterior_.variance.values())

@@ -337,3 +337,65 @@ def test_a_division_by_a_number_from_the_data():
     slim = compaction(network, None, (x, torch.tensor([3.0, 5.0]))).network
     for lengths in ([3.0, 5.0], [2.0, 2.0], [1.0, 9.0]):
         assert exact_or_refused(network, slim, x, torch.tensor(lengths)) == "exact"
+
+
+def test_an_argument_that_the_example_leaves_out():
+    class Masked(Pooled):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            hidden = self.a(x).relu()
+            return self.b(hidden if mask is None else hidden * mask[..., None])
+
+    torch.manual_seed(0)
+    network = Masked()
+    with_constant(network, network.a)
+    kill(network, "a", 5)
+    with torch.no_grad():
+        network.b.weight[:, 5] = 0
+    x, mask = torch.randn(3, 6, 4), torch.tensor([1.0, 1, 1, 0, 0, 0]).expand(3, 6)
+    result = compaction(network, None, x)
+    assert len(result.removed) == 1
+    assert "does not give mask" in result.why
+    assert exact_or_refused(network, result.network, x, mask) == "exact"
+    chosen = compaction(network, None, {"x": x, "mask": None})
+    assert exact_or_refused(network, chosen.network, x, mask) == "exact"
+    given = compaction(network, None, (x, mask))
+    assert exact_or_refused(network, given.network, x, mask) == "exact"
+
+
+@pytest.mark.parametrize("bound", [9, 100])
+def test_another_branch_far_beyond_the_example(bound):
+    """A unit that is zero, and one that is one, before the bound are neither beyond it."""
+
+    class Far(Pooled):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.a(x)
+            return self.b(hidden.relu() if x.shape[1] < bound else hidden.sigmoid())
+
+    torch.manual_seed(0)
+    network = Far()
+    with_constant(network, network.a)
+    with torch.no_grad():
+        network.a.bias[2] = -1.0
+    slim = compaction(network, None, torch.randn(2, 5, 4)).network
+    for steps in (5, bound - 1, bound, 2 * bound):
+        exact_or_refused(network, slim, torch.randn(2, steps, 4))
+
+
+def test_a_table_of_positions_bounds_the_length():
+    """Beyond the table the network fails by itself, so constants are folded."""
+
+    class Table(Pooled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(40, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x + self.places[: x.shape[1]]).relu())
+
+    torch.manual_seed(0)
+    network = Table()
+    with_constant(network, network.a)
+    result = compaction(network, None, torch.randn(2, 5, 4))
+    assert len(result.removed) == 2
+    for steps in (5, 1, 40):
+        assert exact_or_refused(network, result.network, torch.randn(2, steps, 4)) == "exact"

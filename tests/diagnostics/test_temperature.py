@@ -10,6 +10,7 @@ import bayeslim as bl
 from bayeslim.diagnostics import Temperature, temperature
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.likelihoods import Gaussian
+from bayeslim.samplers import StochasticHamiltonian, Thermostat
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)).double()
 Y = X.sum(1, keepdim=True) + torch.randn(200, 1, generator=torch.Generator().manual_seed(1)).double()
@@ -39,9 +40,33 @@ def test_large_steps_on_minibatches_are_hot_and_thermostats_of_epochs_cold():
     hot = temperature(chain(bl.SGHMC(samples=40), epochs=60, lr=0.05), DATA)
     assert hot.verdict == "hot"
     assert "smaller lr" in str(hot)
+    assert hot.kinetic.verdict == "hot"
     cold = temperature(chain(bl.SGNHT(samples=40), epochs=60, lr=0.05), DATA)
     assert cold.verdict == "cold"
     assert "too narrow" in str(cold)
+    assert cold.kinetic.verdict == "right"
+    assert "; kinetic" in str(cold)
+    assert temperature(chain(bl.SGLD(samples=4), epochs=4, lr=1e-3), DATA).kinetic is None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "target"), [(StochasticHamiltonian, 1.0), (StochasticHamiltonian, 0.25), (Thermostat, 1.0)]
+)
+@pytest.mark.parametrize("lr", [0.05, 0.5])
+def test_the_kinetic_temperature_on_an_exact_gaussian(sampler, target, lr):
+    """Momentum with friction α has 1 / (1 − lr λ / (4 − 2α)) of the temperature; a thermostat takes that away."""
+    torch.manual_seed(0)
+    curvature = torch.tensor([0.3, 1.0, 2.0]).double()
+    weights = torch.zeros(4000, 3).double().requires_grad_()
+    optimizer = sampler([weights], lr=lr, num_data=100, friction=0.1, temperature=target)
+    (group,) = optimizer.param_groups
+    found = []
+    for step in range(600):
+        weights.grad = weights.detach() * curvature
+        optimizer.step()
+        found += [optimizer.kinetic_temperature(group)] if step >= 200 else []
+    expected = target * float((1 / (1 - lr * curvature / 3.8)).mean()) if sampler is StochasticHamiltonian else target
+    assert sum(found) / len(found) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_few_networks_are_not_judged_beyond_their_error():

@@ -356,7 +356,8 @@ def width_problem() -> tuple[bl.data.Loader, Tensor]:
 def test_standard_deviations_arrive_within_short_training():
     """At the rate of the means they would have moved by a factor of 1.8 in as many steps."""
     data, exact = width_problem()
-    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(std_rate=10.0), likelihood=Gaussian(0.5))
+    method = bl.Variational(bl.families.DiagonalGaussian(initial_std=0.01), std_rate=10.0)
+    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), method, likelihood=Gaussian(0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = bnn.fit(data, epochs=100, seed=0, progress=False)
@@ -365,8 +366,27 @@ def test_standard_deviations_arrive_within_short_training():
     assert 1 / 1.1 < result.details["std_change"] < 1.1
 
 
+def test_standard_deviations_start_by_fan_in_and_no_wider_than_the_prior():
+    model = nn.Sequential(nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 2), nn.Conv2d(4, 2, 10))
+    wide = bl.bayesianize(model, bl.Variational(), likelihood=Categorical())
+    narrow = bl.bayesianize(model, bl.Variational(), likelihood=Categorical(), prior=bl.priors.Normal(0.016))
+    for name, start in (("0.weight", 0.03), ("2.weight", 0.3 / math.sqrt(400)), ("3.weight", 0.3 / math.sqrt(400))):
+        assert float(wide.posterior_.std[name].max()) == pytest.approx(start)
+        assert float(narrow.posterior_.std[name].max()) == pytest.approx(min(start, 0.016))
+
+
+def test_a_short_fit_warns_that_standard_deviations_have_not_arrived():
+    """Half of them move by a fifth in all, at a steady pace."""
+    data, _ = width_problem()
+    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(), likelihood=Gaussian(0.5))
+    with pytest.warns(BayeslimWarning, match=r"still moving"):
+        result = bnn.fit(data, epochs=10, seed=0, progress=False)
+    assert 1 / 1.1 < result.details["std_change"] < 1.1
+
+
 def test_a_fit_whose_standard_deviations_still_move_warns():
     data, _ = width_problem()
-    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), bl.Variational(std_rate=10.0), likelihood=Gaussian(0.5))
+    method = bl.Variational(bl.families.DiagonalGaussian(initial_std=0.01), std_rate=10.0)
+    bnn = bl.bayesianize(nn.Linear(4, 1, bias=False), method, likelihood=Gaussian(0.5))
     with pytest.warns(BayeslimWarning, match=r"still moving .* by a factor of 1\..*understated.*more epochs"):
         bnn.fit(data, epochs=30, seed=0, progress=False)

@@ -30,9 +30,8 @@ def loader(n=120, seed=0, batch=40):
 
 
 def variational(seed=0, hidden=6):
-    bnn = bl.bayesianize(
-        two_layers(seed, hidden=hidden), bl.Variational(), likelihood=bl.likelihoods.Categorical(), num_data=120
-    )
+    method = bl.Variational(bl.families.DiagonalGaussian(initial_std=0.01))  # few units are of no use to it
+    bnn = bl.bayesianize(two_layers(seed, hidden=hidden), method, likelihood=bl.likelihoods.Categorical(), num_data=120)
     bnn.fit(loader(), epochs=15, lr=0.03, seed=0)
     return bnn.eval()
 

@@ -26,7 +26,11 @@ def digits():
 @pytest.fixture(scope="module")
 def laplace(digits):
     """A small network trained to its mode, and its exact curvature."""
-    torch.manual_seed(1)
+    return trained(digits, ("diag", "kron", "full"), seed=0)
+
+
+def trained(digits, structures, seed):
+    torch.manual_seed(seed)
     _, train, _ = digits
     model = nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
     start = bl.bayesianize(
@@ -34,7 +38,7 @@ def laplace(digits):
     )
     fit(start, train, epochs=40, lr=1e-2, lr_schedule="cosine", progress=False)
     fitted = {}
-    for structure in ("diag", "kron", "full"):
+    for structure in structures:
         bnn = bl.bayesianize(
             start.model, bl.Laplace(structure), likelihood=bl.likelihoods.Categorical(), prior=bl.priors.Normal(0.5)
         )
@@ -162,6 +166,7 @@ def test_the_expected_loss_is_what_the_network_loses(laplace, digits):
 
 
 def test_moving_helps_the_network_itself(laplace, digits):
+    """On average: three bits are coarse, and a single network gains between a seventh and three quarters."""
     data, _, _ = digits
     x, y = data.train_x.flatten(1), data.train_y
 
@@ -169,11 +174,13 @@ def test_moving_helps_the_network_itself(laplace, digits):
         with torch.no_grad():
             return float(nn.functional.cross_entropy(network(x), y, reduction="sum"))
 
-    before = nll(laplace["kron"].mean_network())
-    rise = {
-        (structure, move): nll(bl.quantise(laplace[structure], bits=3, strength=0.0, move=move).network) - before
-        for structure, move in (("full", "joint"), ("full", None), ("kron", "joint"), ("kron", "row"), ("kron", None))
-    }
+    cases = (("full", "joint"), ("full", None), ("kron", "joint"), ("kron", "row"), ("kron", None))
+    rise = dict.fromkeys(cases, 0.0)
+    for posteriors in (laplace, trained(digits, ("kron", "full"), seed=1)):
+        before = nll(posteriors["kron"].mean_network())
+        for structure, move in cases:
+            found = bl.quantise(posteriors[structure], bits=3, strength=0.0, move=move)
+            rise[structure, move] += nll(found.network) - before
     assert rise["full", "joint"] < 0.75 * rise["full", None]
     assert rise["kron", "joint"] < 0.8 * rise["kron", None]
     assert rise["kron", "row"] < 0.9 * rise["kron", None]

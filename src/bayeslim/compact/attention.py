@@ -168,6 +168,17 @@ def _recurrent(walk: Channels, call: Call) -> Any:
     ]
 
 
+@rule("_pack_padded_sequence", "_pad_packed_sequence")
+def _packing(walk: Channels, call: Call) -> Any:
+    """Keep the features of sequences whose rows are packed or padded."""
+    source = call.nodes["input" if "input" in call.nodes else "data"]
+    if walk.env[source].ndim < (3 if "input" in call.nodes else 2):
+        return walk.unknown(call, "it is packed without a feature dimension")
+    sequence, counts = call.result
+    kept = place(walk.labels_along(source, -1), -1, sequence.shape)
+    return [kept, walk.labels.fixed("it counts the rows of a packed sequence", counts.shape)]
+
+
 def _gates(
     walk: Channels,
     call: Call,

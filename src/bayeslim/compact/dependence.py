@@ -45,6 +45,8 @@ _PRODUCTS = {
     **dict.fromkeys(words("addmm baddbmm"), 1),
 }
 """Sums of products, and the argument that is the first factor."""
+_SIZED = MOVEMENT | CREATION | {"_pad_packed_sequence"}
+"""Operations whose numbers are sizes of the result."""
 _CONSTANT = CREATION | words("zeros_like ones_like full_like empty_like")
 
 
@@ -106,7 +108,7 @@ class Dependence(Walker):
             return torch.logical_or(mark, differs)
         if call.name in ("mul", "div"):
             return torch.logical_or(mark, value != 0)
-        is_size = call.name in MOVEMENT | CREATION and not _is_symbolic(call.nodes.get("fill_value"))
+        is_size = call.name in _SIZED and not _is_symbolic(call.nodes.get("fill_value"))
         return mark if is_size else _filled(True, value)
 
     def _dynamic_dims(self, value: Any) -> list[int]:
@@ -247,6 +249,25 @@ class Dependence(Walker):
         if live.ndim > 2 and live.shape[-3] != call.result.shape[-3]:
             live = live.repeat_interleave(call.result.shape[-3] // live.shape[-3], -3)
         return live.expand(call.result.shape)
+
+    def _marks_index_select(self, call: Call) -> Tensor:
+        """Mark the positions that are not equal along a dimension that data pick from."""
+        value, dim = self.env[call.nodes["self"]], call.values["dim"]
+        differs = torch.logical_or(self.varies[call.nodes["self"]], value != value.narrow(dim, 0, 1))
+        return differs.any(dim, keepdim=True).expand(call.result.shape)
+
+    def _marks_pack_padded_sequence(self, call: Call) -> list[Tensor]:
+        sequence, counts = call.result
+        mark = self.varies[call.nodes["input"]]
+        return [mark.reshape(-1, mark.shape[-1]).any(0).expand(sequence.shape), _filled(True, counts)]
+
+    def _marks_pad_packed_sequence(self, call: Call) -> list[Tensor]:
+        sequence, counts = call.result
+        mark = self.varies[call.nodes["data"]]
+        # Whether there is padding, and where, depends on the lengths.
+        differs = self.env[call.nodes["data"]] != call.values["padding_value"]
+        found = torch.logical_or(mark, differs).reshape(-1, mark.shape[-1]).any(0)
+        return [found.expand(sequence.shape), _filled(True, counts)]
 
     def _marks_lstm(self, call: Call) -> list[Tensor]:
         if is_projected(call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -40,6 +41,15 @@ def takes(model: nn.Module, inputs: Inputs) -> bool:
     except ShapeMismatch:
         return False
     return True
+
+
+def left_out(model: nn.Module, example: Inputs) -> list[str]:
+    """List the optional arguments of a forward that an example does not give."""
+    args, kwargs = arguments(example)
+    signature = inspect.signature(model.forward)
+    given = signature.bind(*args, **kwargs).arguments
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [name for name, one in signature.parameters.items() if name not in given and one.kind not in variadic]
 
 
 def rows_of(example: Inputs) -> int:

@@ -38,7 +38,10 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Not: operator.not_,
 }
 MAX_SEARCHED_SIZE = 512
-"""The largest size that is searched for inputs that violate a guard."""
+"""The largest size that is searched for inputs that violate a guard, besides the numbers that the guard names."""
+
+MAX_SEARCHED_ELEMENTS = 2**24
+"""The largest input that is made to violate a guard."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def violations(guard: Guard, example: Inputs) -> Iterator[Inputs]:
     """
     leaves, spec = pytree.tree_flatten(example)  # in the order of the arguments: a tensor, a tuple or a dict
     for size in guard.sizes():
-        for other in _candidates(leaves[size.leaf], size.dim):
+        for other in _candidates(leaves[size.leaf], size.dim, _numbers(guard.arguments)):
             variants = [  # a mask has the length of its sequence: both change together
                 [_resized(x, at, size, other, leaves, together) for at, x in enumerate(leaves)]
                 for together in (False, True)
@@ -183,13 +186,25 @@ def _sizes(expression: Any) -> list[Size]:
     return [size for part in expression for size in _sizes(part)] if isinstance(expression, tuple) else []
 
 
-def _candidates(leaf: Any, dim: int | None) -> list[Any]:
+def _numbers(expression: Any) -> list[int]:
+    """List the whole numbers that a guard names."""
+    if isinstance(expression, tuple):
+        return [number for part in expression for number in _numbers(part)]
+    return [expression] if type(expression) is int else []
+
+
+def _candidates(leaf: Any, dim: int | None, numbers: Sequence[int]) -> list[Any]:
     """List other sizes or numbers, the closest to the example's first."""
     if dim is None:
+        if type(leaf) is bool:
+            return [not leaf]
         return [leaf + 1, leaf - 1] if type(leaf) in (int, float) else []
     size = leaf.shape[dim]
-    others = [*range(1, min(2 * size, MAX_SEARCHED_SIZE) + 2), size - 1, size + 1]
-    return sorted({other for other in others if 0 < other != size}, key=lambda other: abs(other - size))
+    named = [number + step for number in numbers for step in (-1, 0, 1)]
+    others = [*range(1, min(2 * size, MAX_SEARCHED_SIZE) + 2), size - 1, size + 1, *named]
+    largest = MAX_SEARCHED_ELEMENTS * size // max(1, leaf.numel())
+    found = {other for other in others if 0 < other <= max(largest, 2 * size) and other != size}
+    return sorted(found, key=lambda other: abs(other - size))
 
 
 def _resized(x: Any, at: int, size: Size, other: Any, leaves: Sequence[Any], together: bool) -> Any:

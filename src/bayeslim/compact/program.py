@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from bayeslim.compact.example import rows_of
 from bayeslim.compact.guards import guards_of
 from bayeslim.compact.quiet import quiet
-from bayeslim.compact.recurrence import WholeRecurrentLayers
+from bayeslim.compact.recurrence import WholeRecurrentLayers, unchecked_states
 from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Inputs, arguments
 
@@ -44,7 +44,12 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
         dims: Callable[[int, Any], Any] = _all_dims
         for _ in range(2):
             try:
-                with quiet(), without_cache(network), BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers():
+                with (
+                    quiet(),
+                    without_cache(network),
+                    unchecked_states(network),
+                    BaseTorchFunctionMode() if unrolled else WholeRecurrentLayers(),
+                ):
                     free = _dynamic_shapes(network, args, kwargs, partial(dims, rows))
                     found = torch.export.export(network, args, kwargs, dynamic_shapes=free, strict=strict)
             except Exception as error:

@@ -58,7 +58,8 @@ class Reference:
         example = to_device(example, device_of(network))
         first, second = (tensors_in(run_example(network, example)) for _ in range(2))
         _check(network, first, second)
-        self._inputs = [example, *_like(example)]
+        self._noise, larger = _like(example)
+        self._inputs = [example, larger]
         self._answers: dict[bool, list[list[Tensor] | None]] = {}
 
     def allow_folded(self, dtype: torch.dtype) -> None:
@@ -85,23 +86,24 @@ class Reference:
             return Proof(worst, worst <= self.tolerance + max(self._folded, rounding))
         return Proof(float("inf"), False)
 
-    def agrees_beyond(self, network: nn.Module, trace: Trace, strict: bool) -> bool:
-        """Return whether another network agrees on inputs that violate a guard.
+    def agrees_beyond(self, network: nn.Module, trace: Trace) -> bool:
+        """Return whether another network agrees on all inputs that violate a guard.
+
+        That is so where the reference itself refuses such inputs. Where it takes them, only a guard of the form a != b,
+        which excludes one size, can be tried: beyond the others are sizes that cannot all be tried.
 
         Args:
             network: the other network.
             trace: the trace in which constants were found.
-            strict: accept only guards of the form a != b, which exclude one size, as tried: beyond the others are sizes
-                that cannot all be tried.
         """
         example = to_device(trace.example, device_of(self._network))
         for guard in trace.guards:
-            for inputs in violations(guard, example):
-                if _finite_outputs(self._network, inputs) is None:
-                    continue
-                tolerance = self.tolerance + self._folded
-                if (strict and not guard.excludes_one_value) or not _agree(self._network, network, inputs, tolerance):
-                    return False
+            tried = list(violations(guard, example))
+            taken = [inputs for inputs in tried if _finite_outputs(self._network, inputs) is not None]
+            if not tried or (taken and not guard.excludes_one_value):
+                return False
+            if not all(_agree(self._network, network, inputs, self.tolerance + self._folded) for inputs in taken):
+                return False
         return True
 
     def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:
@@ -113,6 +115,9 @@ class Reference:
         if double not in self._answers:
             network = _in_double(self._network) if double else self._network
             answers = [_finite_outputs(network, _cast(inputs, double)) for inputs in self._inputs]
+            if answers[1] is None:  # the network takes no larger batch
+                self._inputs[1] = self._noise
+                answers[1] = _finite_outputs(network, _cast(self._noise, double))
             if answers[0] is None:
                 raise ShapeMismatch(f"{type(network).__name__} does not run on the example in double precision.")
             self._answers[double] = answers
@@ -172,8 +177,8 @@ def _rounding(answer: list[Tensor]) -> float:
     return max((_RELATIVE_ROUNDING.get(x.dtype, 1e-9) for x in answer), default=0.0)
 
 
-def _like(example: Inputs) -> list[Inputs]:
-    """Make noise like the example, with its integers permuted, also as a larger batch."""
+def _like(example: Inputs) -> tuple[Inputs, Inputs]:
+    """Make noise like the example, with integers permuted, and as a larger batch."""
     generator = torch.Generator().manual_seed(0)
 
     def randomise(x: Any) -> Any:
@@ -186,7 +191,7 @@ def _like(example: Inputs) -> list[Inputs]:
         return (x.float().mean() + 1.5 * scale * noise).to(x.dtype)
 
     larger = with_batch_size(example, rows_of(example) + 1)
-    return [pytree.tree_map(randomise, inputs) for inputs in (example, larger)]
+    return pytree.tree_map(randomise, example), pytree.tree_map(randomise, larger)
 
 
 def _in_double(network: nn.Module) -> nn.Module:

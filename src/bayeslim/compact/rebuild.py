@@ -159,7 +159,33 @@ def rewrite_graph(
             owner, _, attribute = alias.rpartition(".")
             if has_tensor(result, aliases[0]) and owner in dict(result.named_modules()):
                 setattr(result.get_submodule(owner), attribute, _get(result, aliases[0]))
+    _name_modules(result, model, new_groups(structure, shrinking))
     return result.to(device)
+
+
+def _name_modules(graph: fx.GraphModule, model: nn.Module, groups: dict[str, int]) -> None:
+    """Give the submodules of a graph their classes, if these are torch's own.
+
+    A graph reads tensors of its submodules and never calls them. With their classes and settings they can be read,
+    printed and indexed as before.
+    """
+    originals = dict(model.named_modules())
+    for path, module in graph.named_modules():
+        original = originals.get(path)
+        if type(module) is not nn.Module or original is None or isinstance(original, nn.RNNBase):
+            continue
+        if not type(original).__module__.startswith("torch.nn."):
+            continue
+        settings = {
+            name: value
+            for name, value in vars(original).items()
+            if isinstance(value, (bool, int, float, str, tuple, type(None))) and name not in vars(module)
+        }
+        module.__dict__.update(settings)
+        module.__class__ = type(original)
+        if isinstance(module, nn.MultiheadAttention) and "in_proj_weight" in module._parameters:
+            module.num_heads = len(module.in_proj_weight) // (3 * module.head_dim)
+    resize_modules(graph, groups)
 
 
 def _integers(args: Any) -> list[int]:

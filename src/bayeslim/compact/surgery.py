@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bayeslim.compact.adapters import has_adapters, update_ranks_
 from bayeslim.compact.config import is_built_from_config, update_config_
+from bayeslim.compact.example import left_out
 from bayeslim.compact.gather import drop_unread_features
 from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
@@ -140,6 +141,7 @@ def compaction(
     tensors = {name: tensor.detach().cpu() for name, tensor in everything.items()}
     live = Liveness(channels, tensors)
     least = _unneeded(found, live, "none")
+    missing = left_out(masked, example)
     for constants in CONSTANTS:
         gone = _unneeded(found, live, constants) if constants != "none" else least
         proven = torch.equal(gone, least)  # by zero weights alone, whatever the sizes of the inputs
@@ -153,9 +155,14 @@ def compaction(
             if not folded:
                 raise
             continue
-        # A graph refuses inputs that violate its guards; the user's modules take them.
-        if proven or kind == "graph" or reference.agrees_beyond(network, channels.trace, strict=bool(folded)):
+        # A graph refuses inputs that violate its guards, and arguments that it was not traced with; the user's modules
+        # take both, and nothing is known of their outputs then.
+        if proven or kind == "graph":
             break
+        if not missing and reference.agrees_beyond(network, channels.trace):
+            break
+    if missing and kind == "modules" and not torch.equal(least, _unneeded(found, live, "all")):
+        why += f"; units that feed a constant stay, since the example does not give {', '.join(missing)}"
     if kind == "modules":
         modes = {name: module.training for name, module in model.named_modules()}
         for name, module in network.named_modules():

@@ -1,9 +1,13 @@
-"""The configurational temperature of a chain: whether its networks lie too far apart, or too close.
+"""The temperatures of a chain: whether its networks lie too far apart, or too close.
 
     T_conf = E[(w − E[w]) · ∇U(w)] / n          U(w) = −log p(D, w),  n weights
+    T_kin  = (1 − α/2) N E|v|² / (n lr)         velocity v, friction α, of samplers with momentum
 
-For draws from p(w|D)^(1/T) this is T, whatever the posterior is, by integration by parts. A chain that minibatches or
-large steps have heated has more. A chain that is over-cooled, or that has not moved far from its start, has less.
+For draws from p(w|D)^(1/T) the configurational temperature is T, whatever the posterior is, by integration by parts. A
+chain that minibatches or large steps have heated has more. A chain that is over-cooled, or that has not moved far from
+its start, has less. The kinetic temperature is that of the velocities, and costs no pass over the data. It settles
+within a few steps, so it cannot tell whether the networks have moved far enough. `bl.SGNHT` holds it at T by its
+friction: there it says only whether the thermostat works.
 
 Rugh 1997 · Leimkuhler & Matthews 2015, section 6.1
 """
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, UnsupportedModel
@@ -30,17 +35,20 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Temperature:
-    """The configurational temperature of a chain.
+    """The temperature of a chain.
 
     Attributes:
-        value: the estimate of T.
+        value: the estimate of T, configurational.
         standard_error: its standard error, as if the networks were independent.
         target: the temperature that the method was to sample at.
+        kinetic: the kinetic temperature at the kept networks; None for a sampler without momentum, and for a network
+            that was loaded from a file.
     """
 
     value: float
     standard_error: float
     target: float
+    kinetic: Temperature | None = None
 
     @property
     def verdict(self) -> str:
@@ -59,13 +67,18 @@ class Temperature:
             "hot": "too wide: use a smaller lr, or larger batches",
             "cold": "too narrow: run it for longer, use a smaller lr, or draw batches with replacement",
         }
-        return f"temperature {self.value:.2f} ± {self.standard_error:.2f} of {self.target:g}: {advice[self.verdict]}"
+        line = f"temperature {self.value:.2f} ± {self.standard_error:.2f} of {self.target:g}: {advice[self.verdict]}"
+        if self.kinetic is None:
+            return line
+        moving = self.kinetic
+        return f"{line}; kinetic {moving.value:.2f} ± {moving.standard_error:.2f}: {moving.verdict}"
 
 
 def temperature(bnn: Bayesian, loader: Any) -> Temperature:
-    """Estimate the configurational temperature of the networks of a sampler.
+    """Estimate the configurational and the kinetic temperature of a sampler.
 
-    It takes one pass over the data for every network.
+    The configurational one takes a pass over the data for every network. `fit` records the kinetic one of samplers with
+    momentum, `bl.SGHMC` and `bl.SGNHT`.
 
     Args:
         bnn: a network fitted by a sampler, such as `bl.SGLD` or `bl.HMC`.
@@ -94,4 +107,14 @@ def temperature(bnn: Bayesian, loader: Any) -> Temperature:
     moved = int((where != where[:, :1]).any(1).any(0).sum())  # those of a subset alone
     each = ((where - where.mean(1, keepdim=True)) * forces).sum(-1) / max(1, moved) * length / (length - 1)
     target = float(getattr(bnn.method, "temperature", 1.0))
-    return Temperature(float(each.mean()), float(each.std()) / each.numel() ** 0.5, target)
+    return _estimated(each.flatten(), target, _kinetic(bnn, target))
+
+
+def _kinetic(bnn: Bayesian, target: float) -> Temperature | None:
+    values = torch.tensor(bnn.state.get("kinetic_temperatures", ()), dtype=torch.float64)
+    return _estimated(values, target) if len(values) > 1 else None
+
+
+def _estimated(values: Tensor, target: float, kinetic: Temperature | None = None) -> Temperature:
+    """Average the estimates of the networks."""
+    return Temperature(float(values.mean()), float(values.std()) / len(values) ** 0.5, target, kinetic)

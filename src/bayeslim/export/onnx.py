@@ -67,6 +67,11 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
         outputs = ("output",)
     table = _translations()
     program = exported(network, inputs)
+    if any(node.target is torch.ops.bayeslim.pack.default for node in program.graph.nodes):
+        raise UnsupportedModel(
+            f"{type(network).__name__} packs its sequences, and ONNX has no packed sequences. Export it as a PyTorch "
+            "program (.pt2), or let its forward work on padded sequences."
+        )
     if any(node.target in RECURRENT and node.target not in table for node in program.graph.nodes):
         program = exported(network, inputs, unrolled=True)
     with quiet():

@@ -19,7 +19,8 @@ from bayeslim.errors import CorruptFile
 
 _LAYERS = words(
     "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding embedding_bag "
-    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention "
+    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _pack_padded_sequence "
+    "_pad_packed_sequence scaled_dot_product_attention "
     "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm native_group_norm _weight_norm "
     "_native_batch_norm_legit_no_training dropout feature_dropout alpha_dropout prelu glu softplus mish hardswish "
     "relu6 log_sigmoid softmax log_softmax _softmax _log_softmax _safe_softmax channel_shuffle native_channel_shuffle "

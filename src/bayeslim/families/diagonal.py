@@ -17,6 +17,15 @@ from bayeslim.posteriors import Diagonal, Posterior
 from bayeslim.sites import owner
 from bayeslim.types import Params
 
+MAX_INITIAL_STD = 0.03
+"""The initial σ of matrices with a small fan-in. Noise that is much larger grows before the means have learned."""
+
+MAX_INITIAL_NOISE = 0.3
+"""The largest initial noise of a unit's pre-activation, relative to the root mean square of its inputs."""
+
+INITIAL_STD_OF_VECTORS = 0.01
+"""The initial σ of parameters without a fan-in: biases, and the scales of norms."""
+
 
 @register("family")
 @dataclass(frozen=True)
@@ -24,10 +33,12 @@ class DiagonalGaussian(Family):
     """Independent Gaussians, wᵢ ~ N(μᵢ, σᵢ²), trained in μ and log σ.
 
     Attributes:
-        initial_std: the initial σ of every weight.
+        initial_std: the initial σ of every weight. By default it is 0.03, or 0.3 / √(fan-in) in layers of more than 100
+            inputs, so that a unit's noise is at most 0.3 of the size of its inputs, and at most the standard deviation
+            of a normal prior. Vectors, which have no fan-in, start at 0.01.
     """
 
-    initial_std: float = 0.01
+    initial_std: float | None = None
     name: ClassVar[str] = "diagonal"
     suffix: ClassVar[str] = "_log_std"
     suffixes: ClassVar[tuple[str, ...]] = ("_log_std",)
@@ -35,14 +46,15 @@ class DiagonalGaussian(Family):
     """Whether `counted` differs from the trained mean."""
 
     def __post_init__(self) -> None:
-        if not self.initial_std > 0:
+        if self.initial_std is not None and not self.initial_std > 0:
             raise ValueError(f"initial_std is a standard deviation and must be positive. Got {self.initial_std}.")
 
     def register(self, model: nn.Module, names: tuple[str, ...]) -> None:
         """Add log σ to every parameter's module."""
         for name in names:
             mean = model.get_parameter(name)
-            start = torch.full_like(mean, math.log(self.initial_std), dtype=precise_dtype(mean))
+            std = _std_by_fan_in(mean) if self.initial_std is None else self.initial_std
+            start = torch.full_like(mean, math.log(std), dtype=precise_dtype(mean))
             add_parameter(model, name + self.suffix, start)
 
     def log_std_of(self, module: nn.Module, leaf: str) -> Tensor | None:
@@ -89,6 +101,12 @@ class DiagonalGaussian(Family):
                 model.get_parameter(name).copy_(value)
                 if name in masks:
                     self.log_std(model, name).masked_fill_(~masks[name], -math.inf)
+
+
+def _std_by_fan_in(weight: Tensor) -> float:
+    if weight.ndim < 2 or not weight.numel():
+        return INITIAL_STD_OF_VECTORS
+    return min(MAX_INITIAL_STD, MAX_INITIAL_NOISE / math.sqrt(weight[0].numel()))
 
 
 class IndependentWeights(Density):

@@ -71,6 +71,10 @@ class Thermostat(Sampler):
         """Return the friction without gradient noise."""
         return float(group["friction"])
 
+    def present_friction(self, group: dict[str, Any]) -> float:
+        """Return the friction α that the thermostat has now."""
+        return float(self.friction_of(group))
+
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Update velocity, weights and friction."""
         grads, velocity = self.with_decay(group, params, grads), self.buffers(params, "velocity")

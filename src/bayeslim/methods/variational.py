@@ -17,7 +17,6 @@ Graves 2011 · Blundell et al. 2015, arXiv:1505.05424 · Kingma, Salimans & Well
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
-from bayeslim.errors import BayeslimError, BayeslimWarning
+from bayeslim.errors import BayeslimError
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point
 from bayeslim.families.base import log_prior
@@ -36,9 +35,10 @@ from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.shared import gating
 from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_terms
+from bayeslim.methods.shared.widths import Widths
 from bayeslim.noise import current_generator, standard_normal_like, standard_normals_like
 from bayeslim.posteriors import Diagonal, Gated, Posterior
-from bayeslim.priors import Prior
+from bayeslim.priors import Normal, Prior
 from bayeslim.results import Fit
 from bayeslim.sites import owner
 from bayeslim.train.schedules import Schedule, Uniform
@@ -46,10 +46,6 @@ from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
-
-
-LAST_FRACTION, MAX_STD_CHANGE = 0.2, 1.1
-"""`fit` warns if σ changed by more than this factor, on (geometric) average, over this last fraction of epochs."""
 
 
 @register("method")
@@ -77,9 +73,9 @@ class Variational(Method):
             filters of convolutions, and so on), such as {"conv1": "outputs", "fc1": "inputs"} (see
             `bayeslim.gates.placement`).
         std_rate: a factor on the learning rate of log σ, for `family=DiagonalGaussian()` without gates. Adam moves
-            every parameter by about the same amount, and log σ has further to go than μ: from log 0.01 often to near
-            the prior's width. Ten reaches it in a few epochs, but on little data the noise then grows before the means
-            have learned. `fit` warns if σ still moves at the end.
+            every parameter by about the same amount, and log σ has further to go than μ, often to near the prior's
+            width. Ten reaches it in a few epochs, but on little data the noise then grows before the means have
+            learned. `fit` warns if σ still moves at the end.
     """
 
     family: Family = field(default_factory=DiagonalGaussian)
@@ -162,6 +158,16 @@ class Variational(Method):
         if self.gates is not None:
             gating.install(bnn, self.gates, self.gate_at)
         self.family.register(bnn.model, bnn.sites.names)
+        if type(self.family) is DiagonalGaussian and self.family.initial_std is None:
+            self._narrow_to_priors(bnn)
+
+    @torch.no_grad()
+    def _narrow_to_priors(self, bnn: Bayesian) -> None:
+        """Start no wider than normal priors: training would narrow σ again."""
+        for name, prior in bnn.priors.items():
+            if isinstance(prior, Normal):
+                log_std = self.family.log_std(bnn.model, name)  # type: ignore[attr-defined]
+                log_std.copy_(torch.minimum(log_std, prior.setting_like("std", log_std).log()))
 
     def strip(self, bnn: Bayesian, model: nn.Module) -> None:
         """Remove the parameters of the family and of the gates."""
@@ -311,27 +317,12 @@ class Variational(Method):
         """
         if not self.trains_plain_stds:
             return super().fit(bnn, loader, **options)
-        widths = [self._mean_log_std(bnn)]
-        callbacks = [*options.pop("callbacks", ()), lambda epoch: widths.append(self._mean_log_std(bnn))]
+        widths = Widths(lambda: self._log_stds(bnn))
+        callbacks = [*options.pop("callbacks", ()), lambda epoch: widths.measure()]
         result = super().fit(bnn, loader, callbacks=callbacks, **options)
-        last = max(1, round(LAST_FRACTION * (len(widths) - 1)))
-        change = math.exp(widths[-1] - widths[-1 - last]) if len(widths) > 1 else 1.0
-        result.details["std_change"] = change
-        if not 1 / MAX_STD_CHANGE < change < MAX_STD_CHANGE:
-            warnings.warn(
-                f"Standard deviations were still moving when training ended: by a factor of {change:.2f} in the last "
-                f"{last} of {len(widths) - 1} epochs. Uncertainty is {'under' if change > 1 else 'over'}stated. "
-                "Train for more epochs, or use a larger Variational(std_rate=...).",
-                BayeslimWarning,
-                stacklevel=3,
-            )
+        result.details["std_change"] = widths.change
+        widths.warn_if_moving()
         return result
-
-    @torch.no_grad()
-    def _mean_log_std(self, bnn: Bayesian) -> float:
-        """Average log σ over the weights that are left."""
-        values = torch.cat([log_std.flatten() for log_std in self._log_stds(bnn)])
-        return float(values[values.isfinite()].mean())
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Condition the family on the zeros; correlated survivors move."""

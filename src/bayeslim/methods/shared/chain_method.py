@@ -165,6 +165,7 @@ class ChainMethod(ParticleMethod):
         course = bnn.state.get("course")
         if course is not None:
             course.kept.observe(bnn)
+            course.measure(bnn.step)
             course.advance(bnn.step)
 
     def fit(
@@ -227,7 +228,7 @@ class ChainMethod(ParticleMethod):
                 stacklevel=3,
             )
         begin, noise = _copied(bnn.model), noise_of(bnn.likelihood)
-        result, found, noises, excesses = Fit(), [], [], []
+        result, found, noises, excesses, kinetic = Fit(), [], [], [], []
         with restored_on_failure(bnn), ExitStack() as afterwards:
             afterwards.callback(bnn.state.pop, "course", None)
             for index in range(rank * self.chains, (rank + 1) * self.chains):
@@ -255,6 +256,7 @@ class ChainMethod(ParticleMethod):
                     found.append(kept_networks.particles(bnn))
                     noises.append(noise_of(bnn.likelihood))
                     excesses.append(course.excess(lr))
+                    kinetic += sampler.param_groups[0]["kinetic_temperatures"]
                 several = {"chain": index + 1} if self.chains * world > 1 else {}
                 result.history += [several | epoch for epoch in done.history]
                 result.seconds += done.seconds
@@ -262,6 +264,7 @@ class ChainMethod(ParticleMethod):
                 result.stopped = done.stopped
             average_noise_(bnn.likelihood, noises, between_ranks=True)
         self.keep(bnn, between_ranks(joined(found)))
+        bnn.state["kinetic_temperatures"] = tuple(kinetic)
         result.details.update(chains=self.chains * world, minibatch_excess=excesses)
         return result
 
@@ -307,6 +310,13 @@ class _Course:
         """Estimate the excess of variance of the samples by gradient noise."""
         group = self.sampler.param_groups[0]
         return self.sampler.excess(group, lr * float(group.get("shrink", 1.0)), self.method.temperature)
+
+    def measure(self, step: int) -> None:
+        """Record the kinetic temperature if the network of this step is kept."""
+        group = self.sampler.param_groups[0]
+        found = self.sampler.kinetic_temperature(group) if step in self.kept.steps else None
+        if found is not None:
+            group["kinetic_temperatures"] = (*group["kinetic_temperatures"], found)
 
     def advance(self, step: int) -> None:
         """Prepare the next step: gradient noise, learning rate and temperature."""

@@ -58,7 +58,7 @@ class Sampler(torch.optim.Optimizer):
         if weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative. Got {weight_decay}.")
         common = {"lr": lr, "num_data": num_data, "temperature": temperature, "weight_decay": weight_decay}
-        noise = {"watches_noise": False, "noise_sum": 0.0, "noise_steps": 0}
+        noise = {"watches_noise": False, "noise_sum": 0.0, "noise_steps": 0, "kinetic_temperatures": ()}
         super().__init__(params, {**common, **noise, **settings})
         self.masks = dict(masks or {})
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
@@ -103,6 +103,23 @@ class Sampler(torch.optim.Optimizer):
     def damping(self, group: dict[str, Any]) -> float:
         """Return the share of the velocity that is lost in a step: 1 without momentum."""
         return 1.0
+
+    def present_friction(self, group: dict[str, Any]) -> float:
+        """Return the friction of the step just made."""
+        return self.damping(group)
+
+    def kinetic_temperature(self, group: dict[str, Any]) -> float | None:
+        """Compute T_kin = (1 − α/2) N |v|² / (n lr); None without momentum.
+
+        With friction α and n weights it is the temperature of the target if the steps are small and gradients exact.
+        Where U is quadratic, it has the same mean as the configurational temperature, whatever the step.
+        """
+        params = [p for p in group["params"] if "velocity" in self.state[p]]
+        if not params:
+            return None
+        energy = sum(float(norm) ** 2 for norm in torch._foreach_norm(self.buffers(params, "velocity")))
+        factor = (1 - self.present_friction(group) / 2) * group["num_data"] / group["lr"]
+        return float(factor * energy / max(1, self.count(params)))
 
     def scaled(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> Tensors:
         """Return gradients in coordinates with one step size for all weights."""
