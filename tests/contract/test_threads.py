@@ -53,14 +53,6 @@ UNFIT = {("svgd", "lstm"), ("svgd-functions", "lstm"), ("svgd", "transformer"), 
 """Stein's method moves all networks under one vmap, for which torch has no rule in these."""
 
 
-EVERYWHERE = {"variational-local", "laplace-kron", "deep-ensemble"}
-"""Drawn weights, linearised outputs and particles: run on every architecture."""
-
-# every other method runs on one architecture, in turn
-TAKEN = {name: list(ARCHITECTURES)[place % len(ARCHITECTURES)] for place, name in enumerate(METHODS)}
-TAKEN |= {name: "mlp" for name, architecture in UNFIT if TAKEN[name] == architecture}
-
-
 def fitted(method: str, architecture: str) -> bl.Bayesian:
     torch.manual_seed(0)
     x, y = torch.randn(16, 8), torch.arange(16) % 3
@@ -90,7 +82,7 @@ def state_of(bnn: bl.Bayesian) -> list[object]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_eight_threads_predict_as_one_does(architecture):
-    names = [name for name in METHODS if TAKEN[name] == architecture or name in EVERYWHERE]
+    names = [name for name in METHODS if (name, architecture) not in UNFIT]
     bnns = {name: fitted(name, architecture) for name in names}
     x = torch.randn(5, 8)
     ways = {name: ["auto"] + (["local"] if name.startswith("variational-l") else []) for name in names}
