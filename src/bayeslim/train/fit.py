@@ -250,8 +250,8 @@ class TrainingRun:
 
     def _epoch(self, step: Step | CapturedStep, epoch: int, base_lrs: list[float], bar: Any) -> dict[str, float]:
         bnn, device, meter = self.bnn, device_of(self.bnn.model), step.meter
-        meter.reset()
         bnn.train()
+        step.begin_epoch()
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)

@@ -96,6 +96,10 @@ class Step:
         precise = torch.float32 if self.device.type == "mps" else torch.float64
         self.meter = Meter(torch.zeros(3, dtype=precise, device=self.device))
 
+    def begin_epoch(self) -> None:
+        """Start the means of an epoch."""
+        self.meter.reset()
+
     def __call__(self, batch: Any, window: int, updates: bool, check: Check | None = None) -> None:
         """Add the gradients of a batch; update the weights at the end of a window.
 
@@ -175,14 +179,28 @@ class CapturedStep:
             step.kl_weight = torch.ones((), dtype=torch.float64, device=step.device)
         self._graphs: dict[Any, _Graph] = {}
         self._seen: dict[Any, int] = {}
+        self._network: Any = None
 
     @property
     def meter(self) -> Meter:
         """Sums of the loss terms."""
         return self.step.meter
 
+    def begin_epoch(self) -> None:
+        """Start the means of an epoch; forget the graphs if a callback changed the network."""
+        self.step.begin_epoch()
+        modes = [module.training for module in self.bnn.modules()]
+        network = modes, [(p.data_ptr(), p.requires_grad) for p in self.bnn.parameters()]
+        if network != self._network:
+            self._graphs.clear()
+            self._network = network
+
     def __call__(self, batch: Any, window: int, updates: bool, check: Check | None = None) -> None:
         """Make a step on a batch: eagerly at first, then by a replay, checked afterwards."""
+        with torch.cuda.device(self.step.device):
+            self._run(batch, window, updates, check)
+
+    def _run(self, batch: Any, window: int, updates: bool, check: Check | None) -> None:
         leaves, structure = tree_flatten(batch)
         key = self._key(leaves)
         if self._schedule is not None:
