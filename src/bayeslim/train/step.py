@@ -187,7 +187,10 @@ class CapturedStep:
         return self.step.meter
 
     def begin_epoch(self) -> None:
-        """Start the means of an epoch; forget the graphs if a callback changed the network."""
+        """Start the means of an epoch.
+
+        Graphs are captured anew if a callback changed the network.
+        """
         self.step.begin_epoch()
         modes = [module.training for module in self.bnn.modules()]
         network = modes, [(p.data_ptr(), p.requires_grad) for p in self.bnn.parameters()]
