@@ -77,7 +77,7 @@ def prune_blocks(
     likelihood: Likelihood | None = None,
     prior_std: float | None = None,
     damping: float = 0.01,
-    steps: int = 4,
+    steps: int = 16,
     columns: Columns = "signs",
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
@@ -113,7 +113,7 @@ def prune_blocks(
         prior_std: standard deviation of the Normal prior, for the Kronecker curvature; by default 1, or that of the
             Bayesian network.
         damping: the prior precision of the local and restored curvature, as a fraction of the mean squared input.
-        steps: how often the restored curvature solves for the survivors of a layer while single weights are chosen.
+        steps: how often the restored curvature solves for the survivors of a layer while its weights are chosen.
         columns: how gradients measure the loss, see `bayeslim.curvature.columns`; "signs" and
             "sampled" take one backward pass.
         tolerance: conjugate gradients stop at this relative error.
@@ -178,7 +178,7 @@ def prune_blocks_(
     likelihood: Likelihood | None = None,
     prior_std: float | None = None,
     damping: float = 0.01,
-    steps: int = 4,
+    steps: int = 16,
     columns: Columns = "signs",
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
