@@ -110,6 +110,11 @@ def nll_of_draws(weights: Params, x: Tensor, y: Tensor) -> Tensor:
     return -log_probs.sum(0).mean()
 
 
+def score(prior: bl.priors.ScaleMixture, weights: Tensor) -> Tensor:
+    """Compute the gradient of log p(w)."""
+    return grad(lambda values: prior.log_prob(values).sum())(weights)
+
+
 def gradients(
     means: Params, log_stds: Params, weights: Params, priors: Priors, x: Tensor, y: Tensor, kl_share: Tensor
 ) -> tuple[Params, Params]:
@@ -130,8 +135,7 @@ def gradients(
     of_nll = grad(nll_of_draws)(weights, x, y)
     of_means, of_log_stds = {}, {}
     for name, drawn in weights.items():
-        of_prior = grad(lambda weight, prior=priors[name]: prior.log_prob(weight).sum())(drawn)
-        slopes = of_nll[name] - kl_share / drawn.shape[1] * of_prior
+        slopes = of_nll[name] - kl_share / drawn.shape[1] * score(priors[name], drawn)
         of_means[name] = slopes.sum(1)
         of_log_stds[name] = (slopes * (drawn - means[name].unsqueeze(1))).sum(1) - kl_share
     return of_means, of_log_stds
