@@ -201,6 +201,7 @@ class Recurrent(nn.Module):
         (lambda: [bl.prune(b, bl.Budget(sparsity=0.5)) for b in some(bl.Variational(), [None] * 2)], {}, "pruned"),
         (lambda: some(bl.Variational(estimator="shared"), [None] * 2, Recurrent), {}, "cannot run under vmap"),
         (lambda: some(bl.Variational(), [None] * 2), {"validate": [0]}, "it measures one network"),
+        (lambda: some(bl.Variational(), [None] * 2), {"compile": True}, "cannot trace"),
         (lambda: some(bl.Variational(), [None]) * 2, {}, "twice"),
         (list, {}, "at least one"),
     ],

@@ -73,6 +73,8 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     check_loader(loader)
     check_values({**training, "seed": seed})
     check_names("fit_together", training, fit, REFUSED)
+    if training.get("compile") is True:
+        raise ValueError('compile=True cannot trace a vmapped loss. Use compile="auto": a CUDA graph on a GPU.')
     _check(networks, loader)
     device = training.pop("device", None)
     if device is not None:
@@ -228,7 +230,9 @@ class Stack(Bayesian):
         try:
             with vmapped():
                 objective, nll, kl = vmap(of_one, randomness="different")(tensors, self.settings, batch)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
+            if "atching rule" not in str(error) and "vmap" not in str(error):
+                raise
             raise UnsupportedModel(
                 f"{type(self.model).__name__} with {self.method!r} cannot run under vmap: {error} Use bnn.fit for each "
                 "network."
