@@ -209,3 +209,28 @@ class Recurrent(nn.Module):
 def test_what_cannot_be_one_step_is_refused_with_the_reason(networks, options, words):
     with pytest.raises((ValueError, TypeError, UnsupportedModel), match=re.escape(words)):
         bl.fit_together(networks(), in_order(), epochs=1, progress=False, **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize(
+    ("method", "prior"),
+    [
+        (bl.Variational(), Normal(1.0)),
+        (bl.Variational(estimator="shared", kl_schedule=bl.schedules.Blundell()), ScaleMixture()),
+        (bl.Variational(SparseGaussian()), LogUniform()),
+        (bl.Variational(gates=NormalJeffreys()), Normal(1.0, learn=True)),
+        (bl.IVON(), Normal(1.0)),
+    ],
+)
+def test_a_replayed_step_trains_as_an_eager_one(method, prior, caplog):
+    found = []
+    for compile in ("auto", False):
+        networks = some(method, [prior] * 3)
+        loader = bl.data.Loader(X, Y, batch_size=20, device="cuda")
+        with caplog.at_level("INFO", "bayeslim"):
+            bl.fit_together(networks, loader, **{**OPTIONS, "epochs": 5}, device="cuda", compile=compile)
+        found.append(networks)
+    assert not caplog.records, caplog.text
+    for one, other in zip(*found, strict=True):
+        for name, tensor in tensors_of(other).items():
+            torch.testing.assert_close(tensors_of(one)[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
