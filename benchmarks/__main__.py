@@ -30,12 +30,12 @@ from suite import METHODS, Problem
 import bayeslim as bl
 
 NETWORKS: dict[str, dict[str, Any]] = {
-    "mlp": {"title": "MLP 784-400-400-10", "inputs": 1_000, "examples": 1_024},
-    "lenet5": {"title": "LeNet-5", "inputs": 200, "examples": 512},
+    "mlp": {"title": "MLP 784-400-400-10", "inputs": 1_000, "examples": 512},
+    "lenet5": {"title": "LeNet-5", "inputs": 200, "examples": 256},
 }
 SHARES = {"steps": 2.0, "predictions": 2.0, "fits": 3.0, "memory": 0.0}
 """The shares of time of the parts of a network; a growth curve has one share."""
-SHARE_FOR_PREPARATION = 0.35
+SHARE_FOR_PREPARATION = 0.5
 """The fraction of the minutes that is left for first calls and last rounds."""
 
 

@@ -5,16 +5,17 @@ and a ratio to the plain network is taken within its round (`steps.py`). A conte
 reason, and the others go on.
 
 A step is loss, gradients and update on a batch of 128, as `fit` makes it: replayed as a CUDA graph on a GPU. A fit is
-`bnn.fit` with its defaults for two epochs, with the conversion of the network. A prediction is `bl.predict`, with 32
-networks where the posterior can be sampled, and its own number where it is a set of networks. Memory is the peak of
-live tensors in a fit, the network included; for peers, which leave the fit to their user, in two steps.
+`bnn.fit` with its defaults for two epochs of minibatches of 64, with the conversion of the network. A prediction is
+`bl.predict`, with 32 networks where the posterior can be sampled, and its own number where it is a set of networks.
+Memory is the peak of live tensors in a fit, the network included; for peers, which leave the fit to their user, in two
+steps on minibatches of 64.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ from bayeslim.export.memory import LiveTensors
 from bayeslim.train.step import Step, step_of
 
 BATCH = 128
+"""Examples of a training step."""
+FIT_BATCH = 64
+"""Examples of a minibatch of a fit."""
 EPOCHS = 2
 CALLS_PER_TURN = 3
 CALLS_ON_A_GPU = 20
@@ -114,9 +118,9 @@ METHODS: dict[str, Entry] = {
     "PSGLD": Entry(lambda: bl.PSGLD(samples=4)),
     "SGHMC": Entry(lambda: bl.SGHMC(samples=4)),
     "SGNHT": Entry(lambda: bl.SGNHT(samples=4)),
-    "HMC": Entry(lambda: bl.HMC(samples=8, warmup=4, leapfrog=4)),
+    "HMC": Entry(lambda: bl.HMC(samples=4, warmup=2, leapfrog=3)),
     "SVGD of 5": Entry(lambda: bl.SVGD(particles=5)),
-    "Subspace, HMC": Entry(lambda: bl.Subspace(rank=2, snapshots=4, inner=bl.HMC(8, 4, 4))),
+    "Subspace, HMC": Entry(lambda: bl.Subspace(rank=2, snapshots=4, inner=bl.HMC(4, 2, 3))),
 }
 
 WITHOUT_A_STEP = frozenset({"HMC", "SVGD of 5", "Subspace, HMC"})
@@ -146,7 +150,7 @@ class Problem:
         network = network.to(device)
         batch = torch.rand(BATCH, 1, 28, 28, device=device), torch.randint(10, (BATCH,), device=device)
         x, y = torch.rand(examples, 1, 28, 28), torch.randint(10, (examples,))
-        loader = bl.data.Loader(x, y, batch_size=BATCH, device=device)
+        loader = bl.data.Loader(x, y, batch_size=FIT_BATCH, device=device)
         return cls(network, batch, torch.rand(inputs, 1, 28, 28, device=device), loader)
 
     @property
@@ -220,13 +224,14 @@ class Problem:
         """
 
         def of_peer(build: Callable[[], Contender]) -> None:
-            _batch = [part.clone() for part in self.batch]  # a fit holds a batch too
+            _batch = [part.clone() for part in small.batch]  # a fit holds a batch too
             step = build().step
             step()
             step()
 
         actions: dict[str, Action] = {}
-        for name, build in self.contenders(wanted, of_steps=False).items():
+        small = replace(self, batch=(self.batch[0][:FIT_BATCH], self.batch[1][:FIT_BATCH]))
+        for name, build in small.contenders(wanted, of_steps=False).items():
             entry = METHODS.get(name)
             actions[name] = (lambda b=build: of_peer(b)) if entry is None else (lambda e=entry: self._fit(e))
         actions[PLAIN] = self._plain_fit
