@@ -14,6 +14,7 @@ RULES = {
     "row": "exact row-wise solve",
     "blocks x1": "bayeslim, block by block, one step",
     "blocks x4": "bayeslim, block by block, four steps",
+    "blocks x16": "bayeslim, block by block, 16 steps",
     "bayeslim x1": "bayeslim, whole network, one step",
     "bayeslim x4": "bayeslim, whole network, four steps",
     "bayeslim x1 layer": 'bayeslim, whole network, one step, `scope="layer"`',
@@ -108,7 +109,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-COLUMNS = ("magnitude", "wanda", "sparsegpt", "blocks x1", "blocks x4", "bayeslim x1", "bayeslim x4")
+COLUMNS = ("magnitude", "wanda", "sparsegpt", "blocks x1", "blocks x16", "bayeslim x1", "bayeslim x4")
 
 
 def summary(results: Mapping[str, Any]) -> str:

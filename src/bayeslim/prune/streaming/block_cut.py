@@ -25,6 +25,9 @@ from bayeslim.sites import matcher, owner
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params
 
+RANKING_TOLERANCE = 0.03
+"""The relative error of solutions that are only used to choose the next weights to cut."""
+
 
 @dataclass(frozen=True, eq=False)
 class Cutting:
@@ -152,9 +155,9 @@ def _restored(
     shares: Mapping[str, float] | None,
     left: dict[str, str],
 ) -> tuple[Params, dict[str, Solve]]:
-    """Cut the layers of a block in the order in which they run; each sees the cuts before it.
+    """Cut the layers of a block in the order in which they run.
 
-    Masks of units are given; others are chosen here, and added to `masks`.
+    Each sees the cuts before it. Masks of units are given; others are chosen here, and added to `masks`.
     """
     assert isinstance(cutting.curvature, LocalSettings)
     rank, _ = rank_and_world()
@@ -198,25 +201,29 @@ def _restored(
 def _cut_in_steps(
     cutting: Cutting, curvature: LayerCurvature, fitted: Tensor, share: float | None
 ) -> tuple[Tensor, Tensor, Solve]:
-    """Choose the mask of one layer in steps, with the survivors solved for after each; return all three."""
+    """Cut one layer in steps; return its mask, its matrix and the last solve."""
     assert isinstance(cutting.curvature, LocalSettings)
     assert cutting.curvature.steps is not None
     layer, n_of_m = curvature.layer, pattern(cutting.granularity)
     alone = replace(layer, bias=None)
     new, mask = fitted, torch.ones(layer.shape, dtype=torch.bool, device=fitted.device)
-    steps = cutting.curvature.steps if n_of_m is None else n_of_m[1] - n_of_m[0]
-    for step in range(1, steps + 1):
+    for step in range(1, cutting.curvature.steps + 1):
         every = curvature.scores(new)
         scores = alone.params(every if layer.bias is None else every[..., :-1])[layer.weight]
         scores = scores.masked_fill(~mask, -1.0)  # what is gone stays so
         if n_of_m is None:
             assert cutting.budget is not None
-            fraction = (cutting.budget.value if share is None else share) * step / steps
-            mask = lowest(scores, min(scores.numel() - 1, round(fraction * scores.numel())))
+            most = min(scores.numel() - 1, round((cutting.budget.value if share is None else share) * scores.numel()))
         else:
-            mask = ranks_in_blocks(scores, scores, n_of_m[1], _input_dim(layer)) >= step
+            ranks = ranks_in_blocks(scores, scores, n_of_m[1], _input_dim(layer))
+            scores = scores.masked_fill(ranks >= n_of_m[1] - n_of_m[0], torch.inf)
+            most = int(torch.isfinite(scores).sum())
+        mask = lowest(scores, round(most * step / cutting.curvature.steps))
         kept, _ = _kept(cutting, layer, {layer.weight: mask}, {})
-        new, solve = curvature.survivors(fitted, kept, cutting.solver)
+        solver = cutting.solver
+        if step < cutting.curvature.steps:  # a solution that only ranks weights may be rough
+            solver = replace(solver, tolerance=max(solver.tolerance, RANKING_TOLERANCE))
+        new, solve = curvature.survivors(fitted, kept, solver)
     return mask, new, solve
 
 

@@ -246,7 +246,7 @@ def measure(
 def measure_group(
     run: BlockRun, dense: BlockRun, only: Collection[str], settings: LocalSettings
 ) -> tuple[dict[str, LayerCurvature], dict[str, Tensor]]:
-    """Measure some layers of the next block in the cut network, and what they should return.
+    """Measure layers of the next block, and what they should return.
 
     Args:
         run: the cut network, before the block.
@@ -275,7 +275,7 @@ def measure_group(
 
 
 def layer_groups(run: BlockRun, skip: Mapping[str, str]) -> tuple[list[list[str]], dict[str, str]]:
-    """Find the layers of the next block in the order in which they run, those that read the same tensor together.
+    """Group the layers of the next block by their inputs, in the order they run.
 
     Returns:
         the groups, and the reasons for weights that are in none.
@@ -295,9 +295,10 @@ def layer_groups(run: BlockRun, skip: Mapping[str, str]) -> tuple[list[list[str]
 
 
 def output_weights(run: BlockRun, settings: KroneckerSettings) -> dict[str, Tensor]:
-    """Sum the squared gradients at the outputs of all layers of all blocks, (groups, outputs) by layer.
+    """Sum the squared gradients at the outputs of all layers of all blocks.
 
-    It takes one pass through the network and back for every batch; later blocks are checkpointed.
+    It takes one pass through the network and back for every batch; later blocks are checkpointed. The sums are
+    (groups, outputs) by layer.
     """
     views: dict[str, MatrixLayer] = {}
     for name in run.names:
@@ -357,7 +358,7 @@ def _each_gradient(
     on_gradients: Callable[[str, Sequence[Tensor | None]], None],
     settings: KroneckerSettings,
 ) -> None:
-    """Run every batch to the end of the network and back to the outputs of some layers."""
+    """Run every batch to the end of the network and back to some layers."""
     with with_gradients(), run.rest_of_network() as prepared, Capture(modules, on_input) as capture:
         for place, targets in enumerate(settings.targets):
             twin, inputs = prepared(place)

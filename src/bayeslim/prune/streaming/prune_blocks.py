@@ -77,7 +77,7 @@ def prune_blocks(
     likelihood: Likelihood | None = None,
     prior_std: float | None = None,
     damping: float = 0.01,
-    steps: int = 4,
+    steps: int = 16,
     columns: Columns = "signs",
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
@@ -113,7 +113,7 @@ def prune_blocks(
         prior_std: standard deviation of the Normal prior, for the Kronecker curvature; by default 1, or that of the
             Bayesian network.
         damping: the prior precision of the local and restored curvature, as a fraction of the mean squared input.
-        steps: how often the restored curvature solves for the survivors of a layer while single weights are chosen.
+        steps: how often the restored curvature solves for the survivors of a layer while its weights are chosen.
         columns: how gradients measure the loss, see `bayeslim.curvature.columns`; "signs" and
             "sampled" take one backward pass.
         tolerance: conjugate gradients stop at this relative error.
@@ -178,7 +178,7 @@ def prune_blocks_(
     likelihood: Likelihood | None = None,
     prior_std: float | None = None,
     damping: float = 0.01,
-    steps: int = 4,
+    steps: int = 16,
     columns: Columns = "signs",
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
@@ -275,11 +275,18 @@ def _shares(run: BlockRun, cutting: Cutting, sparsity: float) -> dict[str, float
     sizes: dict[str, int] = {}
     for place in range(len(run.names)):
         for weight, scores in _scores(run, cutting).items():
-            index = torch.linspace(0, len(scores) - 1, SCORE_QUANTILES + 1, device=scores.device).round().long()
-            quantiles[weight], sizes[weight] = scores[index], len(scores)
+            quantiles[weight], sizes[weight] = scores[even_places(len(scores)).to(scores.device)], len(scores)
         if place + 1 < len(run.names):
             run.advance()
     return allocation(quantiles, sizes, sparsity, MIN_CAPACITY)
+
+
+def even_places(count: int) -> Tensor:
+    """List places at even steps from the first to the last, in whole numbers.
+
+    Single precision could not tell the last of many places apart.
+    """
+    return torch.arange(SCORE_QUANTILES + 1) * (count - 1) // SCORE_QUANTILES
 
 
 def _scores(run: BlockRun, cutting: Cutting) -> dict[str, Tensor]:
