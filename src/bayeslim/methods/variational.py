@@ -91,6 +91,7 @@ class Variational(Method):
 
     name: ClassVar[str] = "variational"
     default_sites: ClassVar[str] = "weights"
+    trains_by_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.estimator not in ("auto", "local", "shared", "flipout", "mean"):
