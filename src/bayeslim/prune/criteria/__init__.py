@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bayeslim.prune.criteria import (
+    bmrs,
     curvature,
     density,
     gates,
@@ -21,6 +22,7 @@ __all__ = [
     "Criterion",
     "UnitScores",
     "WeightScores",
+    "bmrs",
     "curvature",
     "default_criterion",
     "density",
