@@ -36,6 +36,7 @@ CRITERIA = (
     "gates",
     "bmrs",
     "bmrs_uniform",
+    "opd",
 )
 WEIGHTS = ("1.weight", "3.weight", "5.weight")
 

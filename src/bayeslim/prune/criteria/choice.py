@@ -8,7 +8,7 @@ from bayeslim.errors import closest
 from bayeslim.posteriors import Diagonal, Gated, Gaussian, Mixture, Particles, Posterior, ZeroMeanDiagonal
 from bayeslim.prune.criteria.base import CRITERIA, Criterion, WeightScores
 
-NEED_A_MEAN = ("curvature", "log_alpha", "magnitude", "sign_stability", "snr")
+NEED_A_MEAN = ("curvature", "log_alpha", "magnitude", "opd", "sign_stability", "snr")
 """Criteria that give weights with mean zero the same score, whatever their spread."""
 
 
