@@ -48,11 +48,9 @@ def member(job: Job) -> Job:
     steps = Run({**DEFAULTS, **settings(job["network"]), "rule": "weights", **job})
     dense = steps.dense()
     found = sparse_weights(steps, dense)
+    kept = {key: found[key] for key in ("weights", "left", "sparse")} | {"dense": errors(steps, dense)}
     bl.save(dense.cpu(), steps.folder("dense"))
-    steps.device = "cpu"
-    kept = {key: found[key] for key in ("weights", "left", "sparse")}
-    seconds = round(time.monotonic() - started, 1)
-    return {**job, **kept, "dense": errors(Run({**steps.job, "device": "cpu"}), dense), "seconds": seconds}
+    return {**job, **kept, "seconds": round(time.monotonic() - started, 1)}
 
 
 def settings(network: str) -> Job:
