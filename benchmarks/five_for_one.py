@@ -34,8 +34,8 @@ import bayeslim as bl
 from bayeslim.errors import BayeslimError
 
 MEMBERS = 5
-OTHERS = {"mnist": ("kmnist", "notmnist", "fashion-mnist"), "cifar10": ()}
-"""Other images by data set; CIFAR-10 is compared with noise of its own colours alone."""
+OTHERS = ("kmnist", "notmnist", "fashion-mnist")
+"""Other images. For CIFAR-10 they are padded to its size, grey, and joined by noise of its own colours."""
 
 Job = dict[str, Any]
 
@@ -108,26 +108,27 @@ def row(members: list[nn.Module], test: tuple[Tensor, Tensor], others: dict[str,
     return found
 
 
-def others_of(data: str, like: Tensor) -> dict[str, Tensor]:
+def others_of(steps: Run) -> dict[str, Tensor]:
     """Load images of other kinds; those that are not there are left out."""
-    found = {}
-    for name in OTHERS[data]:
+    found, like = {}, steps.test[0]
+    for name in OTHERS:
         try:
-            found[name] = bl.data.load(name, part="test").test_x
+            images = bl.data.load(name, part="test").test_x[: len(like)]
         except BayeslimError as error:
             print(f"Without {name}: {error}")
-    if not found:
-        generator = torch.Generator().manual_seed(0)
+            continue
+        by = (like.shape[-1] - images.shape[-1]) // 2
+        found[name] = steps.scale(nn.functional.pad(images, [by] * 4).expand(-1, like.shape[1], -1, -1))
+    if like.shape[1] > 1:
         mean, std = like.mean((0, 2, 3), keepdim=True), like.std((0, 2, 3), keepdim=True)
-        found["noise"] = mean + std * torch.randn(like[:5000].shape, generator=generator)
+        found["noise"] = mean + std * torch.randn(like[:5000].shape, generator=torch.Generator().manual_seed(0))
     return found
 
 
 def table(options: argparse.Namespace, jobs: list[Job]) -> list[Job]:
     """Measure every repetition: one dense, one sparse, five of each."""
-    data = settings(options.network)["data"]
     steps = Run({**DEFAULTS, **settings(options.network), "rule": "weights", **jobs[0], "device": "cpu"})
-    others = others_of(data, steps.test[0])
+    others = others_of(steps)
     rows = []
     for start in range(0, len(jobs), options.members):
         own = jobs[start : start + options.members]

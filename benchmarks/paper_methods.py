@@ -12,8 +12,8 @@ reduction   Gates `TruncatedLogNormal` are trained from a dense network. Units a
             (threshold 1) or by the evidence ("bmrs", "bmrs_uniform", no threshold), and fine-tuned.
             `recipes.bottleneck` runs beside them.
 relevance   A network is trained with one prior precision, or with those of layers, units or weights by the marginal
-            likelihood. Then weights are cut by "opd" and by magnitude without retraining, and by the Kronecker
-            posterior's joint solve from the first of these networks.
+            likelihood. Then weights are cut by "opd" and by magnitude without retraining, and for the LeNets by the
+            Kronecker posterior's joint solve from the first of these networks.
 
 Finished jobs are kept in the results and not run again.
 """
@@ -158,7 +158,7 @@ def relevance(steps: Run) -> list[Job]:
         how: Job = {"tune": "evidence"} if per == "network" else {"tune": "online", "tune_every": every}
         train(steps, bnn, per=per, **how)
         rows += cuts(steps, bnn, f"per {per}", ("opd", "magnitude"))
-        if per == "network":
+        if per == "network" and steps.job["network"] != "vgg":  # there the joint solves take longer than the rest
             kron = bl.bayesianize(
                 bnn.mean_network(), bl.Laplace(), likelihood=bl.likelihoods.Categorical(), prior=prior, sites="weights"
             )

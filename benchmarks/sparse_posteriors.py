@@ -166,7 +166,7 @@ class Run:
     def __init__(self, job: Job):
         self.job, self.device = job, job["device"]
         data = split(job["data"], job.get("split", "official"))
-        scale = _scale(job["data"], data.train_x)
+        self.scale = scale = _scale(job["data"], data.train_x)
         images, labels = data.train_x, data.train_y
         if job["rule"] == "random labels":
             labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(job["seed"]))]

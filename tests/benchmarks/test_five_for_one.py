@@ -20,7 +20,7 @@ def benchmark(monkeypatch):
     monkeypatch.setitem(shared.NETWORKS, "lenet_300_100", {"name": "lenet_300_100", "inputs": 64})
     module = importlib.import_module("five_for_one")
     monkeypatch.setattr(module, "settings", lambda network: {"data": "digits", "batch": 100, "lr": 1e-2})
-    monkeypatch.setattr(module, "others_of", lambda data, like: {"dark": like[:50] * 0.1})
+    monkeypatch.setattr(module, "others_of", lambda steps: {"dark": steps.test[0][:50] * 0.1})
     # an export takes seconds, and has tests of its own
     monkeypatch.setattr(module.bl, "export", lambda members, *rest, **options: argparse.Namespace(bytes=len(members)))
     return module
