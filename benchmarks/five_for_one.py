@@ -140,6 +140,11 @@ def table(options: argparse.Namespace, jobs: list[Job]) -> list[Job]:
     return rows
 
 
+def average(rows: list[Job], way: str, key: str) -> float:
+    """Average a measurement of one row over the repetitions."""
+    return statistics.mean(row[key] for row in rows if row["row"] == way)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=("lenet_300_100", "lenet5", "vgg"), default="lenet5")
@@ -176,6 +181,9 @@ def main() -> None:
         own = [r for r in rows if r["row"] == way]
         numbers = {key: [r[key] for r in own] for key in own[0] if key not in ("row", "repetition")}
         print(f"{way:12s}", *(f"{key} {statistics.mean(values):.4g}" for key, values in numbers.items()))
+    left = average(rows, "five sparse", "nonzeros") / average(rows, "one dense", "nonzeros")
+    nll = average(rows, "five sparse", "nll") / average(rows, "five dense", "nll")
+    print(f"Five sparse networks have {left:.4f} of the weights of one dense one, and {nll:.3f} of the NLL of five.")
     print(save(name, {"members": found, "rows": rows}, ["onnx", "onnxruntime"], folder=options.results))
 
 

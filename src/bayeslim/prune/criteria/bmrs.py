@@ -14,7 +14,9 @@ Z(μ, σ) is the mass of N(μ, σ²) on the interval. Two reduced priors have cl
                     ΔF = log q(a′ ≤ t ≤ b′) − log (b′ − a′) / (b − a)
 
 The spike's ΔF tends to the Savage-Dickey ratio log q(a) / p(a) as s goes to zero. The uniform prior calls zero what is
-below the precision of eight bits, and closes more gates.
+below the precision of eight bits, and closes more gates. A gate that learned nothing, q = p, has a ΔF of zero under
+both. On the way there σ is wide, and the spike gains evidence only if μ has moved near the smallest scale, below about
+−13 on [−20, 0]. So "bmrs" needs long training, and may find nothing to cut after a short one.
 
 A mean network also closes the gates whose signal-to-noise ratio is at most the gate's `threshold`. With
 `TruncatedLogNormal(threshold=0.0)` the evidence alone decides.
