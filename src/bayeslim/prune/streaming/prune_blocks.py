@@ -275,11 +275,18 @@ def _shares(run: BlockRun, cutting: Cutting, sparsity: float) -> dict[str, float
     sizes: dict[str, int] = {}
     for place in range(len(run.names)):
         for weight, scores in _scores(run, cutting).items():
-            index = torch.linspace(0, len(scores) - 1, SCORE_QUANTILES + 1, device=scores.device).round().long()
-            quantiles[weight], sizes[weight] = scores[index], len(scores)
+            quantiles[weight], sizes[weight] = scores[even_places(len(scores)).to(scores.device)], len(scores)
         if place + 1 < len(run.names):
             run.advance()
     return allocation(quantiles, sizes, sparsity, MIN_CAPACITY)
+
+
+def even_places(count: int) -> Tensor:
+    """List places at even steps from the first to the last, in whole numbers.
+
+    Single precision could not tell the last of many places apart.
+    """
+    return torch.arange(SCORE_QUANTILES + 1) * (count - 1) // SCORE_QUANTILES
 
 
 def _scores(run: BlockRun, cutting: Cutting) -> dict[str, Tensor]:
