@@ -22,6 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.families import ZeroMean
 from bayeslim.families.base import Family, add_parameter, precise_dtype
 from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt, Part, Place, place_gates
@@ -48,6 +49,11 @@ def check(gate: Any, gate_at: Any, family: Family, mean_field: bool) -> None:
         raise ValueError(
             "gates scale independent weights or points and are trained by the KL. They need renyi=1 and "
             f"family=DiagonalGaussian(), SparseGaussian() or Point(). Got family={family!r}."
+        )
+    if isinstance(family, ZeroMean):
+        raise ValueError(
+            "gates scale weights that have a mean, and those of family=ZeroMean() have none: their variances are "
+            "scales already. Use family=DiagonalGaussian(), SparseGaussian() or Point()."
         )
     if gate_at is not None and not (
         isinstance(gate_at, Mapping) and gate_at and all(map(_names_sides, gate_at.values()))
