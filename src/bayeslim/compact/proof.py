@@ -6,7 +6,7 @@ constants of the trace, the networks are also compared on inputs that violate a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import rows_of, run_example, takes, tensors_in
-from bayeslim.compact.guards import Guard, violations
+from bayeslim.compact.example import rows_of, run_example, tensors_in
+from bayeslim.compact.guards import Guard, resized_to, sizes_of
+from bayeslim.compact.paths import Path, path_at, paths_beyond
 from bayeslim.compact.trace import Trace, quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, device_of, to_device, with_batch_size
@@ -89,26 +90,24 @@ class Reference:
     def agrees_beyond(self, network: nn.Module, trace: Trace) -> bool:
         """Return whether another network agrees on all inputs that violate a guard.
 
-        That is so where the reference itself refuses such inputs. Where it takes them, only a guard of the form a != b,
-        which excludes one size, can be tried: beyond the others are sizes that cannot all be tried.
+        That is so where the reference itself refuses such inputs, or runs the same operations.
 
         Args:
             network: the other network.
             trace: the trace in which constants were found.
         """
-        example = to_device(trace.example, device_of(self._network))
-        for guard in trace.guards:
-            tried = list(violations(guard, example))
-            taken = [inputs for inputs in tried if _finite_outputs(self._network, inputs) is not None]
-            if not tried or (taken and not guard.excludes_one_value):
-                return False
-            if not all(_agree(self._network, network, inputs, self.tolerance + self._folded) for inputs in taken):
-                return False
-        return True
+        reference, other = (quiet_copy(one).cpu() for one in (self._network, network))
+        return all(
+            path is not None and (path.fails or agrees)
+            for _, path, agrees in _compared_beyond(
+                trace.guards, reference, other, trace.example, tolerance=self.tolerance + self._folded
+            )
+        )
 
     def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:
         """List the guards that a network needs; see `needed_guards`."""
-        return needed_guards(trace.guards, self._network, network, to_device(trace.example, device_of(self._network)))
+        reference, graph = (quiet_copy(one).cpu() for one in (self._network, network))
+        return needed_guards(trace.guards, reference, graph, trace.example)
 
     def _answer(self, double: bool) -> list[list[Tensor] | None]:
         """Run the reference on all inputs; None stands for failures."""
@@ -125,30 +124,72 @@ class Reference:
 
 
 def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module, example: Inputs) -> list[Guard]:
-    """List the guards, without those that exclude a size at which the graph agrees.
+    """List the guards, without those that exclude a size of one at which the graph agrees.
 
-    `torch.export` treats a size of one as a special case, and excludes it even where the operations do not differ.
+    `torch.export` assumes that dynamic sizes are not one, even where the operations do not differ.
 
     Args:
         guards: the guards.
-        network: the network that was traced.
+        network: the network that was traced, on the CPU.
         graph: its graph.
         example: the inputs that it was traced on.
     """
-    found = []
-    for guard in guards:
-        tried = violations(guard, example) if guard.excludes_one_value else iter(())
-        accepted = [inputs for inputs in tried if _finite_outputs(network, inputs) is not None]
-        if not accepted or not all(_agree(network, graph, inputs, 0.0) for inputs in accepted):
-            found.append(guard)
-    return found
+    doubtful = [guard for guard in guards if guard.excludes_size_one]
+    certain = [guard for guard in guards if not guard.excludes_size_one]
+    needed: set[Guard] = set()
+    for leaves, path, agrees in _compared_beyond(guards, network, graph, example, within=certain):
+        if path is None:
+            return list(guards)
+        if (path.fails or not agrees) and all(guard.holds(leaves) for guard in needed):
+            needed |= {guard for guard in doubtful if not guard.holds(leaves)}
+    return [guard for guard in guards if guard not in doubtful or guard in needed]
+
+
+def _compared_beyond(
+    guards: Sequence[Guard],
+    network: nn.Module,
+    other: nn.Module,
+    example: Inputs,
+    *,
+    within: Sequence[Guard] = (),
+    tolerance: float = 0.0,
+) -> Iterator[tuple[list[Any], Path | None, bool]]:
+    """Compare two networks on every path beyond some guards.
+
+    Yields inputs, their path, and whether it has the operations of the path at the example and both networks agree.
+    """
+    usual = path_at(quiet_copy(network), example)
+    if usual is None:
+        yield pytree.tree_leaves(example), None, False
+        return
+    known = (tuple(guards), usual.guards)
+    for inputs in _with_size_one(guards, example):  # torch's own operations may treat it apart
+        leaves = pytree.tree_leaves(inputs)
+        if all(guard.holds(leaves) for guard in (*usual.guards, *within)):
+            yield leaves, usual, _agree(network, other, inputs, tolerance)
+    for inputs, path in paths_beyond(network, known, example, within):
+        leaves = pytree.tree_leaves(inputs)
+        same = path is not None and not path.fails and path.calls_at(leaves) == usual.calls_at(leaves)
+        yield leaves, path, same and _agree(network, other, inputs, tolerance)
+
+
+def _with_size_one(guards: Sequence[Guard], example: Inputs) -> Iterator[Inputs]:
+    """Make inputs that have a size of one, or all sizes that may be one at once."""
+    leaves, spec = pytree.tree_flatten(example)
+    excluded = [guard.sizes()[0] for guard in guards if guard.excludes_size_one]
+    for ones in ([size] for size in excluded) if len(excluded) < 2 else (*([size] for size in excluded), excluded):
+        sizes = sizes_of(leaves)
+        for size in ones:
+            sizes[size.leaf] = sizes[size.leaf].with_size(size.dim, 1)
+        yield pytree.tree_unflatten([resized_to(leaf, new) for leaf, new in zip(leaves, sizes, strict=True)], spec)
 
 
 def _agree(network: nn.Module, other: nn.Module, inputs: Inputs, tolerance: float) -> bool:
-    if not takes(other, inputs):
-        return False
-    expected, actual = (tensors_in(run_example(n, inputs)) for n in (network, other))
-    return _relative(expected, actual) <= tolerance + _rounding(expected)
+    expected = _finite_outputs(network, inputs)
+    if expected is None:
+        return True
+    actual = _finite_outputs(other, inputs)
+    return actual is not None and _relative(expected, actual) <= tolerance + _rounding(expected)
 
 
 def _finite_outputs(network: nn.Module, inputs: Inputs) -> list[Tensor] | None:
