@@ -79,19 +79,19 @@ class Guard:
 
     @property
     def excludes_size_one(self) -> bool:
-        """Whether the guard is that of `torch.export` on every dynamic size: that it is not one."""
+        """Whether it is the guard of `torch.export` on every dynamic size."""
         size, *rest = self.arguments
         return self.function is operator.ne and isinstance(size, Size) and size.dim is not None and rest == [1]
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Evaluate the guard on flat inputs; it fails where it cannot be evaluated, such as a remainder by zero."""
+        """Evaluate the guard on flat inputs; a remainder by zero violates it."""
         try:
             return bool(self.function(*(_value(argument, leaves) for argument in self.arguments)))
         except ZeroDivisionError:
             return False
 
     def can_be_violated(self, leaves: Sequence[Any]) -> bool:
-        """Return whether the guard reads sizes and numbers only, and not, say, an argument that is None."""
+        """Return whether the guard reads only sizes and numbers, and no None."""
         return all(isinstance(size.value(leaves), (bool, int, float)) for size in self.sizes())
 
     def sizes(self) -> list[Size]:
@@ -161,7 +161,9 @@ def resized_to(leaf: Any, sizes: Any) -> Any:
 
 
 def violations(guard: Guard, leaves: Sequence[Any]) -> Iterator[list[Any]]:
-    """Find flat inputs that violate a guard by one size or number, those close to the given ones first.
+    """Find flat inputs that violate a guard by one size or number.
+
+    Those close to the given inputs come first.
 
     Args:
         guard: the guard.
@@ -332,7 +334,7 @@ def _fixed(size: Size, value: Any, names: Mapping[int, str]) -> Guard:
 
 
 def _not_one(size: Size, names: Mapping[int, str]) -> Guard:
-    """Return the guard that `torch.export` assumes of every dynamic size, and does not name."""
+    """Return the guard that `torch.export` assumes of every dynamic size."""
     return Guard(operator.ne, (size, 1), f"{_text(size, names)} != 1")
 
 

@@ -1,8 +1,9 @@
 """Paths of a network through its forward, found from symbolic sizes.
 
-A network is run on tensors without values whose sizes are symbols. Every decision that it takes by a size is a guard.
-For all inputs that satisfy these guards the network runs the same operations, or fails in the same way: they are one
-path. To find the other paths, each guard is violated in turn, and so are the guards of the paths found there.
+A network runs on tensors without values, whose sizes are symbols. Every condition on a size that it meets is a guard:
+those on which its own code branches, and those of torch's operations, such as a slice that ends before its tensor does.
+All inputs that satisfy the guards take the same path: the same operations, or the same error. To find the other paths,
+each guard is violated in turn, and then the guards of the paths found there (as concolic testing does).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from bayeslim.compact.recurrence import WholeRecurrentLayers, unchecked_states
 from bayeslim.compact.trace import quiet_copy
 from bayeslim.types import Inputs, arguments
 
-MAX_PATHS = 24
+MAX_PATHS = 12
 """The number of other paths of a network that are followed."""
 
 _TORCH = pathlib.Path(torch.__file__).parent
@@ -54,12 +55,14 @@ class Path:
 
     Attributes:
         guards: the conditions on the inputs under which the network takes it.
+        decisions: those of them on which the network's own code branches.
         calls: the functions of torch that it calls, each with its numbers, as expressions of the sizes.
         sizes: the sizes by the symbols of those expressions.
         fails: whether the network raises an error on it.
     """
 
     guards: tuple[Guard, ...]
+    decisions: tuple[Guard, ...]
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
     sizes: Mapping[Any, Size]
     fails: bool
@@ -71,7 +74,9 @@ class Path:
 
 
 def path_at(network: nn.Module, inputs: Inputs) -> Path | None:
-    """Find the path that a network takes at some inputs, or None if it depends on their values.
+    """Find the path that a network takes at some inputs.
+
+    It is None if it depends on their values.
 
     Args:
         network: a copy of a network in eval mode on the CPU, which may keep tensors without values afterwards.
@@ -105,17 +110,25 @@ def path_at(network: nn.Module, inputs: Inputs) -> Path | None:
         fails = True
     expressions = [guard.expr for guard in environment.guards]
     split = {symbol for expression in expressions for symbol in expression.free_symbols}
-    found += [at_least_two(size) for symbol, size in sizes.items() if symbol in split]
+    # A condition on a size that depends on values is here only if it is certain: otherwise torch raises an error.
+    certain = [decision for decision in decisions if decision.free_symbols <= sizes.keys()]
     names = {str(symbol): size for symbol, size in sizes.items()}
     try:
-        found += [parsed(PythonPrinter().doprint(one), names) for one in dict.fromkeys(expressions + decisions)]
+        read = {one: parsed(PythonPrinter().doprint(one), names) for one in (*expressions, *certain)}
     except (ValueError, TypeError):
         return None
-    return Path(tuple(dict.fromkeys(found)), tuple(calls), sizes, fails)
+    guards = [*found, *(at_least_two(size) for symbol, size in sizes.items() if symbol in split), *read.values()]
+    own = [*found, *(read[decision] for decision in certain)]
+    return Path(tuple(dict.fromkeys(guards)), tuple(dict.fromkeys(own)), tuple(calls), sizes, fails)
 
 
 def paths_beyond(
-    network: nn.Module, known: Sequence[tuple[Guard, ...]], example: Inputs, within: Sequence[Guard] = ()
+    network: nn.Module,
+    known: Sequence[tuple[Guard, ...]],
+    example: Inputs,
+    *,
+    within: Sequence[Guard] = (),
+    by_decisions: bool = False,
 ) -> Iterator[tuple[Inputs, Path | None]]:
     """Find the paths of a network besides known ones.
 
@@ -126,6 +139,7 @@ def paths_beyond(
         known: the guards of known paths.
         example: inputs that satisfy all of them.
         within: guards that the inputs of all paths satisfy.
+        by_decisions: tell paths apart by the decisions of the network's own code alone.
     """
     leaves, spec = pytree.tree_flatten(example)
     covered = list(known)
@@ -148,12 +162,13 @@ def paths_beyond(
                 yield inputs, path
                 if path is None:
                     return
-                covered.append(path.guards)
-                waiting.append((path.guards, other))
+                guards = path.decisions if by_decisions else path.guards
+                covered.append(guards)
+                waiting.append((guards, other))
 
 
 def _record_decisions(environment: Any) -> list[Any]:
-    """Make an environment of symbols record the conditions on which the code of the network branches.
+    """Make an environment record the conditions on which a network branches.
 
     Conditions that are certain for sizes of at least two, such as `x.shape[0] == 1`, are recorded too. Those that
     torch's operations ask are not: an operation computes the same function at all sizes.
@@ -172,7 +187,7 @@ def _record_decisions(environment: Any) -> list[Any]:
 
 
 def _is_asked_by_network(frame: FrameType | None) -> bool:
-    """Return whether the code that asks for a truth value is that of a network, or of a layer of torch."""
+    """Return whether a truth value is asked for by a network, or a layer of torch."""
     while frame is not None and pathlib.Path(frame.f_code.co_filename).parent == _TORCH / "fx" / "experimental":
         frame = frame.f_back
     if frame is None or frame.f_back is None or pathlib.Path(frame.f_code.co_filename) != _TORCH / "__init__.py":
@@ -182,7 +197,7 @@ def _is_asked_by_network(frame: FrameType | None) -> bool:
 
 
 class _Calls(TorchFunctionMode):
-    """A record of the functions of torch that are called, and of the numbers among their arguments."""
+    """A record of the calls of torch's functions, with the numbers among their arguments."""
 
     def __init__(self, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
         super().__init__()
@@ -199,7 +214,10 @@ class _Calls(TorchFunctionMode):
 
 
 def _symbolic(leaf: Any, place: int, mode: FakeTensorMode, sizes: dict[Any, Size], guards: list[Guard]) -> Any:
-    """Replace an input by one without values. Sizes of one, which torch treats apart, stay numbers."""
+    """Replace an input by one without values.
+
+    Sizes of one, which torch treats apart, stay numbers.
+    """
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     is_number = type(leaf) is int and leaf > 1
@@ -209,13 +227,14 @@ def _symbolic(leaf: Any, place: int, mode: FakeTensorMode, sizes: dict[Any, Size
     tensor = torch.empty(1).expand(leaf) if is_number else leaf  # a number is the size of a tensor
     dynamic = [DimDynamic.DYNAMIC if size > 1 else DimDynamic.STATIC for size in tensor.shape]
     found = mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
-    for dim, size in enumerate(found.shape):
+    shape: Sequence[Any] = found.shape
+    for dim, size in enumerate(shape):
         at = Size(place, None if is_number else dim)
         if isinstance(size, torch.SymInt):
             sizes[size.node.expr] = at
         else:
             guards.append(equal_to(at, size))
-    return found.shape[0] if is_number else found
+    return shape[0] if is_number else found
 
 
 @dataclass(frozen=True)
@@ -230,7 +249,7 @@ class _Expression:
 
 
 def _number(value: Any, values: Mapping[Any, Any]) -> Any:
-    """Compute the number at the values of symbols; other arguments are compared as text."""
+    """Compute a number at the values of symbols; turn other arguments into text."""
     if isinstance(value, _Expression):
         return value.at(values)
     return float(value) if isinstance(value, (int, float)) else str(value)

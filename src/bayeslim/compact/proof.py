@@ -1,7 +1,7 @@
 """The comparison of two networks on several inputs.
 
 It runs in double precision where the networks do, so that rounding cannot hide a fault. Where the result rests on
-constants of the trace, the networks are also compared on inputs that violate a guard of the trace.
+constants of the trace, the networks are also compared on the other paths of the network, which symbolic sizes show.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Reference:
         self._noise, larger = _like(example)
         self._inputs = [example, larger]
         self._answers: dict[bool, list[list[Tensor] | None]] = {}
+        self._beyond: _Beyond | None = None
 
     def allow_folded(self, dtype: torch.dtype) -> None:
         """Allow for the rounding of constants that were folded into biases of a dtype."""
@@ -97,11 +98,10 @@ class Reference:
             trace: the trace in which constants were found.
         """
         reference, other = (quiet_copy(one).cpu() for one in (self._network, network))
-        return all(
-            path is not None and (path.fails or agrees)
-            for _, path, agrees in _compared_beyond(
-                trace.guards, reference, other, trace.example, tolerance=self.tolerance + self._folded
-            )
+        if self._beyond is None:
+            self._beyond = _taken_beyond(reference, trace)
+        return self._beyond.is_known and all(
+            _agree(reference, other, inputs, self.tolerance + self._folded) for inputs in self._beyond.inputs
         )
 
     def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:
@@ -124,7 +124,7 @@ class Reference:
 
 
 def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module, example: Inputs) -> list[Guard]:
-    """List the guards, without those that exclude a size of one at which the graph agrees.
+    """List the guards, without those on a size of one at which the graph agrees.
 
     `torch.export` assumes that dynamic sizes are not one, even where the operations do not differ.
 
@@ -136,48 +136,68 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
     """
     doubtful = [guard for guard in guards if guard.excludes_size_one]
     certain = [guard for guard in guards if not guard.excludes_size_one]
+    usual = path_at(quiet_copy(network), example)
+    if usual is None:
+        return list(guards)
+    tried = [(inputs, usual) for inputs in _with_size_one(guards, example) if _holds(usual.decisions, inputs)]
     needed: set[Guard] = set()
-    for leaves, path, agrees in _compared_beyond(guards, network, graph, example, within=certain):
+    for inputs, path in (
+        *tried, *paths_beyond(network, [usual.decisions], example, within=certain, by_decisions=True)
+    ):  # fmt: skip
         if path is None:
             return list(guards)
-        if (path.fails or not agrees) and all(guard.holds(leaves) for guard in needed):
+        leaves = pytree.tree_leaves(inputs)
+        is_refused = not all(guard.holds(leaves) for guard in (*certain, *needed))
+        agrees = not path.fails and _same(path, usual, inputs) and _agree(network, graph, inputs, 0.0)
+        if not is_refused and not agrees:
             needed |= {guard for guard in doubtful if not guard.holds(leaves)}
     return [guard for guard in guards if guard not in doubtful or guard in needed]
 
 
-def _compared_beyond(
-    guards: Sequence[Guard],
-    network: nn.Module,
-    other: nn.Module,
-    example: Inputs,
-    *,
-    within: Sequence[Guard] = (),
-    tolerance: float = 0.0,
-) -> Iterator[tuple[list[Any], Path | None, bool]]:
-    """Compare two networks on every path beyond some guards.
+@dataclass(frozen=True)
+class _Beyond:
+    """Inputs of all paths of a network beyond the guards of a trace.
 
-    Yields inputs, their path, and whether it has the operations of the path at the example and both networks agree.
+    Attributes:
+        inputs: those that the network takes, one for each path.
+        is_known: whether the paths are all known and have the operations of the trace.
     """
-    usual = path_at(quiet_copy(network), example)
+
+    inputs: list[Inputs]
+    is_known: bool
+
+
+def _taken_beyond(network: nn.Module, trace: Trace) -> _Beyond:
+    usual = path_at(quiet_copy(network), trace.example)
     if usual is None:
-        yield pytree.tree_leaves(example), None, False
-        return
-    known = (tuple(guards), usual.guards)
-    for inputs in _with_size_one(guards, example):  # torch's own operations may treat it apart
-        leaves = pytree.tree_leaves(inputs)
-        if all(guard.holds(leaves) for guard in (*usual.guards, *within)):
-            yield leaves, usual, _agree(network, other, inputs, tolerance)
-    for inputs, path in paths_beyond(network, known, example, within):
-        leaves = pytree.tree_leaves(inputs)
-        same = path is not None and not path.fails and path.calls_at(leaves) == usual.calls_at(leaves)
-        yield leaves, path, same and _agree(network, other, inputs, tolerance)
+        return _Beyond([], False)
+    found = [inputs for inputs in _with_size_one(trace.guards, trace.example) if _holds(usual.guards, inputs)]
+    for inputs, path in paths_beyond(network, [trace.guards, usual.guards], trace.example):
+        if path is None or not (path.fails or _same(path, usual, inputs)):
+            return _Beyond([], False)
+        found += [] if path.fails else [inputs]
+    return _Beyond(found, True)
+
+
+def _same(path: Path, other: Path, inputs: Inputs) -> bool:
+    """Return whether two paths make the same calls at some inputs."""
+    leaves = pytree.tree_leaves(inputs)
+    return path.calls_at(leaves) == other.calls_at(leaves)
+
+
+def _holds(guards: Sequence[Guard], inputs: Inputs) -> bool:
+    leaves = pytree.tree_leaves(inputs)
+    return all(guard.holds(leaves) for guard in guards)
 
 
 def _with_size_one(guards: Sequence[Guard], example: Inputs) -> Iterator[Inputs]:
-    """Make inputs that have a size of one, or all sizes that may be one at once."""
+    """Make inputs with one size of one, and with all at once.
+
+    Operations of torch may treat a size of one apart.
+    """
     leaves, spec = pytree.tree_flatten(example)
     excluded = [guard.sizes()[0] for guard in guards if guard.excludes_size_one]
-    for ones in ([size] for size in excluded) if len(excluded) < 2 else (*([size] for size in excluded), excluded):
+    for ones in (*([size] for size in excluded), excluded):
         sizes = sizes_of(leaves)
         for size in ones:
             sizes[size.leaf] = sizes[size.leaf].with_size(size.dim, 1)
