@@ -99,7 +99,7 @@ def fitted(problem: str, epochs: int, settings: str, seed: int) -> dict[str, flo
         "median_std": float(stds.median()),
         "largest_tenth_std": float(stds.quantile(0.9)),
         "test_nll": float(-(each.logsumexp(0) - math.log(len(each))).mean()),
-        "mean_network_error": float(gap.mean()),
+        "mean_network_error": error,
         "warned": float(any("still moving" in str(one.message) for one in caught)),
     }
 
