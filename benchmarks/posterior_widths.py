@@ -90,9 +90,8 @@ def fitted(problem: str, epochs: int, settings: str, seed: int) -> dict[str, flo
     each = torch.stack([bnn.likelihood.log_prob(draw, test_y) for draw in prediction.samples])
     means = bnn.mean_network()(test_x)
     is_regression = isinstance(likelihood, Gaussian)
-    gap = (
-        (means - test_y.view_as(means)).square().mean().sqrt() if is_regression else (means.argmax(1) != test_y).float()
-    )
+    errors = (means - test_y.view_as(means)).square() if is_regression else (means.argmax(1) != test_y).float()
+    error = float(errors.mean().sqrt() if is_regression else errors.mean())
     stds = torch.cat([std.flatten() for std in bnn.posterior_.variance.values()]).sqrt()
     return {
         "loss": result.history[-1]["loss"],
