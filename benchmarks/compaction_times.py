@@ -3,8 +3,8 @@
     python benchmarks/compaction_times.py
 
 The network is like a voice encoder: an LSTM of three layers with 256 units reads 160 frames, and a linear layer makes
-an embedding of unit length from the last state (1.4 M weights). A fifth of its units is cut at random. Every action runs
-once before it is measured, so that imports do not count; the fastest of three runs is kept. One thread.
+an embedding of unit length from the last state (1.4 M weights). A fifth of its units is cut at random. Every action
+runs once before it is measured, so that imports do not count; the fastest of three runs is kept. One thread.
 """
 
 from __future__ import annotations
