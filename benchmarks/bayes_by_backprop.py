@@ -45,6 +45,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     bnn = bl.bayesianize(
         bl.zoo.create("mlp", hidden=job["units"]),
         bl.Variational(
+            bl.families.DiagonalGaussian(initial_std=0.01),
             estimator=job["estimator"],
             temperature=job["temperature"],
             kl_schedule=SCHEDULES[job["schedule"]],

@@ -75,7 +75,10 @@ def method_of(name: str, data: str) -> tuple[bl.Method, dict[str, Any]]:
             bl.SGLD(subset=bl.Subnetwork(1_000 if images else 100), samples=20),
             {"epochs": epochs // 4, "lr": 0.1 if images else 1e-3},
         ),
-        "variational": (bl.Variational(temperature=temperature, std_rate=1.0), cosine),
+        "variational": (
+            bl.Variational(bl.families.DiagonalGaussian(initial_std=0.01), temperature=temperature, std_rate=1.0),
+            cosine,
+        ),
         "laplace": (bl.Laplace(), {"tune": "evidence"}),
     }  # fmt: skip
     return table[name]

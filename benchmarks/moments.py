@@ -29,6 +29,8 @@ REFERENCE_SAMPLES = 4_096
 COMPARED_SAMPLES = 32
 COMPARED_PREDICTIONS = 16
 
+METHOD = bl.Variational(bl.families.DiagonalGaussian(initial_std=0.01), std_rate=1.0)
+
 
 def trained(network: str, data: bl.data.Dataset, keep: Path | None) -> bl.Bayesian:
     """Train a network for a few epochs of Bayes by Backprop, or load it."""
@@ -37,7 +39,7 @@ def trained(network: str, data: bl.data.Dataset, keep: Path | None) -> bl.Bayesi
         return bl.load(kept, model=bl.zoo.create(network))
     torch.manual_seed(0)
     bnn = bl.bayesianize(
-        bl.zoo.create(network), bl.Variational(), likelihood=bl.likelihoods.Categorical(), prior=bl.priors.Normal(0.1)
+        bl.zoo.create(network), METHOD, likelihood=bl.likelihoods.Categorical(), prior=bl.priors.Normal(0.1)
     )
     bnn.fit(bl.data.Loader(data.train_x, data.train_y, batch_size=128, seed=0), epochs=EPOCHS[network], lr=1e-3, seed=0)
     if kept is not None:

@@ -61,7 +61,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     prior = bl.priors.Normal(*job["prior"]) if len(job["prior"]) == 1 else bl.priors.ScaleMixture(*job["prior"])
     bnn = bl.bayesianize(
         bl.zoo.create("mlp", hidden=400),
-        bl.Variational(kl_schedule=SCHEDULES[job["schedule"]], std_rate=1.0),
+        bl.Variational(
+            bl.families.DiagonalGaussian(initial_std=0.01), kl_schedule=SCHEDULES[job["schedule"]], std_rate=1.0
+        ),
         likelihood=bl.likelihoods.Categorical(),
         prior=prior,
     )

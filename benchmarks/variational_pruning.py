@@ -45,7 +45,12 @@ def trained(job: Job) -> bl.Bayesian:
     data = split()
     bnn = bl.bayesianize(
         bl.zoo.create("mlp", hidden=400),
-        bl.Variational(temperature=job["temperature"], kl_schedule=bl.schedules.Warmup(WARMUP_EPOCHS), std_rate=1.0),
+        bl.Variational(
+            bl.families.DiagonalGaussian(initial_std=0.01),
+            temperature=job["temperature"],
+            kl_schedule=bl.schedules.Warmup(WARMUP_EPOCHS),
+            std_rate=1.0,
+        ),
         likelihood=bl.likelihoods.Categorical(),
         prior=PRIORS[job["prior"]],
     )

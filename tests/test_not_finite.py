@@ -145,3 +145,14 @@ def test_predictions_of_weights_that_are_not_finite(method):
     # the posterior of Laplace belongs to the weights that it was measured at, and says so
     with pytest.raises((NotFinite, NotFitted), match=r"Look for NaN|has changed since"):
         bl.predict(bnn, X)
+
+
+def test_a_search_for_a_cut_on_validation_data_that_are_not_finite():
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 3), torch.randint(2, (20,))
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    bnn = bl.bayesianize(network, bl.Laplace(), likelihood=bl.likelihoods.Categorical())
+    bnn.fit([(x, y)], progress=False)
+    validate = [(torch.full_like(x, math.nan), y)]
+    with pytest.raises(NotFinite, match="inputs of 20 examples hold NaN"):
+        bl.prune(bnn, bl.Budget(max_error_increase=5), validate=validate, example=x)

@@ -243,3 +243,39 @@ def test_a_transformer_without_some_heads_keeps_its_classes_and_its_number_of_he
     bnn = bl.bayesianize(slim, bl.Laplace(), likelihood=bl.likelihoods.Gaussian(1.0))
     bnn.fit(bl.data.Loader(example, torch.randn(2, 5, 12), batch_size=2), progress=False)
     assert all(bool((variance < 0.999).any()) for variance in bnn.posterior_.variance.values())
+
+
+class OwnFeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(12, 16), nn.Linear(16, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class OwnBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 4, batch_first=True)
+        self.feed_forward = OwnFeedForward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.feed_forward(x)
+
+
+def test_a_transformer_of_own_classes_prints_their_names():
+    torch.manual_seed(0)
+    network, example = nn.Sequential(OwnBlock(), OwnBlock()).eval(), torch.randn(2, 5, 12)
+    found = units(network, example)
+    cut = [at for at, unit in enumerate(found.units) if unit.kind == "head"][:1]
+    result = compaction(network, found.masks(cut), example, units=found)
+    assert result.kind == "graph"
+    printed = str(result.network).partition("def forward")[0]
+    assert printed.count("OwnBlock(") == printed.count("OwnFeedForward(") == 2
+    assert " Module(" not in printed
+    assert sorted(block.attention.num_heads for block in result.network.children()) == [3, 4]
+    again = copy.deepcopy(result.network)
+    assert [str(block) for block in again.children()] == [str(block) for block in result.network.children()]
+    assert torch.equal(again(example), result.network(example))

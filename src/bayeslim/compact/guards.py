@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -56,6 +57,11 @@ class Size:
     leaf: int
     dim: int | None
 
+    def value(self, leaves: Sequence[Any]) -> Any:
+        """Read it from flat inputs."""
+        leaf = leaves[self.leaf]
+        return leaf if self.dim is None else leaf.shape[self.dim]
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -72,13 +78,21 @@ class Guard:
     text: str
 
     @property
-    def excludes_one_value(self) -> bool:
-        """Whether the guard has the form a != b."""
-        return self.function is operator.ne
+    def excludes_size_one(self) -> bool:
+        """Whether it is the guard of `torch.export` on every dynamic size."""
+        size, *rest = self.arguments
+        return self.function is operator.ne and isinstance(size, Size) and size.dim is not None and rest == [1]
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """Evaluate the guard on flat inputs."""
-        return bool(self.function(*(_value(argument, leaves) for argument in self.arguments)))
+        """Evaluate the guard on flat inputs; a remainder by zero violates it."""
+        try:
+            return bool(self.function(*(_value(argument, leaves) for argument in self.arguments)))
+        except ZeroDivisionError:
+            return False
+
+    def can_be_violated(self, leaves: Sequence[Any]) -> bool:
+        """Return whether the guard reads only sizes and numbers, and no None."""
+        return all(isinstance(size.value(leaves), (bool, int, float)) for size in self.sizes())
 
     def sizes(self) -> list[Size]:
         """List the sizes that the guard reads."""
@@ -100,7 +114,8 @@ def guards_of(program: torch.export.ExportedProgram, network: nn.Module, example
     paths = {f"L{pytree.keystr(path)}": leaf for path, leaf in pytree.tree_flatten_with_path(bound)[0]}
     paths |= {f"L['flat_args'][{leaf}]": leaf for leaf in range(len(leaves))}
     names = {leaf: _plain(path) for path, leaf in reversed(paths.items())}
-    found = [guard for text in program._guards_code for guard in _parsed(text, paths, names, leaves)]
+    sizes = {path: Size(leaf, None) for path, leaf in paths.items()}
+    found = [guard for text in program._guards_code for guard in _traced(text, sizes, names, leaves)]
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     inputs = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
     for leaf, (name, given) in enumerate(zip(inputs, leaves, strict=True)):
@@ -108,29 +123,80 @@ def guards_of(program: torch.export.ExportedProgram, network: nn.Module, example
         if isinstance(traced, Tensor):
             fixed = [(dim, size) for dim, size in enumerate(traced.shape) if isinstance(size, int)]
             found += [_fixed(Size(leaf, dim), size, names) for dim, size in fixed]
+            found += [_not_one(Size(leaf, dim), names) for dim in set(range(traced.ndim)) - {dim for dim, _ in fixed}]
         elif not isinstance(traced, torch.SymInt):
             found.append(_fixed(Size(leaf, None), given, names))
     return tuple(dict.fromkeys(found))
 
 
-def violations(guard: Guard, example: Inputs) -> Iterator[Inputs]:
-    """Make inputs close to the example that violate a guard by one size or number.
+@dataclass(frozen=True)
+class Sized:
+    """The sizes of a tensor among flat inputs."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def with_size(self, dim: int | None, size: int) -> Sized:
+        """Return the sizes with another one along a dimension."""
+        return Sized(tuple(size if at == dim else old for at, old in enumerate(self.shape)))
+
+
+def sizes_of(leaves: Sequence[Any]) -> list[Any]:
+    """Replace the tensors of flat inputs by their sizes."""
+    return [Sized(tuple(x.shape)) if isinstance(x, Tensor) else x for x in leaves]
+
+
+def resized_to(leaf: Any, sizes: Any) -> Any:
+    """Repeat and cut an input to other sizes; a number is replaced."""
+    if not isinstance(leaf, Tensor):
+        return sizes
+    for dim, (old, new) in enumerate(zip(leaf.shape, sizes.shape, strict=True)):
+        if old != new:
+            leaf = leaf.repeat(*(-(-new // old) if d == dim else 1 for d in range(leaf.ndim))).narrow(dim, 0, new)
+    return leaf.contiguous()
+
+
+def violations(guard: Guard, leaves: Sequence[Any]) -> Iterator[list[Any]]:
+    """Find flat inputs that violate a guard by one size or number.
+
+    Those close to the given inputs come first.
 
     Args:
         guard: the guard.
-        example: inputs that satisfy it.
+        leaves: flat inputs that satisfy it, with `Sized` for tensors.
     """
-    leaves, spec = pytree.tree_flatten(example)  # in the order of the arguments: a tensor, a tuple or a dict
     for size in guard.sizes():
+        old = size.value(leaves)
+        shared = sum(isinstance(leaf, Sized) and leaf.shape.count(old) for leaf in leaves) > 1
         for other in _candidates(leaves[size.leaf], size.dim, _numbers(guard.arguments)):
-            variants = [  # a mask has the length of its sequence: both change together
-                [_resized(x, at, size, other, leaves, together) for at, x in enumerate(leaves)]
-                for together in (False, True)
-            ]
-            violating = [variant for variant in variants if not guard.holds(variant)]
-            yield from (pytree.tree_unflatten(variant, spec) for variant in violating)
-            if violating:
-                break
+            for together in (False, True) if shared else (False,):  # a mask has the length of its sequence
+                variant = [_resized(leaf, at, size, other, leaves, together) for at, leaf in enumerate(leaves)]
+                if not guard.holds(variant):
+                    yield variant
+
+
+def equal_to(size: Size, value: Any) -> Guard:
+    """Return the guard that a size has one value."""
+    return Guard(operator.eq, (size, value), f"{size} == {value!r}")
+
+
+def at_least_two(size: Size) -> Guard:
+    """Return the guard that a size is at least two."""
+    return Guard(operator.ge, (size, 2), f"{size} >= 2")
+
+
+def parsed(text: str, names: Mapping[str, Size]) -> Guard:
+    """Read a condition on sizes that have names.
+
+    Raises:
+        ValueError: if it has another form than guards have.
+    """
+    function, *operands = _read(ast.parse(text, mode="eval").body, names)
+    return Guard(function, tuple(operands), text)
 
 
 def insert_guards_(module: fx.GraphModule, guards: Sequence[Guard]) -> None:
@@ -172,8 +238,7 @@ def _node(expression: Any, graph: fx.Graph, placeholders: Sequence[fx.Node], mad
 
 def _value(expression: Any, leaves: Sequence[Any]) -> Any:
     if isinstance(expression, Size):
-        value = leaves[expression.leaf]
-        return value if expression.dim is None else value.shape[expression.dim]
+        return expression.value(leaves)
     if isinstance(expression, tuple):
         function, *operands = expression
         return function(*(_value(operand, leaves) for operand in operands))
@@ -194,57 +259,59 @@ def _numbers(expression: Any) -> list[int]:
 
 
 def _candidates(leaf: Any, dim: int | None, numbers: Sequence[int]) -> list[Any]:
-    """List other sizes or numbers, the closest to the example's first."""
-    if dim is None:
-        if type(leaf) is bool:
-            return [not leaf]
-        return [leaf + 1, leaf - 1] if type(leaf) in (int, float) else []
-    size = leaf.shape[dim]
-    named = [number + step for number in numbers for step in (-1, 0, 1)]
-    others = [*range(1, min(2 * size, MAX_SEARCHED_SIZE) + 2), size - 1, size + 1, *named]
-    largest = MAX_SEARCHED_ELEMENTS * size // max(1, leaf.numel())
-    found = {other for other in others if 0 < other <= max(largest, 2 * size) and other != size}
-    return sorted(found, key=lambda other: abs(other - size))
+    """List other sizes or numbers, the closest to the given one first.
+
+    These are all up to a bound, and beyond it those close to the numbers that a guard names, or to a sum of two. A
+    condition that compares a size, or its remainder, with these numbers is true or false for one of them.
+    """
+    if dim is None and type(leaf) is not int:
+        return [not leaf] if type(leaf) is bool else [leaf + 1, leaf - 1] if type(leaf) is float else []
+    size = leaf if dim is None else leaf.shape[dim]
+    named = {abs(number) for number in numbers} | {size}
+    close = [number + step for number in named | {a + b for a in named for b in named} for step in (-1, 0, 1)]
+    others = {*range(1, min(2 * max(named), MAX_SEARCHED_SIZE) + 2), *close}
+    if dim is not None:
+        largest = max(MAX_SEARCHED_ELEMENTS * size // max(1, math.prod(leaf.shape)), 2 * size)
+        others = {other for other in others if 0 < other <= largest}
+    return sorted(others - {size}, key=lambda other: (abs(other - size), other))
 
 
-def _resized(x: Any, at: int, size: Size, other: Any, leaves: Sequence[Any], together: bool) -> Any:
+def _resized(leaf: Any, at: int, size: Size, other: int, leaves: Sequence[Any], together: bool) -> Any:
     """Resize an input along a dimension, or along all dimensions of that size."""
-    if size.dim is None or not isinstance(x, Tensor):
-        return other if size.dim is None and at == size.leaf else x
+    if size.dim is None or not isinstance(leaf, Sized):
+        return other if size.dim is None and at == size.leaf else leaf
     old = leaves[size.leaf].shape[size.dim]
-    for dim in range(x.ndim):
-        if (at, dim) == (size.leaf, size.dim) or (together and x.shape[dim] == old):
-            x = x.repeat(*(-(-other // old) if d == dim else 1 for d in range(x.ndim))).narrow(dim, 0, other)
-    return x
+    changes = [(at, dim) == (size.leaf, size.dim) or (together and leaf.shape[dim] == old) for dim in range(leaf.ndim)]
+    return Sized(tuple(other if change else kept for change, kept in zip(changes, leaf.shape, strict=True)))
 
 
-def _parsed(text: str, paths: dict[str, int], names: dict[int, str], leaves: Sequence[Any]) -> list[Guard]:
-    tree = ast.parse(text, mode="eval").body
+def _traced(text: str, sizes: Mapping[str, Size], names: Mapping[int, str], leaves: Sequence[Any]) -> list[Guard]:
+    """Read a guard of `torch.export`."""
+    shown = text
+    for path, size in sizes.items():
+        shown = shown.replace(path, names[size.leaf])
     try:
-        function, *operands = _read(tree, paths)
+        return [replace(parsed(text, sizes), text=shown.replace(".size()", ".shape"))]
     except (ValueError, TypeError):  # a condition of another form: its sizes are fixed
-        sizes = [_read(part, paths) for part in ast.walk(tree) if isinstance(part, ast.Subscript) and _is_size(part)]
-        return [_fixed(size, leaves[size.leaf].shape[size.dim], names) for size in sizes]
-    for path, leaf in paths.items():
-        text = text.replace(path, names[leaf])
-    return [Guard(function, tuple(operands), text.replace(".size()", ".shape"))]
+        parts = [part for part in ast.walk(ast.parse(text)) if isinstance(part, ast.Subscript) and _is_size(part)]
+        return [_fixed(size, size.value(leaves), names) for size in (_read(part, sizes) for part in parts)]
 
 
 def _is_size(tree: ast.Subscript) -> bool:
     return isinstance(tree.value, ast.Call) and isinstance(tree.slice, ast.Constant)
 
 
-def _read(tree: ast.AST, paths: dict[str, int]) -> Any:
+def _read(tree: ast.AST, paths: Mapping[str, Size]) -> Any:
     source = ast.unparse(tree)
     if source in paths:
-        return Size(paths[source], None)
+        return paths[source]
     match tree:
         case ast.Constant(value=value):
             return value
         case ast.Subscript(
             value=ast.Call(func=ast.Attribute(value=owner, attr="size")), slice=ast.Constant(value=int(dim))
         ):
-            return Size(paths[ast.unparse(owner)], dim)
+            return Size(paths[ast.unparse(owner)].leaf, dim)
         case ast.Compare(left=left, ops=[kind], comparators=[right]) | ast.BinOp(left=left, op=kind, right=right):
             operands = [left, right]
         case ast.UnaryOp(op=kind, operand=operand):
@@ -262,9 +329,17 @@ def _read(tree: ast.AST, paths: dict[str, int]) -> Any:
     return (_OPERATORS[type(kind)], *(_read(operand, paths) for operand in operands))
 
 
-def _fixed(size: Size, value: Any, names: dict[int, str]) -> Guard:
-    name = names[size.leaf] if size.dim is None else f"{names[size.leaf]}.shape[{size.dim}]"
-    return Guard(operator.eq, (size, value), f"{name} == {value!r}")
+def _fixed(size: Size, value: Any, names: Mapping[int, str]) -> Guard:
+    return Guard(operator.eq, (size, value), f"{_text(size, names)} == {value!r}")
+
+
+def _not_one(size: Size, names: Mapping[int, str]) -> Guard:
+    """Return the guard that `torch.export` assumes of every dynamic size."""
+    return Guard(operator.ne, (size, 1), f"{_text(size, names)} != 1")
+
+
+def _text(size: Size, names: Mapping[int, str]) -> str:
+    return names[size.leaf] if size.dim is None else f"{names[size.leaf]}.shape[{size.dim}]"
 
 
 def _plain(path: str) -> str:

@@ -1,12 +1,12 @@
 """The comparison of two networks on several inputs.
 
 It runs in double precision where the networks do, so that rounding cannot hide a fault. Where the result rests on
-constants of the trace, the networks are also compared on inputs that violate a guard of the trace.
+constants of the trace, the networks are also compared on the other paths of the network, which symbolic sizes show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from bayeslim.compact.example import rows_of, run_example, takes, tensors_in
-from bayeslim.compact.guards import Guard, violations
+from bayeslim.compact.example import rows_of, run_example, tensors_in
+from bayeslim.compact.guards import Guard, resized_to, sizes_of
+from bayeslim.compact.paths import Path, path_at, paths_beyond
 from bayeslim.compact.trace import Trace, quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, device_of, to_device, with_batch_size
@@ -61,6 +62,7 @@ class Reference:
         self._noise, larger = _like(example)
         self._inputs = [example, larger]
         self._answers: dict[bool, list[list[Tensor] | None]] = {}
+        self._beyond: _Beyond | None = None
 
     def allow_folded(self, dtype: torch.dtype) -> None:
         """Allow for the rounding of constants that were folded into biases of a dtype."""
@@ -89,26 +91,23 @@ class Reference:
     def agrees_beyond(self, network: nn.Module, trace: Trace) -> bool:
         """Return whether another network agrees on all inputs that violate a guard.
 
-        That is so where the reference itself refuses such inputs. Where it takes them, only a guard of the form a != b,
-        which excludes one size, can be tried: beyond the others are sizes that cannot all be tried.
+        That is so where the reference itself refuses such inputs, or runs the same operations.
 
         Args:
             network: the other network.
             trace: the trace in which constants were found.
         """
-        example = to_device(trace.example, device_of(self._network))
-        for guard in trace.guards:
-            tried = list(violations(guard, example))
-            taken = [inputs for inputs in tried if _finite_outputs(self._network, inputs) is not None]
-            if not tried or (taken and not guard.excludes_one_value):
-                return False
-            if not all(_agree(self._network, network, inputs, self.tolerance + self._folded) for inputs in taken):
-                return False
-        return True
+        reference, other = (quiet_copy(one).cpu() for one in (self._network, network))
+        if self._beyond is None:
+            self._beyond = _taken_beyond(reference, trace)
+        return self._beyond.is_known and all(
+            _agree(reference, other, inputs, self.tolerance + self._folded) for inputs in self._beyond.inputs
+        )
 
     def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:
         """List the guards that a network needs; see `needed_guards`."""
-        return needed_guards(trace.guards, self._network, network, to_device(trace.example, device_of(self._network)))
+        reference, graph = (quiet_copy(one).cpu() for one in (self._network, network))
+        return needed_guards(trace.guards, reference, graph, trace.example)
 
     def _answer(self, double: bool) -> list[list[Tensor] | None]:
         """Run the reference on all inputs; None stands for failures."""
@@ -125,30 +124,92 @@ class Reference:
 
 
 def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module, example: Inputs) -> list[Guard]:
-    """List the guards, without those that exclude a size at which the graph agrees.
+    """List the guards, without those on a size of one at which the graph agrees.
 
-    `torch.export` treats a size of one as a special case, and excludes it even where the operations do not differ.
+    `torch.export` assumes that dynamic sizes are not one, even where the operations do not differ.
 
     Args:
         guards: the guards.
-        network: the network that was traced.
+        network: the network that was traced, on the CPU.
         graph: its graph.
         example: the inputs that it was traced on.
     """
-    found = []
-    for guard in guards:
-        tried = violations(guard, example) if guard.excludes_one_value else iter(())
-        accepted = [inputs for inputs in tried if _finite_outputs(network, inputs) is not None]
-        if not accepted or not all(_agree(network, graph, inputs, 0.0) for inputs in accepted):
-            found.append(guard)
-    return found
+    doubtful = [guard for guard in guards if guard.excludes_size_one]
+    certain = [guard for guard in guards if not guard.excludes_size_one]
+    usual = path_at(quiet_copy(network), example)
+    if usual is None:
+        return list(guards)
+    tried = [(inputs, usual) for inputs in _with_size_one(guards, example) if _holds(usual.decisions, inputs)]
+    needed: set[Guard] = set()
+    for inputs, path in (
+        *tried, *paths_beyond(network, [usual.decisions], example, within=certain, by_decisions=True)
+    ):  # fmt: skip
+        if path is None:
+            return list(guards)
+        leaves = pytree.tree_leaves(inputs)
+        is_refused = not all(guard.holds(leaves) for guard in (*certain, *needed))
+        agrees = not path.fails and _same(path, usual, inputs) and _agree(network, graph, inputs, 0.0)
+        if not is_refused and not agrees:
+            needed |= {guard for guard in doubtful if not guard.holds(leaves)}
+    return [guard for guard in guards if guard not in doubtful or guard in needed]
+
+
+@dataclass(frozen=True)
+class _Beyond:
+    """Inputs of all paths of a network beyond the guards of a trace.
+
+    Attributes:
+        inputs: those that the network takes, one for each path.
+        is_known: whether the paths are all known and have the operations of the trace.
+    """
+
+    inputs: list[Inputs]
+    is_known: bool
+
+
+def _taken_beyond(network: nn.Module, trace: Trace) -> _Beyond:
+    usual = path_at(quiet_copy(network), trace.example)
+    if usual is None:
+        return _Beyond([], False)
+    found = [inputs for inputs in _with_size_one(trace.guards, trace.example) if _holds(usual.guards, inputs)]
+    for inputs, path in paths_beyond(network, [trace.guards, usual.guards], trace.example):
+        if path is None or not (path.fails or _same(path, usual, inputs)):
+            return _Beyond([], False)
+        found += [] if path.fails else [inputs]
+    return _Beyond(found, True)
+
+
+def _same(path: Path, other: Path, inputs: Inputs) -> bool:
+    """Return whether two paths make the same calls at some inputs."""
+    leaves = pytree.tree_leaves(inputs)
+    return path.calls_at(leaves) == other.calls_at(leaves)
+
+
+def _holds(guards: Sequence[Guard], inputs: Inputs) -> bool:
+    leaves = pytree.tree_leaves(inputs)
+    return all(guard.holds(leaves) for guard in guards)
+
+
+def _with_size_one(guards: Sequence[Guard], example: Inputs) -> Iterator[Inputs]:
+    """Make inputs with one size of one, and with all at once.
+
+    Operations of torch may treat a size of one apart.
+    """
+    leaves, spec = pytree.tree_flatten(example)
+    excluded = [guard.sizes()[0] for guard in guards if guard.excludes_size_one]
+    for ones in (*([size] for size in excluded), excluded):
+        sizes = sizes_of(leaves)
+        for size in ones:
+            sizes[size.leaf] = sizes[size.leaf].with_size(size.dim, 1)
+        yield pytree.tree_unflatten([resized_to(leaf, new) for leaf, new in zip(leaves, sizes, strict=True)], spec)
 
 
 def _agree(network: nn.Module, other: nn.Module, inputs: Inputs, tolerance: float) -> bool:
-    if not takes(other, inputs):
-        return False
-    expected, actual = (tensors_in(run_example(n, inputs)) for n in (network, other))
-    return _relative(expected, actual) <= tolerance + _rounding(expected)
+    expected = _finite_outputs(network, inputs)
+    if expected is None:
+        return True
+    actual = _finite_outputs(other, inputs)
+    return actual is not None and _relative(expected, actual) <= tolerance + _rounding(expected)
 
 
 def _finite_outputs(network: nn.Module, inputs: Inputs) -> list[Tensor] | None:

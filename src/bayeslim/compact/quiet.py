@@ -7,17 +7,20 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript", "onnx_ir", "torch.export")
+_LEVELS = dict.fromkeys(
+    ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript", "onnx_ir", "torch.export"),
+    logging.ERROR,
+) | {"torch._subclasses.fake_tensor": logging.CRITICAL}  # it logs errors that it also raises
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress the exporters' deprecation warnings and notices."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers = {logging.getLogger(name): level for name, level in _LEVELS.items()}
     levels = [logger.level for logger in loggers]
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        for logger, level in loggers.items():
+            logger.setLevel(level)
         with warnings.catch_warnings():
             for category in (DeprecationWarning, FutureWarning):
                 warnings.simplefilter("ignore", category)

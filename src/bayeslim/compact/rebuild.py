@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,10 +165,11 @@ def rewrite_graph(
 
 
 def _name_modules(graph: fx.GraphModule, model: nn.Module, groups: dict[str, int]) -> None:
-    """Give the submodules of a graph their classes, if these are torch's own.
+    """Give the submodules of a graph their classes, or the names of these.
 
     A graph reads tensors of its submodules and never calls them. With their classes and settings they can be read,
-    printed and indexed as before.
+    printed and indexed as before. A class of the user may compute with settings that no longer hold, so its modules
+    only print its name.
     """
     originals = dict(model.named_modules())
     for path, module in graph.named_modules():
@@ -175,6 +177,7 @@ def _name_modules(graph: fx.GraphModule, model: nn.Module, groups: dict[str, int
         if type(module) is not nn.Module or original is None or isinstance(original, nn.RNNBase):
             continue
         if not type(original).__module__.startswith("torch.nn."):
+            module.__dict__["_get_name"] = partial(str, type(original).__name__)
             continue
         settings = {
             name: value
