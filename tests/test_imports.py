@@ -59,7 +59,7 @@ LAYERS = (
     "bayeslim",
     "app.cli",
     # bridges to other libraries, each behind an extra
-    "sklearn",
+    "sklearn trainers botorch",
     "__main__",
 )
 
