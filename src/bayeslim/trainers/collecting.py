@@ -95,8 +95,7 @@ class Average(Collector):
         assert isinstance(method, Averaging)
         self.begin = method.first_step(total)
         self.every = (bnn.steps_per_epoch or 1) if method.every == "epoch" else method.every
-        rank = method.rank if isinstance(method, SWAG) else None
-        self.trajectory = Trajectory(rank, bnn.sites.names)
+        self.trajectory = Trajectory(getattr(method, "rank", None), bnn.sites.names)
 
     def observe(self) -> None:
         """Take the network if its step is due."""
@@ -105,8 +104,9 @@ class Average(Collector):
 
     def finish(self) -> None:
         """Set the network to the mean, and build the posterior around it."""
-        bnn, method = self.bnn, self.bnn.method
-        if self.trajectory.count < (method.min_networks if isinstance(method, Averaging) else 1):
+        bnn = self.bnn
+        method: Any = bnn.method
+        if self.trajectory.count < method.min_networks:
             raise BayeslimError(
                 f"{type(method).__name__} took {self.trajectory.count} networks, one every {self.every} steps after "
                 f"step {self.begin}: too few. Train for more steps, start earlier (start=0.5), or take one more often "
@@ -117,7 +117,7 @@ class Average(Collector):
             bnn.state.update(method.found(bnn, self.trajectory, self.loader))
             return
         measure_again_(bnn.model, self.loader)
-        method.keep(bnn, gathered([snapshot(bnn)]))  # type: ignore[attr-defined]
+        method.keep(bnn, gathered([snapshot(bnn)]))
 
 
 class Ends(Collector):

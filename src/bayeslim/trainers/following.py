@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, NotFitted
@@ -141,8 +140,8 @@ class Meter:
         self.kind = prediction.kind
         if prediction.kind == "classes":
             assert prediction.probs is not None
-            told = targets != getattr(self.bnn.likelihood, "ignore_index", None)
-            told = told if isinstance(told, Tensor) else torch.ones_like(targets, dtype=torch.bool)
+            ignored: int | None = getattr(self.bnn.likelihood, "ignore_index", None)
+            told = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets.ne(ignored)
             if bool(told.any()):
                 self.classes.update(prediction.probs[told], targets[told])
         elif prediction.kind == "values":
