@@ -60,6 +60,7 @@ LAYERS = (
     "app.cli",
     # bridges to other libraries, each behind an extra
     "sklearn trainers botorch",
+    "activeml",
     "__main__",
 )
 
