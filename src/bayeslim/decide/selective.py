@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim.decide.predictors import Predictor, Predicts, aligned_targets, need_kind
+from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
 from bayeslim.likelihoods import Likelihood
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs
@@ -147,7 +147,7 @@ def selective(
     lost: list[Tensor] = []
     for prediction, targets in predicts.over(loader):
         sure.append(confidence_of(prediction).double().cpu())
-        lost.append(loss_of(prediction, targets, tolerance).double().cpu())
+        lost.append(loss_of(prediction, targets, tolerance, predicts.ignored).double().cpu())
     order = torch.cat(sure).argsort(descending=True, stable=True)
     sure_of, loss = torch.cat(sure)[order], torch.cat(lost)[order]
     n = len(order)
@@ -180,16 +180,26 @@ def confidence_of(prediction: Prediction) -> Tensor:
     return each.reshape(len(each), -1).mean(1)
 
 
-def loss_of(prediction: Prediction, targets: Tensor, tolerance: float | None) -> Tensor:
-    """Compute the loss of every example: the fraction of its outputs that are wrong."""
-    targets = aligned_targets(prediction, targets)
+def loss_of(
+    prediction: Prediction, targets: Tensor, tolerance: float | None = None, ignored: int | None = None
+) -> Tensor:
+    """Compute the loss of every example: the fraction of its outputs that are wrong.
+
+    Args:
+        prediction: of the examples.
+        targets: their targets.
+        tolerance: for values: the largest error of an answer that is right.
+        ignored: the class index of outputs without a target, which do not count.
+    """
+    targets, told = told_targets(prediction, targets, ignored)
     if prediction.kind == "classes":
         wrong = prediction.classes != targets
     elif tolerance is None:
         raise ValueError("For values an answer is wrong if it is off by more than tolerance=... Pass it.")
     else:
         wrong = (prediction.mean - targets).abs() > tolerance
-    return wrong.reshape(len(wrong), -1).double().mean(1)
+    told = told.reshape(len(told), -1).double()
+    return (wrong.reshape(len(wrong), -1).double() * told).sum(1) / told.sum(1).clamp_min(1)
 
 
 def _above(sure: Tensor, count: int) -> int:
