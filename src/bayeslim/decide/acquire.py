@@ -157,7 +157,10 @@ def _scores(prediction: Prediction, rule: Rule) -> Tensor:
 
 
 def _joint_parts(prediction: Prediction) -> tuple[Tensor, Tensor | None]:
-    """Return the probabilities of draws (S, B, C), or their means (S, B, M) and the noise (B, M)."""
+    """Return the probabilities of draws, or their means and the noise.
+
+    They are (S, B, C), or (S, B, M) and (B, M).
+    """
     need_kind(prediction, ("classes", "values"), "acquire")
     if prediction.mean.ndim != 2:
         raise BayeslimError(

@@ -165,7 +165,10 @@ class FeatureDensity:
         return found.reshape(-1, found.shape[-1]).double()
 
     def score(self, inputs: Inputs) -> Tensor:
-        """Compute the squared distance to the nearest class; the mean over the places of an example."""
+        """Compute the squared distance to the nearest class.
+
+        It is the mean over the places of an example.
+        """
         rows = self._rows(inputs)
         if not self.per_output:
             rows = rows.view(self._examples, -1, rows.shape[1]).mean(1)
@@ -199,7 +202,7 @@ class _ClassSums:
         self.count += len(rows)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Compute the means of the classes, (C, D), and the covariance around them, (D, D)."""
+        """Compute the means of classes, (C, D), and the covariance around them, (D, D)."""
         order = sorted(self.sums)
         counts = torch.tensor([self.counts[c] for c in order], dtype=torch.float64, device=self.products.device)
         means = torch.stack([self.sums[c] for c in order]) / counts[:, None]

@@ -86,7 +86,10 @@ class FitSettings(TomlSettings):
         return given
 
     def is_written(self, field: Field[Any]) -> bool:
-        """Tell whether a setting is written; for a table, whose usual settings differ, all are."""
+        """Tell whether a setting is written.
+
+        For a table, whose usual settings differ, all are.
+        """
         return self.target is not None or super().is_written(field)
 
     def __post_init__(self) -> None:

@@ -82,7 +82,7 @@ def fit_settings(folder: Path) -> FitSettings | None:
 
 
 def rules_in(folder: Path) -> TableRules | None:
-    """Read the rules of the table that a network was fitted to; None if there are none."""
+    """Read the rules of the table that a network was fitted to; None without any."""
     file = next((f for f in (folder / RULES, folder.parent / RULES) if f.is_file()), None)
     if file is None or (file.parent != folder and folder.name != NETWORK):
         return None
