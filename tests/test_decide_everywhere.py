@@ -87,6 +87,48 @@ def test_pixels_are_calibrated_answered_and_alarmed(dense: bl.Bayesian, monkeypa
         bl.acquire(dense, x, 5, "batch-bald", samples=4)
 
 
+def test_the_risk_of_answered_pixels_is_bounded() -> None:
+    generator, trials, delta, broken, share = torch.Generator().manual_seed(0), 60, 0.1, 0, 0.0
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        hard = torch.rand(count, 1, 1, 1, generator=generator)  # pixels of an image are alike
+        logits = 5 * torch.randn(count, 3, 4, 4, generator=generator)
+        return logits, (logits + 4 * hard * torch.randn(logits.shape, generator=generator)).argmax(1)
+
+    logits, labels = draw(4000)
+    sure, wrong = logits.softmax(1).amax(1), logits.argmax(1) != labels
+    for _ in range(trials):
+        rows = torch.randint(len(labels), (300,), generator=generator)
+        made = bl.selective(
+            nn.Identity(), [(logits[rows], labels[rows])], 0.1, 1 - delta, per_output=True, likelihood=PIXELS
+        )
+        chosen = sure > made.threshold
+        broken += bool(chosen.any()) and float(wrong[chosen].double().mean()) > 0.1
+        share += made.coverage / trials
+    assert broken <= 13  # the binomial quantile at 1 - 1e-3
+    assert share > 0.2
+    assert made.risk <= made.risk_bound <= 0.1 + 1e-6
+    assert 0 < made.curve.aurc < made.curve.risk[-1]
+
+
+def test_single_pixels_and_values_are_answered(dense: bl.Bayesian) -> None:
+    made = bl.selective(dense.mean_network(), batches(64, 3), coverage=0.6, per_output=True, likelihood=PIXELS)
+    answers = made(images(20, 5)[0])
+    assert answers.answered.shape == (20, 5, 6)
+    assert float(answers.answered.double().mean()) == pytest.approx(0.6, abs=0.1)
+    assert bool((answers.classes[~answers.answered] == -1).all())
+    x = torch.randn(200, 4)
+    spread = torch.cat([x, x], 1)  # means, and log variances that tell how wrong they are
+    y = x + (x / 2).exp() * torch.randn(200, 4)
+    likelihood = bl.likelihoods.Gaussian("heteroscedastic")
+    pairs = list(zip(spread.split(50), y.split(50), strict=True))
+    values = bl.selective(nn.Identity(), pairs, coverage=0.5, tolerance=1.0, per_output=True, likelihood=likelihood)
+    assert values.coverage == pytest.approx(0.5, abs=0.1)
+    assert values.risk < values.curve.risk[-1]
+    with pytest.raises(bl.errors.BayeslimError, match="at least two batches"):
+        bl.selective(nn.Identity(), pairs[:1], 0.1, tolerance=1.0, per_output=True, likelihood=likelihood)
+
+
 def dense_classes(bnn: bl.Bayesian, held_out: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Compute the mean over images of the fraction of wrong pixels."""
     wrong = []
