@@ -168,10 +168,10 @@ def _joint_parts(prediction: Prediction) -> tuple[Tensor, Tensor | None]:
         )
     if len(prediction.samples) < 2:
         raise BayeslimError('"batch-bald" compares draws of the outputs, and there is one. Pass how="joint".')
-    samples = prediction.samples.double().cpu()
+    samples = prediction.samples.double()
     if prediction.kind == "classes":
         return samples.softmax(-1), None
-    return samples[..., : prediction.mean.shape[-1]], prediction.aleatoric.double().cpu()
+    return samples[..., : prediction.mean.shape[-1]], prediction.aleatoric.double()
 
 
 def batch_bald_of_values(means: Tensor, noise: Tensor, count: int) -> Tensor:
@@ -183,7 +183,7 @@ def batch_bald_of_values(means: Tensor, noise: Tensor, count: int) -> Tensor:
         count: the number to choose.
     """
     scaled = (means - means.mean(0)) / (len(means) * noise).sqrt()
-    left = torch.ones(means.shape[1], dtype=torch.bool)
+    left = torch.ones(means.shape[1], dtype=torch.bool, device=means.device)
     chosen: list[int] = []
     for _ in range(count):
         # given the chosen, scaled has the covariance K − K_c (K_cc + 1)⁻¹ K_cᵀ: the variances that are left
@@ -202,23 +202,33 @@ def batch_bald_of_values(means: Tensor, noise: Tensor, count: int) -> Tensor:
 def batch_bald(probs: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
     """Choose a batch greedily by its joint mutual information with the weights.
 
+    The gain of an input only falls as others are chosen (labels are independent given the weights), so its last gain
+    bounds the next, and most inputs are not computed again.
+
     Args:
         probs: of every draw, input and class, (S, B, C).
         count: the number to choose.
         generator: of sampled combinations.
     """
-    draws, total, classes = probs.shape
+    draws, _, classes = probs.shape
     conditional = torch.special.entr(probs).sum(-1).mean(0)
     joint = probs.new_ones(draws, 1)  # P_s(c) of the combinations of labels chosen so far
     weight = probs.new_ones(1)  # of every combination in the sum over combinations
     chosen: list[int] = []
-    left = torch.ones(total, dtype=torch.bool)
+    bounds = torch.full_like(conditional, torch.inf)
     for _ in range(count):
-        gain = _joint_entropy(joint, weight, probs) - conditional
-        gain[~left] = -torch.inf
-        best = int(gain.argmax())
+        known = (weight * torch.special.entr(joint.mean(0))).sum()
+        best, most = -1, -torch.inf
+        for part in bounds.argsort(descending=True).split(CANDIDATES_PER_CHUNK):
+            if best >= 0 and float(bounds[part[0]]) <= most:
+                break
+            gain = _joint_entropy(joint, weight, probs[:, part]) - conditional[part] - known
+            bounds[part] = torch.where(bounds[part].isneginf(), -torch.inf, gain)  # the chosen stay out
+            top = int(bounds[part].argmax())
+            if float(bounds[part[top]]) > most:
+                best, most = int(part[top]), float(bounds[part[top]])
         chosen.append(best)
-        left[best] = False
+        bounds[best] = -torch.inf
         joint = (joint[:, :, None] * probs[:, best, None, :]).flatten(1)
         weight = weight.repeat_interleave(classes)
         if joint.shape[1] > MAX_COMBINATIONS:
@@ -241,8 +251,9 @@ def _sampled(probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, 
     A sum over all combinations is the mean over drawn ones of the summand over P(c).
     """
     draws, chosen, _ = probs.shape
-    which = torch.randint(draws, (MAX_COMBINATIONS,), generator=generator)
-    labels = torch.multinomial(probs[which].flatten(0, 1), 1, generator=generator).view(MAX_COMBINATIONS, chosen)
+    which = torch.randint(draws, (MAX_COMBINATIONS,), generator=generator)  # a generator of the CPU
+    drawn = torch.multinomial(probs.cpu()[which].flatten(0, 1), 1, generator=generator)
+    labels = drawn.view(MAX_COMBINATIONS, chosen).to(probs.device)
     joint = probs.new_ones(draws, MAX_COMBINATIONS)
     for place in range(chosen):
         joint = joint * probs[:, place][:, labels[:, place]]
