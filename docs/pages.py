@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import tomllib
@@ -32,6 +33,8 @@ NAMESPACES = (
     "errors",
 )
 """Public namespaces in the order of the reference."""
+BRIDGES = ("sklearn", "trainers", "trainers.lightning", "trainers.transformers", "botorch", "activeml")
+"""Modules for other libraries, which are imported by name."""
 
 
 def write(folder: Path) -> None:
@@ -51,7 +54,10 @@ def write(folder: Path) -> None:
     _put(folder / "api" / "index.rst", _api_index(methods))
     for name in NAMESPACES:
         if hasattr(bl, name):
-            _put(folder / "api" / f"{name}.rst", _namespace_page(name, getattr(bl, name)))
+            _put(folder / "api" / f"{name}.rst", _namespace_page(f"bl.{name}", getattr(bl, name)))
+    for name in BRIDGES:
+        module = importlib.import_module(f"bayeslim.{name}")
+        _put(folder / "api" / f"{name}.rst", _namespace_page(module.__name__, module))
 
 
 def _methods() -> dict[str, type]:
@@ -88,12 +94,11 @@ def _api_index(methods: dict[str, type]) -> str:
     parts += [f".. autofunction:: bayeslim.{name}\n" for name in functions]
     parts += ["Classes", "-------", "", "Methods of inference have :doc:`pages of their own </methods/index>`.", ""]
     parts += [f".. autoclass:: bayeslim.{name}\n   :members:\n" for name in classes]
-    listed = "\n".join(f"   {name}" for name in NAMESPACES if hasattr(bl, name))
+    listed = "\n".join(f"   {name}" for name in (*(n for n in NAMESPACES if hasattr(bl, n)), *BRIDGES))
     return "\n".join([*parts, "Namespaces", "----------", "", ".. toctree::", "   :maxdepth: 1", "", listed, ""])
 
 
-def _namespace_page(name: str, namespace: ModuleType) -> str:
-    title = f"bl.{name}"
+def _namespace_page(title: str, namespace: ModuleType) -> str:
     body = "\n".join(as_rst_lines((inspect.getdoc(namespace) or "").splitlines()))
     names = getattr(namespace, "__all__", None) or [
         key

@@ -58,10 +58,28 @@ LAYERS = (
     "app",
     "bayeslim",
     "app.cli",
+    # bridges to other libraries, each behind an extra
+    "sklearn trainers botorch",
+    "activeml",
     "__main__",
 )
 
-OPTIONAL = {"onnx", "onnxscript", "onnxruntime", "typer", "rich", "jinja2", "matplotlib", "pandas", "arviz", "sklearn"}
+OPTIONAL = {
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "typer",
+    "rich",
+    "jinja2",
+    "matplotlib",
+    "pandas",
+    "arviz",
+    "sklearn",
+    "skactiveml",
+    "botorch",
+    "lightning",
+    "transformers",
+}
 """Packages behind an extra. A module that needs one may be imported inside a function."""
 
 MAX_FILES_AT_THE_ROOT = 16

@@ -25,7 +25,7 @@ from bayeslim.app.compress import Compressed, compress
 from bayeslim.app.report import report
 from bayeslim.bayesian import Bayesian, bayesianize, bayesianize_
 from bayeslim.coding.encode import Encoded, decode, encode
-from bayeslim.decide.acquire import acquire
+from bayeslim.decide.acquire import acquire, learn_actively
 from bayeslim.decide.alarms import alarms
 from bayeslim.decide.attacks import fgsm, pgd
 from bayeslim.decide.calibrate import calibrate
@@ -139,6 +139,7 @@ __all__ = [
     "fine_tune",
     "fit_together",
     "gates",
+    "learn_actively",
     "likelihoods",
     "linear_in_parameters",
     "load",

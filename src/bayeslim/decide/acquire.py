@@ -9,31 +9,43 @@ The joint entropy of a batch is computed from draws w_s of the posterior: with P
 of labels c under w_s, H = −Σ_c P(c) log P(c), P = mean_s P_s. It is greedy: the input with the largest gain is added
 until there are k. Combinations are exact while they are few and sampled after that.
 
+For values the same quantities are those of Gaussians: H = ½ log 2πe (σ² + v), I = ½ log (1 + v / σ²) with the noise σ²
+and the variance v of the outputs, and together ½ log det (1 + K / σ²) with their covariance K. The scores of pixels are
+averaged over an image.
+
 Houlsby et al. 2011, arXiv:1112.5745 · Kirsch, van Amersfoort & Gal 2019, arXiv:1906.08158
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.decide.predictors import as_classes, need_kind
 from bayeslim.errors import BayeslimError
+from bayeslim.noise import kept_random_state
+from bayeslim.predict.batches import batches_of
 from bayeslim.predict.predict import predict
-from bayeslim.types import Inputs
+from bayeslim.results import Prediction
+from bayeslim.types import Inputs, as_tensors, batch_size, device_of
 
 Rule = Literal["bald", "batch-bald", "entropy", "random"]
 
 MAX_COMBINATIONS = 4096
 """Combinations of labels that are enumerated; beyond them as many are drawn."""
 CANDIDATES_PER_CHUNK = 256
+EXAMPLES_PER_CHUNK = 2048
+"""Examples of a pool that are predicted together."""
 
 
 def acquire(
     bnn: Bayesian,
-    pool: Inputs,
+    pool: Inputs | Iterable[Any],
     count: int = 1,
     rule: Rule = "bald",
     *,
@@ -42,50 +54,181 @@ def acquire(
 ) -> Tensor:
     """Choose inputs of a pool to label next; return their indices, best first.
 
+    The pool is predicted part by part, with the same networks. "batch-bald" keeps the outputs of all of them for the
+    whole pool; the other rules keep one number for each input.
+
     Args:
-        bnn: a fitted network of classes.
-        pool: inputs without labels.
+        bnn: a fitted network of classes or values.
+        pool: inputs without labels, or a loader of them in a fixed order, whose targets are ignored.
         count: the number to choose.
-        rule: "bald", "batch-bald", "entropy" or "random".
+        rule: "bald", "batch-bald" (not for pixels), "entropy" or "random".
         generator: of the random numbers.
         **options: of `bayeslim.predict`, such as samples=100.
     """
     if rule not in ("bald", "batch-bald", "entropy", "random"):
         raise ValueError(f'rule must be "bald", "batch-bald", "entropy" or "random". Got {rule!r}.')
-    prediction = predict(bnn, pool, generator=generator, **options)
-    total = len(prediction)
+    batches = batches_of(as_tensors(pool, bnn.model), EXAMPLES_PER_CHUNK, bnn.model)
+    total = sum(batch_size(inputs) for inputs in batches())
     if not 1 <= count <= total:
         raise ValueError(f"count must be from 1 to the size of the pool, {total}. Got {count}.")
-    if prediction.kind != "classes" or prediction.mean.ndim != 2:
-        raise BayeslimError(f"acquire needs one class for each input. Got predictions of {prediction.kind}.")
     if rule == "random":
         return torch.randperm(total, generator=generator)[:count]
-    if rule == "batch-bald":
-        return batch_bald(prediction.samples.double().softmax(-1).cpu(), count, generator)
-    score = prediction.entropy if rule == "entropy" else prediction.epistemic
-    return score.argsort(descending=True)[:count].cpu()
+    seed = int(torch.randint(2**62, (), generator=generator))
+    predictions = (_predicted(bnn, inputs, seed, options) for inputs in batches())
+    if rule != "batch-bald":
+        return torch.cat([_scores(prediction, rule) for prediction in predictions]).argsort(descending=True)[:count]
+    parts = [_joint_parts(prediction) for prediction in predictions]
+    if parts[0][1] is None:
+        return batch_bald(torch.cat([probs for probs, _ in parts], 1), count, generator)
+    return batch_bald_of_values(
+        torch.cat([means for means, _ in parts], 1),
+        torch.cat([noise for _, noise in parts if noise is not None]),
+        count,
+    )
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of active learning.
+
+    Attributes:
+        labelled: the indices of the labelled inputs, in the order of their labels.
+        bnn: the network that was fitted to them.
+    """
+
+    labelled: Tensor
+    bnn: Bayesian
+
+
+def learn_actively(
+    fit: Callable[[Tensor], Bayesian],
+    pool: Tensor,
+    first: Tensor,
+    count: int,
+    rounds: int,
+    rule: Rule = "bald",
+    *,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Iterator[Round]:
+    """Fit a network, choose inputs to label, and fit again, round after round.
+
+    Args:
+        fit: a function of the indices of labelled inputs that returns a fitted network; it asks for the labels.
+        pool: all inputs.
+        first: the indices of the first labelled inputs.
+        count: inputs to label after each round.
+        rounds: how often to ask for labels.
+        rule: how inputs are chosen, as in `acquire`.
+        generator: of the random numbers.
+        **options: of `bayeslim.predict`.
+
+    Yields:
+        The network of each round with its labelled inputs: `rounds + 1` in all.
+    """
+    labelled = first.clone()
+    for number in range(rounds + 1):
+        with kept_random_state():
+            bnn = fit(labelled)
+        yield Round(labelled, bnn)
+        if number < rounds:
+            left = torch.ones(len(pool), dtype=torch.bool)
+            left[labelled] = False
+            rest = left.nonzero().flatten()
+            chosen = acquire(bnn, pool[rest.to(pool.device)], count, rule, generator=generator, **options)
+            labelled = torch.cat([labelled, rest[chosen]])
+
+
+def _predicted(bnn: Bayesian, inputs: Inputs, seed: int, options: dict[str, Any]) -> Prediction:
+    generator = torch.Generator(device_of(bnn.model)).manual_seed(seed)  # the same networks for every part
+    return as_classes(predict(bnn, inputs, generator=generator, **options))
+
+
+def _scores(prediction: Prediction, rule: Rule) -> Tensor:
+    """Compute the entropy or the mutual information of every example, (B,)."""
+    need_kind(prediction, ("classes", "values"), "acquire")
+    if rule == "entropy":
+        each = prediction.entropy
+    elif prediction.kind == "classes":
+        each = prediction.epistemic
+    else:
+        each = 0.5 * torch.log1p(prediction.epistemic / prediction.aleatoric)
+    return each.reshape(len(each), -1).double().mean(1).cpu()
+
+
+def _joint_parts(prediction: Prediction) -> tuple[Tensor, Tensor | None]:
+    """Return the probabilities of draws, or their means and the noise.
+
+    They are (S, B, C), or (S, B, M) and (B, M).
+    """
+    need_kind(prediction, ("classes", "values"), "acquire")
+    if prediction.mean.ndim != 2:
+        raise BayeslimError(
+            '"batch-bald" needs one class, or one row of values, for each input. Use "bald" for pixels.'
+        )
+    if len(prediction.samples) < 2:
+        raise BayeslimError('"batch-bald" compares draws of the outputs, and there is one. Pass how="joint".')
+    samples = prediction.samples.double()
+    if prediction.kind == "classes":
+        return samples.softmax(-1), None
+    return samples[..., : prediction.mean.shape[-1]], prediction.aleatoric.double()
+
+
+def batch_bald_of_values(means: Tensor, noise: Tensor, count: int) -> Tensor:
+    """Choose a batch greedily by ½ log det (1 + K / σ²); outputs are independent.
+
+    Args:
+        means: of every draw, input and output, (S, B, M).
+        noise: the variance of the noise, (B, M).
+        count: the number to choose.
+    """
+    scaled = (means - means.mean(0)) / (len(means) * noise).sqrt()
+    left = torch.ones(means.shape[1], dtype=torch.bool, device=means.device)
+    chosen: list[int] = []
+    for _ in range(count):
+        # given the chosen, scaled has the covariance K − K_c (K_cc + 1)⁻¹ K_cᵀ: the variances that are left
+        gain = torch.log1p(scaled.square().sum(0)).sum(1)
+        gain[~left] = -torch.inf
+        best = int(gain.argmax())
+        chosen.append(best)
+        left[best] = False
+        own = scaled[:, best]
+        size = own.square().sum(0)
+        share = torch.where(size > 0, (1 - (1 + size).rsqrt()) / size.clamp_min(1e-300), 0.0)
+        scaled = scaled - own[:, None] * (share * (own[:, None] * scaled).sum(0))
+    return torch.tensor(chosen)
 
 
 def batch_bald(probs: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
     """Choose a batch greedily by its joint mutual information with the weights.
+
+    The gain of an input only falls as others are chosen (labels are independent given the weights), so its last gain
+    bounds the next, and most inputs are not computed again.
 
     Args:
         probs: of every draw, input and class, (S, B, C).
         count: the number to choose.
         generator: of sampled combinations.
     """
-    draws, total, classes = probs.shape
+    draws, _, classes = probs.shape
     conditional = torch.special.entr(probs).sum(-1).mean(0)
     joint = probs.new_ones(draws, 1)  # P_s(c) of the combinations of labels chosen so far
     weight = probs.new_ones(1)  # of every combination in the sum over combinations
     chosen: list[int] = []
-    left = torch.ones(total, dtype=torch.bool)
+    bounds = torch.full_like(conditional, torch.inf)
     for _ in range(count):
-        gain = _joint_entropy(joint, weight, probs) - conditional
-        gain[~left] = -torch.inf
-        best = int(gain.argmax())
+        known = (weight * torch.special.entr(joint.mean(0))).sum()
+        best, most = -1, -torch.inf
+        for part in bounds.argsort(descending=True).split(CANDIDATES_PER_CHUNK):
+            if best >= 0 and float(bounds[part[0]]) <= most:
+                break
+            gain = _joint_entropy(joint, weight, probs[:, part]) - conditional[part] - known
+            bounds[part] = torch.where(bounds[part].isneginf(), -torch.inf, gain)  # the chosen stay out
+            top = int(bounds[part].argmax())
+            if float(bounds[part[top]]) > most:
+                best, most = int(part[top]), float(bounds[part[top]])
         chosen.append(best)
-        left[best] = False
+        bounds[best] = -torch.inf
         joint = (joint[:, :, None] * probs[:, best, None, :]).flatten(1)
         weight = weight.repeat_interleave(classes)
         if joint.shape[1] > MAX_COMBINATIONS:
@@ -108,8 +251,9 @@ def _sampled(probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, 
     A sum over all combinations is the mean over drawn ones of the summand over P(c).
     """
     draws, chosen, _ = probs.shape
-    which = torch.randint(draws, (MAX_COMBINATIONS,), generator=generator)
-    labels = torch.multinomial(probs[which].flatten(0, 1), 1, generator=generator).view(MAX_COMBINATIONS, chosen)
+    which = torch.randint(draws, (MAX_COMBINATIONS,), generator=generator)  # a generator of the CPU
+    drawn = torch.multinomial(probs.cpu()[which].flatten(0, 1), 1, generator=generator)
+    labels = drawn.view(MAX_COMBINATIONS, chosen).to(probs.device)
     joint = probs.new_ones(draws, MAX_COMBINATIONS)
     for place in range(chosen):
         joint = joint * probs[:, place][:, labels[:, place]]

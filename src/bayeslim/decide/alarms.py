@@ -6,8 +6,9 @@
     energy                −E_q log Σ_c exp f_c(x, w)                 how little evidence there is for any class
     density               min_c (h − μ_c)ᵀ Σ⁻¹ (h − μ_c)             distance of the features h to the nearest class
 
-The features are the inputs of the last linear layer of the mean network; μ_c and one Σ for all classes are measured on
-training data. Values have the entropy of no class: there the variance and its epistemic part are compared.
+The features are the inputs of the last linear or convolution layer of the mean network; μ_c and one Σ for all classes
+are measured on training data. Values have the entropy of no class: there the variance and its epistemic part are
+compared. The scores of pixels are averaged over an image.
 
 Lee et al. 2018, arXiv:1807.03888 · Liu et al. 2020, arXiv:2010.03759
 """
@@ -29,6 +30,9 @@ from bayeslim.metrics import aupr, auroc, fpr_at_95
 from bayeslim.replica import replicate
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs, call, device_of, inputs_of, split_batch, to_device
+
+FEATURE_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers whose inputs are features."""
 
 RIDGE = 1e-3
 """Added to the covariance of features, relative to its mean variance: few data leave directions without any."""
@@ -76,7 +80,7 @@ def alarms(
         **options: of `bayeslim.predict`, for a Bayesian network.
     """
     predicts = Predicts(predictor, likelihood, options)
-    density = None if train is None else FeatureDensity(_network(predictor), train)
+    density = None if train is None else FeatureDensity(_network(predictor), train, predicts.ignored)
     found = [_scores_over(predicts, loader, density) for loader in (inside, outside)]
     return Alarms(
         {
@@ -105,35 +109,49 @@ def scores_of(prediction: Prediction) -> dict[str, Tensor]:
 class FeatureDensity:
     """Gaussians of the features of every class, with one covariance.
 
+    The features of pixels have the classes of pixels, where there are as many of both; otherwise their mean over an
+    example stands for it. Values have no classes, and one Gaussian. Sums are kept, not features, so memory is bounded.
+
     Args:
         network: the network whose features are read.
-        train: training data with class indices.
+        train: training data with targets.
+        ignored: the class index of outputs without a target.
     """
 
-    def __init__(self, network: nn.Module, train: Iterable[Any]):
+    def __init__(self, network: nn.Module, train: Iterable[Any], ignored: int | None = None):
         self.network = replicate(network)
-        layers = [module for module in self.network.modules() if isinstance(module, nn.Linear)]
+        layers = [module for module in self.network.modules() if isinstance(module, FEATURE_LAYERS)]
         if not layers:
-            raise UnsupportedModel("The density of features needs a network that ends in a linear layer.")
+            raise UnsupportedModel(
+                "The density of features needs a network that ends in a linear or convolution layer."
+            )
         self.last = layers[-1]
-        rows, labels = [], []
+        self.per_output = False
+        sums = _ClassSums()
         for batch in train:
             inputs, targets = split_batch(batch)
-            rows.append(self.features(inputs))
-            labels.append(targets.to(rows[-1].device))
-        if not rows:
+            rows = self._rows(inputs)
+            targets = targets.to(rows.device)
+            if targets.is_floating_point():
+                labels = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
+            elif targets.numel() == len(rows):
+                labels, self.per_output = targets.flatten().long(), targets.ndim > 1
+            elif targets.numel() == self._examples:
+                labels = targets.flatten().long()
+            else:
+                labels = torch.zeros(self._examples, dtype=torch.long, device=rows.device)
+            if len(labels) != len(rows):
+                rows = rows.view(len(labels), -1, rows.shape[1]).mean(1)
+            told = labels != ignored if ignored is not None else torch.ones_like(labels, dtype=torch.bool)
+            sums.add(rows[told], labels[told])
+        if not sums.count:
             raise BayeslimError("The training loader gave no batches.")
-        features, label = torch.cat(rows), torch.cat(labels)
-        self.means = torch.stack([features[label == c].mean(0) for c in label.unique()])
-        places = torch.searchsorted(label.unique(), label)
-        centred = features - self.means[places]
-        covariance = centred.mT @ centred / len(centred)
-        ridge = RIDGE * covariance.diagonal().mean().clamp_min(1e-12)
-        covariance.diagonal().add_(ridge)
+        self.means, covariance = sums.moments()
+        covariance.diagonal().add_(RIDGE * covariance.diagonal().mean().clamp_min(1e-12))
         self.root = torch.linalg.cholesky(covariance)
 
-    def features(self, inputs: Inputs) -> Tensor:
-        """Read the inputs of the last linear layer, (B, D)."""
+    def _rows(self, inputs: Inputs) -> Tensor:
+        """Read the inputs of the last layer, a row for every place of an example."""
         seen: list[Tensor] = []
         handle = self.last.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
         try:
@@ -141,14 +159,55 @@ class FeatureDensity:
                 call(self.network, to_device(inputs, device_of(self.network)))
         finally:
             handle.remove()
-        return seen[-1].flatten(1).double()
+        found = seen[-1]
+        self._examples = len(found)
+        found = found if isinstance(self.last, nn.Linear) else found.movedim(1, -1)
+        return found.reshape(-1, found.shape[-1]).double()
 
     def score(self, inputs: Inputs) -> Tensor:
-        """Compute the squared distance to the nearest class."""
-        off = self.features(inputs)[:, None] - self.means
-        whitened = torch.linalg.solve_triangular(self.root, off.flatten(0, 1).mT, upper=False)
-        distances: Tensor = whitened.square().sum(0).view(off.shape[:2])
-        return distances.amin(1)
+        """Compute the squared distance to the nearest class.
+
+        It is the mean over the places of an example.
+        """
+        rows = self._rows(inputs)
+        if not self.per_output:
+            rows = rows.view(self._examples, -1, rows.shape[1]).mean(1)
+        whitened = torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+        centres = torch.linalg.solve_triangular(self.root, self.means.mT, upper=False).mT
+        nearest = torch.stack([(whitened - centre).square().sum(1) for centre in centres]).amin(0)
+        return nearest.view(self._examples, -1).mean(1)
+
+
+class _ClassSums:
+    """Sums of features and of their products, by class; relative to the first features, against cancellation."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sums: dict[int, Tensor] = {}
+        self.counts: dict[int, int] = {}
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Add features with their classes."""
+        if not len(rows):
+            return
+        if not self.count:
+            self.origin = rows.mean(0)
+            self.products = rows.new_zeros(rows.shape[1], rows.shape[1])
+        rows = rows - self.origin
+        self.products += rows.mT @ rows
+        for label in labels.unique().tolist():
+            own = rows[labels == label]
+            self.sums[label] = self.sums.get(label, 0) + own.sum(0)
+            self.counts[label] = self.counts.get(label, 0) + len(own)
+        self.count += len(rows)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Compute the means of classes, (C, D), and the covariance around them, (D, D)."""
+        order = sorted(self.sums)
+        counts = torch.tensor([self.counts[c] for c in order], dtype=torch.float64, device=self.products.device)
+        means = torch.stack([self.sums[c] for c in order]) / counts[:, None]
+        covariance = (self.products - (counts[:, None] * means).mT @ means) / self.count
+        return means + self.origin, covariance
 
 
 def _network(predictor: Predictor) -> nn.Module:

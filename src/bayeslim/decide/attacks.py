@@ -3,7 +3,9 @@
     FGSM   x + ε sign(∇_x ℓ)                                              one step
     PGD    x ← Π_{‖x − x₀‖_∞ ≤ ε} (x + η sign(∇_x ℓ)),   η = 2.5 ε / steps    many small ones, from a random start
 
-A posterior that knows what it does not know is less sure of such inputs: compare the entropies before and after.
+With `samples`, the average of drawn networks is attacked, which is the prediction itself; where weights have mean zero
+there is nothing else to attack. A posterior that knows what it does not know is less sure of such inputs: compare the
+entropies before and after.
 
 Goodfellow, Shlens & Szegedy 2015, arXiv:1412.6572 · Madry et al. 2018, arXiv:1706.06083
 """
@@ -11,59 +13,99 @@ Goodfellow, Shlens & Szegedy 2015, arXiv:1412.6572 · Madry et al. 2018, arXiv:1
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.likelihoods import Likelihood
+from bayeslim.noise import drawing_from, on_device
+from bayeslim.replica import replicate
+from bayeslim.types import call
 
 
-def fgsm(bnn: Bayesian, x: Tensor, y: Tensor, epsilon: float, bounds: tuple[float, float] | None = None) -> Tensor:
+def fgsm(
+    network: Bayesian | nn.Module,
+    x: Tensor,
+    y: Tensor,
+    epsilon: float,
+    bounds: tuple[float, float] | None = None,
+    *,
+    samples: int | None = None,
+    likelihood: Likelihood | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """Move inputs by ε against the mean network, in one step.
 
     Args:
-        bnn: the network.
+        network: a Bayesian network, or a plain one.
         x: inputs.
         y: their targets.
         epsilon: the distance in every component.
         bounds: the range of valid inputs, such as (0, 1) for images.
+        samples: attack the average of so many drawn networks instead of the mean network.
+        likelihood: what the outputs of a plain network mean.
+        generator: of the draws.
     """
-    return _clipped(x + epsilon * _slope(bnn, x, y).sign(), bounds)
+    return _clipped(x + epsilon * _slope(network, x, y, likelihood, samples, generator).sign(), bounds)
 
 
 def pgd(
-    bnn: Bayesian,
+    network: Bayesian | nn.Module,
     x: Tensor,
     y: Tensor,
     epsilon: float,
     bounds: tuple[float, float] | None = None,
     *,
     steps: int = 10,
+    samples: int | None = None,
+    likelihood: Likelihood | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Move inputs by at most ε against the mean network, in many small steps.
 
     Args:
-        bnn: the network.
+        network: a Bayesian network, or a plain one.
         x: inputs.
         y: their targets.
         epsilon: the largest distance in every component.
         bounds: the range of valid inputs, such as (0, 1) for images.
         steps: the number of steps.
-        generator: of the random start.
+        samples: attack the average of so many drawn networks, new ones in every step, instead of the mean network.
+        likelihood: what the outputs of a plain network mean.
+        generator: of the random start and of the draws.
     """
     noise = torch.rand(x.shape, dtype=x.dtype, generator=generator).to(x.device)
     at = _clipped(x + epsilon * (2 * noise - 1), bounds)
     for _ in range(steps):
-        at = at + 2.5 * epsilon / steps * _slope(bnn, at, y).sign()
+        at = at + 2.5 * epsilon / steps * _slope(network, at, y, likelihood, samples, generator).sign()
         at = _clipped(x + (at - x).clamp(-epsilon, epsilon), bounds)
     return at
 
 
-def _slope(bnn: Bayesian, x: Tensor, y: Tensor) -> Tensor:
-    twin = bnn.replica(x)
-    with torch.enable_grad():
+def _slope(
+    network: Bayesian | nn.Module,
+    x: Tensor,
+    y: Tensor,
+    likelihood: Likelihood | None,
+    samples: int | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    if isinstance(network, Bayesian):
+        likelihood = network.likelihood
+    elif likelihood is None:
+        raise TypeError(
+            "An attack on a network that is not Bayesian needs likelihood=bl.likelihoods.Categorical(), or another one."
+        )
+    with torch.enable_grad(), drawing_from(on_device(generator, x.device)):
         at = x.detach().clone().requires_grad_()
-        loss = -bnn.likelihood.log_prob(twin(at), y).sum()
-        (slope,) = torch.autograd.grad(loss, [at])
+        if not isinstance(network, Bayesian):
+            outputs = [call(replicate(network), at)]
+        elif samples is None:
+            outputs = [network.replica(x)(at)]
+        else:
+            twin = network.replica(x)
+            outputs = [twin.method.draw(twin, at) for _ in range(samples)]
+        log_prob = torch.stack([likelihood.log_prob(one, y) for one in outputs]).logsumexp(0)
+        (slope,) = torch.autograd.grad(-log_prob.sum(), [at])
     return slope
 
 

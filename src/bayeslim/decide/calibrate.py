@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.decide.predictors import Predictor, Predicts, aligned_targets, need_kind
+from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
 from bayeslim.evidence import tune_prior
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
@@ -133,24 +133,44 @@ def _gathered(predicts: Predicts, loader: Iterable[Any]) -> tuple[Tensor, Tensor
 
     They have one row for each output.
     """
-    means, spreads, targets = [], [], []
+    kept = _Reservoir()
     for prediction, given in predicts.over(loader):
         need_kind(prediction, ("classes", "values"), "calibrate")
-        wanted = aligned_targets(prediction, given)
-        mean = prediction.probs if prediction.kind == "classes" else prediction.mean
-        assert mean is not None
-        rows = mean.flatten(0, -2) if prediction.kind == "classes" else mean.flatten()
-        wanted = wanted.flatten()
-        means.append(rows.double().cpu())
-        targets.append(wanted.cpu())
+        targets, told = told_targets(prediction, given, predicts.ignored)
         if prediction.kind == "values":
-            spreads.append(prediction.variance.flatten().double().cpu())
-    mean, target = torch.cat(means), torch.cat(targets)
-    spread = torch.cat(spreads) if spreads else None
-    if len(mean) > MAX_ROWS:
-        chosen = torch.randperm(len(mean), generator=torch.Generator().manual_seed(0))[:MAX_ROWS]
-        mean, target, spread = mean[chosen], target[chosen], None if spread is None else spread[chosen]
-    return mean, spread, target
+            kept.add(prediction.mean[told].double(), targets[told], prediction.variance[told].double())
+        else:
+            assert prediction.probs is not None
+            kept.add(prediction.probs[told].double(), targets[told])
+    mean, target, *spread = kept.rows
+    return mean, spread[0] if spread else None, target
+
+
+class _Reservoir:
+    """A random choice of at most `MAX_ROWS` rows, batch by batch."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Tensor, ...]] = []
+        self.generator = torch.Generator().manual_seed(0)
+
+    def add(self, *rows: Tensor) -> None:
+        """Add the rows of a batch; of too many, those with the largest random keys stay."""
+        keys = torch.rand(len(rows[0]), generator=self.generator)
+        self.parts.append((keys, *(part.cpu() for part in rows)))
+        if sum(len(part[0]) for part in self.parts) > 2 * MAX_ROWS:
+            self.parts = [self._chosen()]
+
+    def _chosen(self) -> tuple[Tensor, ...]:
+        found = tuple(torch.cat(part) for part in zip(*self.parts, strict=True))
+        if len(found[0]) <= MAX_ROWS:
+            return found
+        places = found[0].topk(MAX_ROWS).indices
+        return tuple(part[places] for part in found)
+
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The rows that were chosen."""
+        return self._chosen()[1:]
 
 
 def _best_temperature(logits: Tensor, targets: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,8 @@ equal: over the draw of the held-out data and the new example, whatever the netw
 
 Where an example has many outputs (pixels), its loss is the fraction that its sets do not cover, and λ is the smallest
 with (Σ_i loss_i(λ) + 1) / (n + 1) ≤ α: the expected fraction uncovered is then at most α (conformal risk control). For
-one output this is the quantile above.
+one output this is the quantile above. Of very many outputs a random choice stands for an example: the expected loss is
+the same, and memory stays bounded.
 
 Vovk, Gammerman & Shafer 2005 · Romano, Patterson & Candès 2019, arXiv:1905.03222 · Romano, Sesia & Candès 2020,
 arXiv:2006.02544 · Angelopoulos et al. 2021, arXiv:2009.14193 · Angelopoulos et al. 2024, arXiv:2208.02814
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim.decide.predictors import Predictor, Predicts, aligned_targets, need_kind
+from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
 from bayeslim.errors import BayeslimError
 from bayeslim.likelihoods import Likelihood
 from bayeslim.results import Prediction
@@ -40,6 +41,9 @@ from bayeslim.types import Inputs
 CLASS_SCORES = ("lac", "aps", "raps")
 VALUE_SCORES = ("absolute", "scaled", "cqr")
 RAPS_PENALTY, RAPS_FREE_CLASSES = 0.01, 5
+
+MAX_OUTPUTS_PER_EXAMPLE = 4096
+"""The most outputs (pixels) whose scores are kept of a held-out example."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,8 @@ def conformal(
         score: "lac", "aps" or "raps" for classes; "absolute", "scaled" (by the predictive standard deviation) or "cqr"
             (the predictive quantiles) for values. "auto" is LAC for classes and scaled for values.
         per_class: one threshold for each class, so that each class is covered with the probability; a class needs
-            about 1 / (1 − coverage) examples, or it is in every set.
+            about 1 / (1 − coverage) examples, or it is in every set. For pixels it is the expected fraction of the
+            pixels of that class, in images that have some.
         likelihood: what the outputs mean, where the predictor is not Bayesian.
         generator: of the random numbers of APS and RAPS.
         **options: of `bayeslim.predict`, for a Bayesian network.
@@ -161,34 +166,57 @@ def conformal(
     if not 0 < coverage < 1:
         raise ValueError(f"coverage is a probability between 0 and 1. Got {coverage}.")
     predicts = Predicts(predictor, likelihood, options)
-    scores: list[Tensor] = []
-    weights: list[Tensor] = []
-    labels: list[Tensor] = []
-    count = 0
+    held_out = _HeldOut()
     for prediction, given in predicts.over(loader):
-        score, targets = _chosen(prediction, score), aligned_targets(prediction, given)
+        score = _chosen(prediction, score)
+        targets, told = told_targets(prediction, given, predicts.ignored)
         if score in CLASS_SCORES:
-            every = class_scores(prediction, score, generator)
-            own = every.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
-            labels.append(targets.flatten())
+            own = class_scores(prediction, score, generator).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         else:
             low, high, unit = _band(prediction, score, coverage)
             own = torch.maximum(low - targets, targets - high) / unit
-        scores.append(own.flatten())
-        weights.append(own.new_full((own.numel(),), len(own) / own.numel()))
-        count += len(own)
+        held_out.add(own, targets, told)
     if per_class and score not in CLASS_SCORES:
         raise BayeslimError("per_class=True is for predictions of classes.")
-    flat, weight = torch.cat(scores).double(), torch.cat(weights).double()
+    scores, examples, labels = held_out.gathered()
     if not per_class:
-        return Conformal(predicts, coverage, score, _threshold(flat, weight, 1 - coverage, count), count)
-    label = torch.cat(labels)
-    classes = int(class_count(prediction))
+        return Conformal(predicts, coverage, score, _of_examples(scores, examples, 1 - coverage), held_out.count)
     found = [
-        _threshold(flat[label == c], torch.ones_like(flat[label == c]), 1 - coverage, int((label == c).sum()))
-        for c in range(classes)
+        _of_examples(scores[labels == c], examples[labels == c], 1 - coverage) for c in range(class_count(prediction))
     ]
-    return Conformal(predicts, coverage, score, torch.stack(found), count)
+    return Conformal(predicts, coverage, score, torch.stack(found), held_out.count)
+
+
+class _HeldOut:
+    """The scores of held-out outputs, with the example and the label of each, on the CPU."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.count = 0
+        self.generator = torch.Generator().manual_seed(0)
+
+    def add(self, scores: Tensor, labels: Tensor, told: Tensor) -> None:
+        """Add the scores of a batch, (B, ...)."""
+        rows = [part.reshape(len(scores), -1).cpu() for part in (scores.double(), labels, told)]
+        if rows[0].shape[1] > MAX_OUTPUTS_PER_EXAMPLE:
+            keys = torch.rand(rows[0].shape, generator=self.generator) - 1.0 * ~rows[2]  # outputs without target last
+            chosen = keys.topk(MAX_OUTPUTS_PER_EXAMPLE, dim=1).indices
+            rows = [part.gather(1, chosen) for part in rows]
+        own, label, is_told = rows
+        example = torch.arange(self.count, self.count + len(own))[:, None].expand_as(own)
+        self.parts.append((own[is_told], example[is_told], label[is_told]))
+        self.count += len(own)
+
+    def gathered(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scores, examples and labels of all outputs."""
+        scores, examples, labels = (torch.cat(part) for part in zip(*self.parts, strict=True))
+        return scores, examples, labels
+
+
+def _of_examples(scores: Tensor, examples: Tensor, alpha: float) -> Tensor:
+    """Find the threshold of outputs; the outputs of an example weigh one together."""
+    _, place, sizes = examples.unique(return_inverse=True, return_counts=True)
+    return _threshold(scores, 1 / sizes[place].double(), alpha, len(sizes))
 
 
 def class_count(prediction: Prediction) -> int:

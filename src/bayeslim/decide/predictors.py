@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -46,7 +47,10 @@ class Predicts:
         self.predictor, self.likelihood, self.options = predictor, likelihood, options
 
     def __call__(self, x: Inputs) -> Prediction:
-        """Predict inputs."""
+        """Predict inputs; yes/no targets are predicted as two classes."""
+        return as_classes(self._predict(x))
+
+    def _predict(self, x: Inputs) -> Prediction:
         if isinstance(self.predictor, Bayesian):
             return predict(self.predictor, x, **self.options)
         with torch.no_grad():
@@ -55,6 +59,12 @@ class Predicts:
             else:
                 outputs = self.predictor(x)
         return self.likelihood.predict(torch.as_tensor(outputs).unsqueeze(0))
+
+    @property
+    def ignored(self) -> int | None:
+        """The class index of outputs without a target, such as unlabelled pixels."""
+        found: int | None = getattr(self.likelihood, "ignore_index", None)
+        return found
 
     def over(self, loader: Iterable[Any]) -> Iterator[tuple[Prediction, Tensor]]:
         """Predict every batch of a loader; the targets come along, on the same device."""
@@ -70,11 +80,32 @@ class Predicts:
             raise BayeslimError("The validation loader gave no batches.")
 
 
+def as_classes(prediction: Prediction) -> Prediction:
+    """Turn a prediction of yes/no targets into one of two classes."""
+    if prediction.kind != "binary":
+        return prediction
+    assert prediction.probs is not None
+    yes = prediction.probs
+    probs = torch.stack([1 - yes, yes], -1)
+    samples = torch.stack([torch.zeros_like(prediction.samples), prediction.samples], -1)
+    spread = None if prediction.spread is None else torch.stack([prediction.spread] * 2, -1)
+    return dataclasses.replace(prediction, kind="classes", mean=probs, probs=probs, samples=samples, spread=spread)
+
+
 def aligned_targets(prediction: Prediction, targets: Tensor) -> Tensor:
     """Reshape targets to the shape of the mean; class indices have one dimension less."""
     if prediction.kind == "classes":
-        return targets
+        return targets.reshape(prediction.mean.shape[:-1]).long()
     return targets.reshape(prediction.mean.shape)
+
+
+def told_targets(prediction: Prediction, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
+    """Align targets, and tell which outputs have one; the others get class 0."""
+    targets = aligned_targets(prediction, targets)
+    if prediction.kind != "classes" or ignored is None:
+        return targets, torch.ones_like(targets, dtype=torch.bool)
+    told = targets != ignored
+    return targets.masked_fill(~told, 0), told
 
 
 def need_kind(prediction: Prediction, kinds: tuple[str, ...], what: str) -> None:

@@ -25,7 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim.decide.predictors import Predictor, Predicts, aligned_targets, need_kind
+from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
+from bayeslim.decide.selective_outputs import (
+    confidence_of_outputs,
+    curve,
+    fractions,
+    loosest_safe,
+    risk_bound,
+    thresholds,
+)
+from bayeslim.errors import BayeslimError
 from bayeslim.likelihoods import Likelihood
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs
@@ -58,8 +67,8 @@ class Answers:
 
     Attributes:
         prediction: of all examples.
-        confidence: of each example, (B,).
-        answered: whether it is answered, (B,).
+        confidence: of each example, (B,), or of each output, (B, ...).
+        answered: whether it is answered, of the same shape.
     """
 
     prediction: Prediction
@@ -70,7 +79,8 @@ class Answers:
     def classes(self) -> Tensor:
         """The class of every answer; −1 for "don't know"."""
         found = self.prediction.classes
-        return torch.where(self.answered.view(-1, *[1] * (found.ndim - 1)), found, -1)
+        answered = self.answered.view(*self.answered.shape, *[1] * (found.ndim - self.answered.ndim))
+        return torch.where(answered, found, -1)
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ class Selective:
         risk_bound: the risk that holds with probability `confidence`.
         confidence: 1 − δ.
         curve: risk and coverage at all thresholds.
+        per_output: whether each output of an example is answered on its own.
     """
 
     predicts: Predicts
@@ -94,11 +105,12 @@ class Selective:
     risk_bound: float
     confidence: float
     curve: RiskCoverage
+    per_output: bool = False
 
     def __call__(self, x: Inputs) -> Answers:
         """Answer inputs, or abstain."""
         prediction = self.predicts(x)
-        confidence = confidence_of(prediction)
+        confidence = confidence_of_outputs(prediction) if self.per_output else confidence_of(prediction)
         return Answers(prediction, confidence, confidence > self.threshold)
 
     def __repr__(self) -> str:
@@ -116,6 +128,7 @@ def selective(
     *,
     coverage: float | None = None,
     tolerance: float | None = None,
+    per_output: bool = False,
     likelihood: Likelihood | None = None,
     **options: Any,
 ) -> Selective:
@@ -128,6 +141,9 @@ def selective(
         confidence: that probability.
         coverage: the fraction of examples to answer, instead of `max_risk`.
         tolerance: for values: an answer is wrong if it is off by more.
+        per_output: answer or abstain for each output of an example, such as a pixel, instead of the whole example. The
+            risk is then the fraction of wrong ones among the answered outputs, and the guarantee holds over images.
+            Values take the first batch for the choice of thresholds alone.
         likelihood: what the outputs mean, where the predictor is not Bayesian.
         **options: of `bayeslim.predict`, for a Bayesian network.
 
@@ -143,15 +159,17 @@ def selective(
         if value is not None and not 0 < value < 1:
             raise ValueError(f"{name} must be between 0 and 1. Got {value}.")
     predicts = Predicts(predictor, likelihood, options)
+    if per_output:
+        return _per_output(predicts, loader, max_risk, 1 - confidence, coverage, tolerance)
     sure: list[Tensor] = []
     lost: list[Tensor] = []
     for prediction, targets in predicts.over(loader):
         sure.append(confidence_of(prediction).double().cpu())
-        lost.append(loss_of(prediction, targets, tolerance).double().cpu())
+        lost.append(loss_of(prediction, targets, tolerance, predicts.ignored).double().cpu())
     order = torch.cat(sure).argsort(descending=True, stable=True)
     sure_of, loss = torch.cat(sure)[order], torch.cat(lost)[order]
     n = len(order)
-    curve = RiskCoverage(torch.arange(1, n + 1) / n, loss.cumsum(0) / torch.arange(1, n + 1))
+    made = RiskCoverage(torch.arange(1, n + 1) / n, loss.cumsum(0) / torch.arange(1, n + 1))
     if max_risk is not None:
         answered = _largest_safe(sure_of, loss, max_risk, 1 - confidence)
     else:
@@ -161,8 +179,44 @@ def selective(
     threshold = float(sure_of[answered]) if answered < n else -math.inf
     return Selective(
         predicts, threshold if answered else math.inf, answered / n, risk,
-        _risk_bound(loss[:answered], 1 - confidence) if answered else 0.0, confidence, curve,
+        _risk_bound(loss[:answered], 1 - confidence) if answered else 0.0, confidence, made,
     )  # fmt: skip
+
+
+def _per_output(
+    predicts: Predicts,
+    loader: Iterable[Any],
+    max_risk: float | None,
+    delta: float,
+    coverage: float | None,
+    tolerance: float | None,
+) -> Selective:
+    grid: Tensor | None = None
+    parts: list[tuple[Tensor, Tensor]] = []
+    for prediction, given in predicts.over(loader):
+        targets, told = told_targets(prediction, given, predicts.ignored)
+        if grid is None:
+            grid = thresholds(prediction)
+            if prediction.kind == "values":
+                continue
+        parts.append(
+            fractions(confidence_of_outputs(prediction), wrong_outputs(prediction, targets, tolerance), told, grid)
+        )
+    if grid is None or not parts:
+        raise BayeslimError("Values need at least two batches: the first one chooses the thresholds.")
+    wrong, answered = (torch.cat(part) for part in zip(*parts, strict=True))
+    if max_risk is not None:
+        place = loosest_safe(wrong, answered, max_risk, delta)
+    else:
+        assert coverage is not None
+        place = min(int((answered.mean(0) < coverage).sum()), len(grid) - 1)
+    made = RiskCoverage(*curve(wrong, answered))
+    if place is None:
+        return Selective(predicts, math.inf, 0.0, 0.0, 0.0, 1 - delta, made, True)
+    share = float(answered[:, place].mean())
+    risk = float(wrong[:, place].mean()) / max(share, 1e-12)
+    bound = risk_bound(wrong[:, place], answered[:, place], delta)
+    return Selective(predicts, float(grid[place]), share, risk, bound, 1 - delta, made, True)
 
 
 def confidence_of(prediction: Prediction) -> Tensor:
@@ -180,16 +234,36 @@ def confidence_of(prediction: Prediction) -> Tensor:
     return each.reshape(len(each), -1).mean(1)
 
 
-def loss_of(prediction: Prediction, targets: Tensor, tolerance: float | None) -> Tensor:
-    """Compute the loss of every example: the fraction of its outputs that are wrong."""
-    targets = aligned_targets(prediction, targets)
+def loss_of(
+    prediction: Prediction, targets: Tensor, tolerance: float | None = None, ignored: int | None = None
+) -> Tensor:
+    """Compute the loss of every example: the fraction of its outputs that are wrong.
+
+    Args:
+        prediction: of the examples.
+        targets: their targets.
+        tolerance: for values: the largest error of an answer that is right.
+        ignored: the class index of outputs without a target, which do not count.
+    """
+    targets, told = told_targets(prediction, targets, ignored)
+    wrong = wrong_outputs(prediction, targets, tolerance)
+    told = told.reshape(len(told), -1).double()
+    return (wrong.reshape(len(wrong), -1).double() * told).sum(1) / told.sum(1).clamp_min(1)
+
+
+def wrong_outputs(prediction: Prediction, targets: Tensor, tolerance: float | None) -> Tensor:
+    """Tell which outputs are wrong, (B, ...).
+
+    Args:
+        prediction: of the examples.
+        targets: their targets, aligned with the outputs.
+        tolerance: for values: the largest error of an answer that is right.
+    """
     if prediction.kind == "classes":
-        wrong = prediction.classes != targets
-    elif tolerance is None:
+        return prediction.classes != targets
+    if tolerance is None:
         raise ValueError("For values an answer is wrong if it is off by more than tolerance=... Pass it.")
-    else:
-        wrong = (prediction.mean - targets).abs() > tolerance
-    return wrong.reshape(len(wrong), -1).double().mean(1)
+    return (prediction.mean - targets).abs() > tolerance
 
 
 def _above(sure: Tensor, count: int) -> int:

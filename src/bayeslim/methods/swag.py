@@ -27,6 +27,7 @@ from bayeslim.methods.shared.batch_norms import norms_of
 from bayeslim.methods.shared.batch_statistics import drawn, measure_again_
 from bayeslim.methods.shared.found_posterior import FoundPosterior
 from bayeslim.methods.shared.refit import restored_on_failure
+from bayeslim.methods.shared.trajectory import Trajectory
 from bayeslim.posteriors import Posterior
 from bayeslim.predict.predict import predictive
 from bayeslim.results import Fit, Prediction
@@ -63,14 +64,23 @@ class SWAG(GaussianAveraging, FoundPosterior):
         self.check_fit(bnn, loader, epochs, training)
         with restored_on_failure(bnn):
             result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
-            posterior = trajectory.gaussian(self.scale)
-            found: dict[str, Posterior] = {"posterior": posterior}
             with seeded(seed, rank_and_world()[0], loader):
-                measure_again_(bnn.model, loader)
-                if norms_of(bnn.model):
-                    found["networks"] = drawn(bnn, posterior, loader, self.samples)
+                found = self.found(bnn, trajectory, loader)
         bnn.state.update(found)
         return result
+
+    def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:
+        """Build the posterior, and measure batch norms for its mean and its draws.
+
+        Args:
+            bnn: the network, at the mean of the trajectory.
+            trajectory: the moments of the networks taken.
+            loader: training data, for the statistics of batch norms.
+        """
+        posterior = trajectory.gaussian(self.scale)
+        measure_again_(bnn.model, loader)
+        networks = {"networks": drawn(bnn, posterior, loader, self.samples)} if norms_of(bnn.model) else {}
+        return {"posterior": posterior, **networks}
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
         """Condition the Gaussian on zeros."""

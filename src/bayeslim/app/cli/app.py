@@ -143,11 +143,13 @@ def fit(
     weights: o.Weights = None, method: o.FitMethod = None, prior: o.PriorName = None,
     likelihood: o.LikelihoodName = None, epochs: o.Epochs = None, lr: o.FitLr = None, lr_schedule: o.LrSchedule = None,
     patience: o.Patience = None, tune: o.Tune = None, batch_size: o.BatchSize = None,
-    validation: o.Validation = None, seed: o.Seed = None, device: o.Device = None,
+    validation: o.Validation = None, seed: o.Seed = None, device: o.Device = None, target: o.Target = None,
+    missing: o.MissingCells = None, drop: o.Drop = None,
 ) -> None:  # fmt: skip
     """Find the posterior of a network, by training it or around trained weights.
 
-    Methods such as laplace also take a network that is already trained (--weights).
+    Methods such as laplace also take a network that is already trained (--weights). For a table nothing but its file
+    and the column to predict is needed: bayeslim fit --data houses.csv --target price.
     """
     flags = dict(locals())
     settings = FitSettings.read(flags.pop("config"), flags)
@@ -163,7 +165,18 @@ def fit(
 @app.command()
 def predict(
     network: o.Fitted,
-    to: Annotated[Path, typer.Option(help="The file: NAME.csv, a table, or NAME.npz, arrays for numpy.")],
+    table: Annotated[
+        Path | None, typer.Argument(help="A table of new rows, for a network that was fitted to one: NAME.csv.")
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            show_default="TABLE-predictions.csv", help="The file: NAME.csv, a table, or NAME.npz, arrays for numpy."
+        ),
+    ] = None,
+    interval: Annotated[
+        float | None, typer.Option(help="Write the interval that holds a value with this probability, such as 0.9.")
+    ] = None,
     data: o.HeldOut = None,
     inputs: Annotated[
         Path | None,
@@ -182,7 +195,11 @@ def predict(
     Uncertainties of classes are entropies in nats, those of values standard deviations. Aleatoric uncertainty is noise
     that stays; epistemic uncertainty falls with more data.
     """
-    typer.echo(predict_folder(network, to, model, data, inputs, samples, how, seed, device or "auto"))
+    if to is None:
+        if table is None:
+            raise typer.BadParameter("Name the file to write, NAME.csv or NAME.npz.", param_hint="--to")
+        to = Path(f"{table.stem}-predictions.csv")
+    typer.echo(predict_folder(network, table, to, model, data, inputs, interval, samples, how, seed, device or "auto"))
 
 
 @app.command()

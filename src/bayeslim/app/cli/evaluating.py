@@ -17,15 +17,17 @@ from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.cli.fits import run_on
-from bayeslim.app.cli.networks import data_name, fit_settings, saved_bayesian
+from bayeslim.app.cli.networks import data_name, fit_settings, needed_rules, saved_bayesian
 from bayeslim.app.cli.predicting import in_units_of, predict_batches
-from bayeslim.app.cli.sources import device_by_name, held_out_by_name
+from bayeslim.app.cli.sources import Loaders, device_by_name, held_out_by_name
+from bayeslim.app.data.tables import is_table, read_table
 from bayeslim.app.report.scores import Batches, Scores, collected, score_prediction
 from bayeslim.bayesian import Bayesian
 from bayeslim.io.files import write_file
 from bayeslim.metrics import auroc, brier
 from bayeslim.results import Prediction
 from bayeslim.train.dataset import Scale
+from bayeslim.train.loaders import Loader
 
 MEAN = "mean network"
 POSTERIOR = "posterior"
@@ -84,7 +86,7 @@ def evaluate_folder(
         raise BadSetting("evaluate needs data: pass --data NAME.")
     settings = fit_settings(network)
     own = (settings.validation, settings.seed) if settings else (0.1, 0)
-    loaders = held_out_by_name(name, *own, place)
+    loaders = held_out_table(network, name, place) if is_table(name) else held_out_by_name(name, *own, place)
     others = {other: held_out_by_name(other, *own, place) for other in against}
     words = f"The network in {network}"
     sets: dict[str, Batches] = {}
@@ -97,6 +99,14 @@ def evaluate_folder(
     if to is not None:
         _write(result, network, samples, how, seed, to)
     return result
+
+
+def held_out_table(network: Path, table: str, device: torch.device) -> Loaders:
+    """Read a table by the rules of the fit; all its rows are test data."""
+    rules = needed_rules(network)
+    found = rules.dataset(read_table(Path(table)), table)
+    test = Loader(found.train_x, found.train_y, 1000, shuffle=False, device=device)
+    return Loaders(test, test, test, None, rules.target_scale)
 
 
 def quality(

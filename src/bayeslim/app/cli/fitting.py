@@ -10,7 +10,7 @@ import copy
 import hashlib
 import inspect
 import math
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_args
 
@@ -24,7 +24,9 @@ from bayeslim.app.cli.sources import NETWORK
 from bayeslim.app.cli.toml import TomlSettings
 from bayeslim.app.compress.folder import RunFolder, run_folder
 from bayeslim.app.compress.job import readable, size_of, start_over, unfitted_copy
+from bayeslim.app.data.tables import Missing, TableRules, is_table, read_table
 from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.io.files import write_file
 from bayeslim.io.saving import load, save
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from bayeslim.methods.base import Method
@@ -34,6 +36,14 @@ from bayeslim.train.fit import LR_SCHEDULES
 from bayeslim.types import split_batch
 
 FILE = "fit.toml"
+RULES = "table.json"
+"""The rules by which a table was read, in the folder of its fit."""
+
+AUTO = "auto"
+"""The network of a table: a multilayer perceptron whose sizes follow from the columns."""
+TABLE_SETTINGS = {"model": AUTO, "method": "laplace", "epochs": 100, "lr": 0.01, "batch_size": 32}
+"""Settings of a fit to a table, where none are given."""
+HIDDEN = 50
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,30 @@ class FitSettings(TomlSettings):
     validation: float = 0.1
     seed: int = 0
     device: str = "auto"
+    target: str | None = None
+    missing: str = "refuse"
+    drop: list[str] | None = None
+
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Add the usual settings of a table, where the data are one."""
+        if not is_table(str(given.get("data", ""))):
+            if given.keys() & {"target", "missing", "drop"}:
+                raise BadSetting("--target, --missing and --drop are for tables: pass --data FILE.csv.")
+            return given
+        if "target" not in given:
+            raise BadSetting("A table needs a column to predict: pass --target NAME.")
+        given = {**TABLE_SETTINGS, **given}
+        if given["method"] == "laplace":
+            given = {"tune": "evidence", "lr_schedule": "cosine", **given}
+        return given
+
+    def is_written(self, field: Field[Any]) -> bool:
+        """Tell whether a setting is written.
+
+        For a table, whose usual settings differ, all are.
+        """
+        return self.target is not None or super().is_written(field)
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
@@ -77,10 +111,11 @@ class FitSettings(TomlSettings):
         device = sources.device_by_name(self.device)
         method = sources.method_by_name(self.method)
         self._check_training(method)
-        loaders = sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device)
+        rules, loaders = self._data(device)
         from_the_start = start_over(self.seed, loaders.train)
         train, val = readable(loaders.train, "train"), readable(loaders.val, "val")
-        model = sources.model_by_name(self.model, Path(self.weights) if self.weights else None, self.seed).to(device)
+        text = self.model if rules is None or self.model != AUTO else _network_of(rules)
+        model = sources.model_by_name(text, Path(self.weights) if self.weights else None, self.seed).to(device)
         bnn = bayesianize(
             model,
             method,
@@ -105,7 +140,19 @@ class FitSettings(TomlSettings):
             except BaseException:
                 folder.leave_nothing(FILE)
                 raise
+            if rules is not None:
+                write_file(Path(self.out) / RULES, rules.to_json().encode())
         return Fitted(cast("Bayesian", fitted), val, loaders.target_scale, Path(self.out))
+
+    def _data(self, device: torch.device) -> tuple[TableRules | None, sources.Loaders]:
+        """Load the data, and the rules of a table."""
+        if self.target is None:
+            return None, sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device)
+        table = read_table(Path(self.data))
+        is_class = self.likelihood is not None and parse(self.likelihood, "likelihood").name == Categorical.name
+        rules = TableRules.learn(table, self.target, cast("Missing", self.missing), self.drop or (), is_class)
+        found = rules.dataset(table, self.data)
+        return rules, sources.loaders_of(found, self.batch_size, self.validation, self.seed, device)
 
     @property
     def next_command(self) -> str:
@@ -113,6 +160,8 @@ class FitSettings(TomlSettings):
 
         It names the user's own model and data again, since code that a folder names is not run.
         """
+        if self.target is not None:
+            return f"bayeslim evaluate {self.out} --data FILE.csv"
         own = [
             f'--{name} "{value}"'
             for name, value in (("model", self.model), ("data", self.data))
@@ -171,6 +220,11 @@ class Fitted:
     val: Any
     target_scale: Any
     out: Path
+
+
+def _network_of(rules: TableRules) -> str:
+    """Name the network of a table."""
+    return f"mlp({HIDDEN}, inputs={rules.width}, classes={rules.outputs})"
 
 
 def guessed(loader: Any) -> Likelihood:

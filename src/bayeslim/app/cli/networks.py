@@ -14,8 +14,9 @@ import torch
 
 from bayeslim.app.cli.calls import BadSetting, parse
 from bayeslim.app.cli.config import FILE as COMPRESSED
-from bayeslim.app.cli.fitting import FILE, FitSettings
+from bayeslim.app.cli.fitting import FILE, RULES, FitSettings
 from bayeslim.app.cli.sources import NETWORK, model_by_name, network_in
+from bayeslim.app.data.tables import TableRules
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.saving import load
@@ -23,6 +24,8 @@ from bayeslim.io.storage import INDEX
 
 FACTORY = "package.module:name"
 """How code is named; the words stand for themselves."""
+
+MAX_RULES_BYTES = 64 << 20
 
 
 def saved_network(folder: Path, model: str | None) -> Any:
@@ -78,6 +81,27 @@ def fit_settings(folder: Path) -> FitSettings | None:
     return FitSettings.read(file, {})
 
 
+def rules_in(folder: Path) -> TableRules | None:
+    """Read the rules of the table that a network was fitted to; None without any."""
+    file = next((f for f in (folder / RULES, folder.parent / RULES) if f.is_file()), None)
+    if file is None or (file.parent != folder and folder.name != NETWORK):
+        return None
+    if file.stat().st_size > MAX_RULES_BYTES:
+        raise CorruptFile(f"{file} is larger than any that bayeslim writes.")
+    return TableRules.from_json(file.read_text(encoding="utf-8"))
+
+
+def needed_rules(folder: Path) -> TableRules:
+    """Read the rules of a table, or raise an error that says how to make some."""
+    rules = rules_in(folder)
+    if rules is None:
+        raise BadSetting(
+            f"The network in {folder} was not fitted to a table. Pass --inputs FILE.npy, or fit one with "
+            "bayeslim fit --data FILE.csv --target NAME."
+        )
+    return rules
+
+
 def data_name(folder: Path, given: str | None) -> str | None:
     """Choose the data of a command: those given, or else those of the fit.
 
@@ -85,6 +109,8 @@ def data_name(folder: Path, given: str | None) -> str | None:
         BadSetting: if the network was fitted to data that code gives, which the user must name.
     """
     settings = fit_settings(folder)
+    if given is None and settings is not None and settings.target is not None:
+        raise BadSetting(f"The network in {folder} was fitted to a table. Name a table with --data FILE.csv.")
     return given if settings is None else of_folder("data", given, settings.data, folder)
 
 

@@ -18,8 +18,19 @@ Model = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(help='A name that `bayeslim data` lists, or "package.module:loaders", giving (train, val[, test]).'),
+    typer.Option(
+        help='A name that `bayeslim data` lists, a table FILE.csv (fit only), or "package.module:loaders", giving '
+        "(train, val[, test])."
+    ),
 ]
+Target = Annotated[str | None, typer.Option(help="The column to predict, for --data FILE.csv: numbers, or classes.")]
+MissingCells = Annotated[
+    str | None,
+    typer.Option(
+        "--missing", show_default="refuse", help='Cells of a table without a value: "refuse", or "impute" them.'
+    ),
+]
+Drop = Annotated[list[str] | None, typer.Option(help="A column of a table to leave out; repeatable.")]
 Out = Annotated[str | None, typer.Option(help="The run's folder; a run that was stopped goes on from it.")]
 FitOut = Annotated[
     str | None,

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting, parse
 from bayeslim.app.cli.fits import run_on
-from bayeslim.app.cli.networks import data_name, fit_settings, saved_bayesian
+from bayeslim.app.cli.networks import data_name, fit_settings, needed_rules, saved_bayesian
 from bayeslim.app.cli.prediction_files import FORMATS, read_inputs, write_prediction
 from bayeslim.app.cli.sources import device_by_name, held_out_by_name
 from bayeslim.app.data.load import IMAGE_SETS
+from bayeslim.app.data.tables import is_table, read_table
 from bayeslim.app.report.scores import Batches, collected
 from bayeslim.bayesian import Bayesian
 from bayeslim.predict.links import concatenate
@@ -30,10 +31,12 @@ EXAMPLES_PER_GROUP = 2000
 
 def predict_folder(
     network: Path,
+    table: Path | None,
     to: Path,
     model: str | None,
     data: str | None,
     inputs: Path | None,
+    interval: float | None,
     samples: int,
     how: str,
     seed: int,
@@ -43,25 +46,38 @@ def predict_folder(
 
     `bayeslim predict --help` documents the arguments.
     """
+    if table is not None and (data is not None or inputs is not None):
+        raise BadSetting(f"predict needs either the table {table}, --data or --inputs. Got several.")
+    if interval is not None and not 0 < interval < 1:
+        raise BadSetting(f"interval is a probability, between 0 and 1. Got {interval}.")
     if to.suffix not in FORMATS:
         raise BadSetting(f"{to} must end in {' or '.join(FORMATS)}: a table, or arrays for numpy.")
     place = device_by_name(device)
     bnn = saved_bayesian(network, model, "predict", place)
-    name = data_name(network, data)
-    if name is None and inputs is None:
-        raise BadSetting("predict needs inputs: pass --data NAME, or --inputs FILE.npy.")
+    name = data_name(network, data) if table is None else None
+    if name is None and inputs is None and table is None:
+        raise BadSetting("predict needs inputs: name a table, or pass --data NAME, or --inputs FILE.npy.")
     settings = fit_settings(network)
     own = (settings.validation, settings.seed) if settings else (0.1, 0)
     target_scale: Scale | None = None
     targets: Tensor | None = None
-    if inputs is not None:
+    labels: tuple[str, ...] | None = None
+    if table is not None or (name is not None and is_table(name)):
+        file = table or Path(str(name))
+        rules, cells = needed_rules(network), read_table(file)
+        rows = rules.inputs(cells).to(next(bnn.model.parameters()).dtype)
+        batches: Batches = [(part, part) for part in rows.split(EXAMPLES_PER_GROUP)]
+        targets = rules.targets(cells) if rules.target.name in cells else None
+        target_scale, labels, what = rules.target_scale, rules.target.categories, str(file)
+        run_on(bnn, rows[:2], f"The network in {network}", what)
+    elif inputs is not None:
         input_scale = None
         if name is not None and _has_scale(name):
             known = held_out_by_name(name, *own)
             input_scale, target_scale = known.input_scale, known.target_scale
         given = read_inputs(inputs, input_scale, next(bnn.model.parameters()).dtype)
         run_on(bnn, given[:2], f"The network in {network}", str(inputs))
-        batches: Batches = [(part, part) for part in given.split(EXAMPLES_PER_GROUP)]
+        batches = [(part, part) for part in given.split(EXAMPLES_PER_GROUP)]
         what = str(inputs)
     else:
         assert name is not None
@@ -74,7 +90,9 @@ def predict_folder(
     if target_scale is not None:
         prediction = in_units_of(prediction, target_scale)
         targets = None if targets is None else target_scale.restore(targets)
-    write_prediction(prediction, targets, to)
+    if interval is not None and prediction.probs is not None:
+        raise BadSetting("--interval is for values, and the network predicts classes.")
+    write_prediction(prediction, targets, to, interval, labels)
     return f"{to}: {what}. {prediction}"
 
 

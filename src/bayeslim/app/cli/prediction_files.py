@@ -23,11 +23,22 @@ FORMATS = (".csv", ".npz")
 Columns = dict[str, NDArray[Any]]
 
 
-def columns(prediction: Prediction, targets: Tensor | None) -> Columns:
+def columns(
+    prediction: Prediction,
+    targets: Tensor | None,
+    interval: float | None = None,
+    labels: Sequence[str] | None = None,
+) -> Columns:
     """List the columns of a prediction: arrays by name, with a row for every example.
 
     For classes and yes/no targets the uncertainties are entropies in nats; for values and counts they are standard
     deviations, whose squares add up to that of `std`.
+
+    Args:
+        prediction: the prediction.
+        targets: the true targets, if they are known.
+        interval: the probability of the central interval of values, with columns `lower` and `upper`.
+        labels: the names of the classes.
     """
     if prediction.probs is not None:
         chosen = prediction.probs
@@ -48,17 +59,31 @@ def columns(prediction: Prediction, targets: Tensor | None) -> Columns:
             "epistemic_std": prediction.epistemic.sqrt(),
             "entropy": prediction.entropy,
         }
+    if interval is not None:
+        found["lower"], found["upper"] = prediction.interval(interval)
     if targets is not None:
         found = {"target": targets, **found}
-    return {name: tensor.numpy() for name, tensor in found.items()}
+    arrays: Columns = {name: tensor.numpy() for name, tensor in found.items()}
+    if labels is not None:
+        names = np.array(labels)
+        arrays |= {name: names[arrays[name]] for name in ("target", "class") if name in arrays}
+        shares = arrays.pop("probability").T
+        arrays |= {f"probability_{label}": share for label, share in zip(labels, shares, strict=True)}
+    return arrays
 
 
-def write_prediction(prediction: Prediction, targets: Tensor | None, to: Path) -> None:
+def write_prediction(
+    prediction: Prediction,
+    targets: Tensor | None,
+    to: Path,
+    interval: float | None = None,
+    labels: Sequence[str] | None = None,
+) -> None:
     """Write a prediction as a table (.csv) or as arrays (.npz).
 
     The file is written atomically: complete or not at all.
     """
-    found = columns(prediction, targets)
+    found = columns(prediction, targets, interval, labels)
     write_file(to, _npz(found) if to.suffix == ".npz" else _csv(found, to))
 
 

@@ -163,7 +163,7 @@ def data_by_name(
         device: where a data set is put; loaders from a function are taken as they are.
     """
     found = _found(text)
-    return _loaders(found, batch_size, validation, seed, device) if isinstance(found, Dataset) else found
+    return loaders_of(found, batch_size, validation, seed, device) if isinstance(found, Dataset) else found
 
 
 def held_out_by_name(text: str, validation: float, seed: int, device: torch.device | None = None) -> Loaders:
@@ -177,7 +177,7 @@ def held_out_by_name(text: str, validation: float, seed: int, device: torch.devi
     if not isinstance(found, Dataset):
         return found
     if not len(found.test_x):
-        return _loaders(found, 1000, validation, seed, device)
+        return loaders_of(found, 1000, validation, seed, device)
     test = Loader(found.test_x, found.test_y, 1000, shuffle=False, device=device)
     return Loaders(test, test, test, found.input_scale, found.target_scale)
 
@@ -204,7 +204,10 @@ def _found(text: str, options: Mapping[str, Any] | None = None) -> Dataset | Loa
     )
 
 
-def _loaders(found: Dataset, batch_size: int, validation: float, seed: int, device: torch.device | None) -> Loaders:
+def loaders_of(
+    found: Dataset, batch_size: int, validation: float, seed: int, device: torch.device | None = None
+) -> Loaders:
+    """Make loaders of a data set; validation data are held out if it has none."""
     if not len(found.train_x):
         raise BadSetting(f"{found.name} has only a test part, and cannot be trained on.")
     if not len(found.valid_x):

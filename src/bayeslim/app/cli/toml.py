@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_type_hints
@@ -52,6 +52,7 @@ class TomlSettings:
         """
         given = _from_toml(file, [f.name for f in fields(cls)]) if file is not None else {}
         given |= {name: value for name, value in flags.items() if value is not None}
+        given = cls.completed(given)
         missing = [name for name in ("model", "data") if name not in given]
         if missing:
             raise BadSetting(
@@ -61,9 +62,18 @@ class TomlSettings:
         hints = get_type_hints(cls)
         return cls(**{name: _checked(name, value, hints[name]) for name, value in given.items()})
 
+    @classmethod
+    def completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Add settings that follow from those given; none by default."""
+        return given
+
+    def is_written(self, field: Field[Any]) -> bool:
+        """Tell whether a setting is written; by default, if it is not the usual one."""
+        return bool(getattr(self, field.name) != field.default)
+
     def keep(self) -> None:
         """Write the settings into the run's folder."""
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if self.is_written(f)}
         # a TOML string, number, flag or list of strings is written as in JSON
         text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in changed.items() if value is not None)
         write_file(Path(self.out) / self.file, text.encode())

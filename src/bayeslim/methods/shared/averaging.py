@@ -224,9 +224,14 @@ def averaged(
             f"{every} after {begin} steps. Train for more epochs, start earlier, or average more often (every=10, in "
             "steps)."
         )
-    own = dict(bnn.named_parameters())
-    with torch.no_grad():
-        for name, value in trajectory.mean.items():
-            own[name].copy_(value)
+    move_to_mean_(bnn, trajectory)
     result.details["averaged"] = trajectory.count
     return result, trajectory
+
+
+@torch.no_grad()
+def move_to_mean_(bnn: Bayesian, trajectory: Trajectory) -> None:
+    """Set a network to the mean of the networks taken."""
+    own = dict(bnn.named_parameters())
+    for name, value in trajectory.mean.items():
+        own[name].copy_(value)

@@ -1,0 +1,223 @@
+"""Training loops of other libraries: Lightning, the Trainer of Hugging Face, Accelerate and one's own."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayeslim as bl
+from bayeslim.trainers import Following
+from bayeslim.trainers.following import evaluate
+
+EPOCHS = 3
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(96, 2, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*data()), batch_size=16)
+
+
+def bayesian(method: bl.Method, *norms: nn.Module) -> bl.Bayesian:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), *norms, nn.Tanh(), nn.Linear(8, 2))
+    own_optimizer = isinstance(method, bl.SGLD | bl.SGHMC | bl.IVON)  # which needs the size of the data
+    num_data = 96 if own_optimizer else None
+    return bl.bayesianize(model, method, likelihood=bl.likelihoods.Categorical(), num_data=num_data)
+
+
+def train(bnn: bl.Bayesian, optimizer: torch.optim.Optimizer, epochs: int = EPOCHS) -> None:
+    bnn.train()
+    for _ in range(epochs):
+        for batch in loader():
+            loss = bnn.loss(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+METHODS = [
+    bl.Variational(), bl.IVON(), bl.Laplace(), bl.SWA(), bl.SWAG(start=0.0, every=1, samples=2),
+    bl.Snapshot(cycles=3), bl.SGLD(samples=2), bl.SGHMC(samples=2), bl.MCDropout(),
+    bl.MCBatchNorm(samples=3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_loop_of_ones_own_ends_with_a_posterior(method: bl.Method) -> None:
+    bnn = bayesian(method, nn.BatchNorm1d(8) if isinstance(method, bl.SWAG | bl.MCBatchNorm) else nn.Dropout(0.1))
+    optimizer = bnn.optimizer(0.01 if not isinstance(method, bl.SGLD | bl.SGHMC) else None)
+    with Following(bnn, loader(), optimizer, epochs=EPOCHS) as run:
+        assert run.evaluate(loader())["error"] <= 1  # also before there is a posterior
+        train(bnn, optimizer)
+    assert bnn.step == EPOCHS * 6
+    assert bnn.num_data == 96
+    found = bl.predict(bnn, data()[0], 8)
+    assert found.samples.shape[1:] == (96, 2)
+    assert bool(found.epistemic.max() > 0) or isinstance(method, bl.SWA)
+    assert set(run.evaluate(loader())) == {"nll", "error", "ece"}
+    with Following(bnn, loader(), optimizer, epochs=EPOCHS) as again:
+        train(bnn, optimizer, EPOCHS)
+        again.evaluate(loader())  # the posterior of the last run does not describe these weights
+    assert bnn.step == 2 * EPOCHS * 6
+    assert bl.predict(bnn, data()[0], 8).samples.shape[1:] == (96, 2)
+
+
+def test_moments_are_those_of_fit() -> None:
+    """The same steps give the posterior that `fit` gives."""
+    method = bl.SWAG(start=0.5, rate=1.0, every=2)
+    ours, theirs = bayesian(method), bayesian(method)
+    theirs.fit(loader(), epochs=EPOCHS, lr=0.01, progress=False)
+    optimizer = ours.optimizer(0.01)
+    with Following(ours, loader(), optimizer, epochs=EPOCHS):
+        train(ours, optimizer)
+    for name, value in theirs.posterior_.mean.items():
+        torch.testing.assert_close(ours.posterior_.mean[name], value)
+        torch.testing.assert_close(ours.posterior_.variance[name], theirs.posterior_.variance[name])
+
+
+def test_an_error_leaves_no_hook_and_no_posterior() -> None:
+    bnn = bayesian(bl.Laplace())
+    optimizer = bnn.optimizer(0.01)
+    with pytest.raises(KeyError), Following(bnn, loader(), optimizer, epochs=1) as run:
+        raise KeyError
+    assert run._stepped not in optimizer._optimizer_step_post_hooks.values()
+    with pytest.raises(bl.errors.NotFitted):
+        _ = bnn.posterior_
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    for method in (bl.DeepEnsemble(members=2), bl.SVGD(), bl.HMC(), bl.MultiSWAG(), bl.Subspace()):
+        with pytest.raises(bl.errors.UnsupportedModel, match="in a loop of its own"):
+            Following(bayesian(method), loader(), torch.optim.SGD([torch.zeros(1, requires_grad=True)]), epochs=1)
+    bnn = bayesian(bl.SGLD())
+    with pytest.raises(bl.errors.BayeslimError, match="its own optimizer"):
+        Following(bnn, loader(), torch.optim.SGD(bnn.parameters(), lr=0.1), epochs=1)
+    with pytest.raises(bl.errors.UnsupportedModel, match="one chain"):
+        Following(bayesian(bl.SGLD(chains=2)), loader(), bnn.optimizer(), epochs=1)
+    with pytest.raises(ValueError, match="either epochs, or total"):
+        Following(bnn, loader(), bnn.optimizer())
+    short = bayesian(bl.SWAG())
+    run = Following(short, loader(), short.optimizer(), epochs=1)
+    with pytest.raises(bl.errors.BayeslimError, match="took 0 networks"):
+        run.finish()
+
+
+def test_values_are_measured() -> None:
+    x = torch.linspace(-1, 1, 32)[:, None]
+    bnn = bl.bayesianize(nn.Linear(1, 1), bl.Variational(), likelihood=bl.likelihoods.Gaussian(0.5), num_data=32)
+    assert set(evaluate(bnn, [(x, x)])) == {"nll", "rmse"}
+    with pytest.raises(bl.errors.BayeslimError, match="counts"):
+        evaluate(bl.bayesianize(nn.Linear(1, 1), bl.Variational(), likelihood=bl.likelihoods.Poisson()), [(x, x.abs())])
+
+
+def test_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    bnn = bayesian(bl.Variational())
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    objective, optimizer, batches = accelerator.prepare(bnn.objective, bnn.optimizer(0.05), loader())
+    with Following(bnn, batches, optimizer, epochs=EPOCHS, accumulate=2) as run:
+        for _ in range(EPOCHS):
+            for batch in batches:
+                with accelerator.accumulate(objective):
+                    accelerator.backward(objective(batch))
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert bnn.step == EPOCHS * 3
+    assert run.evaluate(loader())["error"] < 0.3
+
+
+@pytest.fixture(scope="module")
+def lightning() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("lightning.pytorch")
+
+
+def lightning_trainer(lightning: Any, folder: Path, **options: Any) -> Any:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return lightning.Trainer(default_root_dir=folder, **quiet, **{"max_epochs": EPOCHS, **options})
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own advice
+def test_lightning_trains_and_finds_the_posterior(lightning: Any, tmp_path: Path) -> None:
+    from bayeslim.trainers.lightning import BayesianCallback, BayesianModule
+
+    bnn = bayesian(bl.Laplace())
+    trainer = lightning_trainer(lightning, tmp_path, accumulate_grad_batches=2, enable_checkpointing=False)
+    trainer.fit(BayesianModule(bnn, lr=0.1), loader(), loader())
+    assert bnn.step == EPOCHS * 3
+    assert bnn.num_data == 96
+    assert {"train_nll", "train_kl", "val_nll", "val_error", "val_ece"} <= trainer.callback_metrics.keys()
+    assert float(trainer.callback_metrics["val_error"]) < 0.2
+    assert bl.predict(bnn, data()[0]).epistemic.max() > 0
+
+    class Own(lightning.LightningModule):
+        def __init__(self, network: nn.Module):
+            super().__init__()
+            self.network = network
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return self.network.loss(batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with pytest.raises(bl.errors.BayeslimError, match="holds none"):
+        lightning_trainer(lightning, tmp_path, callbacks=[BayesianCallback()]).fit(Own(nn.Linear(1, 1)), loader())
+    warm = bayesian(bl.Variational(kl_schedule=bl.schedules.Warmup(end=4)))
+    trainer = lightning_trainer(lightning, tmp_path, callbacks=[BayesianCallback()])
+    trainer.fit(Own(warm), loader())
+    assert warm.step == EPOCHS * 6
+    file = tmp_path / "last.ckpt"
+    trainer.save_checkpoint(file)
+    again = bayesian(warm.method)
+    longer = lightning_trainer(lightning, tmp_path, callbacks=[BayesianCallback()], max_epochs=EPOCHS + 1)
+    longer.fit(Own(again), loader(), ckpt_path=file, weights_only=False)
+    assert again.step == (EPOCHS + 1) * 6  # the KL goes on where it was
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch and transformers about this machine
+def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from bayeslim.trainers.transformers import BayesianCallback, TrainerModel, scores
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.layers(features)
+
+    torch.manual_seed(0)
+    bnn = bl.bayesianize(Classifier(), bl.SWAG(start=0.5, every=2), likelihood=bl.likelihoods.Categorical())
+    rows = [{"features": x, "labels": y} for x, y in zip(*data(), strict=True)]
+    arguments = transformers.TrainingArguments(
+        output_dir=tmp_path, num_train_epochs=EPOCHS, per_device_train_batch_size=16, remove_unused_columns=False,
+        report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, gradient_accumulation_steps=2,
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        TrainerModel(bnn, samples=16), arguments, train_dataset=rows, eval_dataset=rows,
+        optimizers=(bnn.optimizer(0.05), None), callbacks=[BayesianCallback()], compute_metrics=scores,
+    )  # fmt: skip
+    trainer.train()
+    assert bnn.step == EPOCHS * 3
+    assert bnn.num_data == 96
+    found = trainer.evaluate()
+    assert found["eval_error"] < 0.3
+    assert found["eval_loss"] == pytest.approx(found["eval_nll"], rel=1e-3)
+    assert bl.predict(bnn, {"features": data()[0]}).epistemic.max() > 0
+    arguments.remove_unused_columns = True
+    with pytest.raises(bl.errors.BayeslimError, match="remove_unused_columns=False"):
+        BayesianCallback().on_train_begin(arguments, None, None, TrainerModel(bnn))
