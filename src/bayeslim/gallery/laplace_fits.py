@@ -67,7 +67,7 @@ def _fit(
 ) -> Fit:  # fmt: skip
     prior = bl.priors.Normal(std)
     bnn = bl.bayesianize(network, bl.Laplace(structure="full"), likelihood=likelihood, prior=prior)
-    bnn.fit([(x, y)], epochs=400, lr=0.05, lr_schedule="half-then-linear", seed=0, progress=False)
+    bnn.fit([(x, y)], epochs=150, lr=0.1, lr_schedule="half-then-linear", seed=0, progress=False)
     found = bnn.posterior_
     laplace = gaussian_density(grid.double(), only(found.mean), math.sqrt(only(found.variance)))
     return Fit(title, solve_on_grid(network, likelihood, prior, x, y, grid), laplace)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import bayeslim as bl
 from bayeslim.app.style import Theme
 
-NOISE, HIDDEN, EPOCHS = 0.1, 20, 250
+NOISE, HIDDEN, EPOCHS = 0.1, 20, 150
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Case:
     between: Callable[[], nn.Module] = nn.Identity
 
 
-TRAINED: dict[str, Any] = {"epochs": EPOCHS, "lr": 1e-2, "lr_schedule": "half-then-linear"}
+TRAINED: dict[str, Any] = {"epochs": EPOCHS, "lr": 2e-2, "lr_schedule": "half-then-linear"}
 SAMPLED: dict[str, Any] = {"epochs": EPOCHS, "lr": 1e-3}
 CASES = {
     "HMC": Case(lambda: bl.HMC(samples=60, warmup=80, leapfrog=25)),
@@ -52,7 +52,7 @@ CASES = {
     "DeepEnsemble": Case(lambda: bl.DeepEnsemble(members=5), TRAINED),
     "Snapshot": Case(lambda: bl.Snapshot(cycles=5), {"epochs": EPOCHS, "lr": 2e-2}),
     "SVGD": Case(lambda: bl.SVGD(particles=10), TRAINED),
-    "SWA": Case(lambda: bl.SWA(), {"epochs": EPOCHS, "lr": 1e-2}),
+    "SWA": Case(lambda: bl.SWA(), {"epochs": EPOCHS, "lr": 2e-2}),
     "SWAG": Case(lambda: bl.SWAG(), {"epochs": EPOCHS, "lr": 1e-2}),
     "MultiSWAG": Case(lambda: bl.MultiSWAG(members=3), {"epochs": EPOCHS, "lr": 1e-2}),
     "SGLD": Case(lambda: bl.SGLD(samples=40), {"epochs": 3 * EPOCHS, "lr": 1.5e-3}),
@@ -97,7 +97,7 @@ def _band(case: Case, x: Tensor, y: Tensor, inputs: Tensor) -> tuple[Tensor, Ten
     loader = bl.data.Loader(x, y, batch_size=len(x) // 2)
     if "epochs" not in case.fit:
         optimizer = torch.optim.Adam(network.parameters(), lr=2e-2)
-        for _ in range(2 * EPOCHS):
+        for _ in range(4 * EPOCHS):
             optimizer.zero_grad()
             likelihood.mean_nll(network(x), y).backward()
             optimizer.step()

@@ -4,9 +4,9 @@ Every weight has a Gaussian posterior with multiplicative noise under a log-unif
 
     q(w) = N(w | μ, α μ²)          p(w) ∝ 1 / |w|.
 
-Where the noise exceeds the signal by far, log α > 3, a weight counts as zero. On the left, the weights of 100 hidden units on 8 x 8
-pixels that are left after each epoch; on the right, how many units still read each pixel. Pixels at the border, which
-are empty in all digits, go first.
+Where the noise exceeds the signal by far, log α > 3, a weight counts as zero. On the left, the weights of 100 hidden
+units on 8 x 8 pixels that are left after each epoch; on the right, how many units still read each pixel. Pixels at the
+border, which are empty in all digits, go first.
 
 Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369 · `bl.recipes.sparse_vd`
 """
@@ -86,11 +86,11 @@ def _draw_frame(frame: Frame, theme: Theme) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=(1.9, 1))
     figure.subplots_adjust(left=0.07, right=0.93, bottom=0.15, top=0.86, wspace=0.12)
     colours = ListedColormap([theme.paper, theme.colours[0]])
-    left.imshow(frame.mask.T, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    left.imshow(frame.mask.T.numpy(), cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     share = float(frame.mask.float().mean())
     title = f"epoch {frame.epoch}: {100 * share:.0f} % of the weights left, test error {100 * frame.error:.1f} %"
     left.set(xlabel="hidden unit", ylabel="pixel", title=title)
-    readers = frame.mask.sum(0).view(8, 8)
+    readers = frame.mask.sum(0).view(8, 8).numpy()
     image = right.imshow(readers, cmap="cividis", norm=PowerNorm(0.5, 0, len(frame.mask)))
     right.set(xticks=[], yticks=[], title="units that read a pixel")
     figure.colorbar(image, ax=right, fraction=0.046, pad=0.04, ticks=[0, 5, 20, 50, 100])

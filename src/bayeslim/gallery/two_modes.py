@@ -53,7 +53,7 @@ def measure() -> Found:
         method = bl.Variational(family, estimator="shared", samples=2, antithetic=True)
         bnn = bl.bayesianize(network, method, likelihood=likelihood, prior=prior, sites="all")
         bnn.fit([(x, y)], epochs=250, lr=0.03, lr_schedule="half-then-linear", seed=0, progress=False)
-        bound = bl.log_evidence(bnn, [(x, y)], 300, generator=torch.Generator().manual_seed(0), progress=False)
+        bound = bl.log_evidence(bnn, [(x, y)], 150, generator=torch.Generator().manual_seed(0), progress=False)
         fits[name] = bnn, bound.value
     one, two = fits["one"][0].posterior_, fits["two"][0].posterior_
     assert isinstance(two, bl.posteriors.Mixture)
