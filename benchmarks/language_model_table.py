@@ -12,10 +12,13 @@ RULES = {
     "wanda": "Wanda",
     "sparsegpt": "SparseGPT",
     "row": "exact row-wise solve",
-    "bayeslim x1": "bayeslim, one step",
-    "bayeslim x4": "bayeslim, four steps",
-    "bayeslim x1 layer": 'bayeslim, one step, `scope="layer"`',
-    "bayeslim x4 layer": 'bayeslim, four steps, `scope="layer"`',
+    "blocks x1": "bayeslim, block by block, one step",
+    "blocks x4": "bayeslim, block by block, four steps",
+    "blocks x16": "bayeslim, block by block, 16 steps",
+    "bayeslim x1": "bayeslim, whole network, one step",
+    "bayeslim x4": "bayeslim, whole network, four steps",
+    "bayeslim x1 layer": 'bayeslim, whole network, one step, `scope="layer"`',
+    "bayeslim x4 layer": 'bayeslim, whole network, four steps, `scope="layer"`',
 }
 TARGETS = ("50 %", "60 %", "70 %", "2:4", "units 20 %", "units 30 %")
 TITLES = {"smollm2": "SmolLM2-135M", "byte-gpt": "byte-level GPT of 10.9 M"}
@@ -106,7 +109,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-COLUMNS = ("magnitude", "wanda", "sparsegpt", "bayeslim x1", "bayeslim x4")
+COLUMNS = ("magnitude", "wanda", "sparsegpt", "blocks x1", "blocks x16", "bayeslim x1", "bayeslim x4")
 
 
 def summary(results: Mapping[str, Any]) -> str:
@@ -120,7 +123,7 @@ def summary(results: Mapping[str, Any]) -> str:
         model = results.get("models", {}).get(name)
         for target in TARGETS if model else ():
             row = [shown(model, rule, target).partition(" (")[0] for rule in COLUMNS]
-            if any(text for text, rule in zip(row, COLUMNS, strict=True) if rule.startswith("bayeslim")):
+            if any(text for text, rule in zip(row, COLUMNS, strict=True) if RULES[rule].startswith("bayeslim")):
                 best = row.index(min((text for text in row if text), key=leading))
                 row[best] = f"**{row[best]}**"
                 dense = math.exp(model["dense_log_perplexity"])

@@ -12,11 +12,12 @@ parameters (`byte_gpt.py`), trained once and kept in a file: 256 calibration seq
 files, tested on files that neither training nor calibration saw.
 
 The linear layers of the blocks are cut by rules that all see the same calibration sequences: magnitude, Wanda,
-SparseGPT and the exact row-wise solve as their papers describe them (`one_shot_baselines.py`), and bayeslim's Kronecker
-posterior in one step and in four. Seeds are of the calibration sequences. `seconds` is the time of the whole cut, the
-curvature included; the posterior of the dense network is measured once for all cuts of a seed, and its time is counted
-in each. Every finished cell is written to the results at once and not computed again, so an interrupted run resumes;
-`--minutes` limits the time of a run. Cells of another network than the present one are dropped.
+SparseGPT and the exact row-wise solve as their papers describe them (`one_shot_baselines.py`); `bl.prune_blocks`, which
+goes through the blocks once, with one solve a layer or several; and `bl.prune` with the Kronecker posterior of the
+whole network, in one step and in four. Seeds are of the calibration sequences. `seconds` is the time of the whole cut,
+the curvature included; the posterior of the dense network is measured once for all cuts of a seed, and its time is
+counted in each. Every finished cell is written to the results at once and not computed again, so an interrupted run
+resumes; `--minutes` limits the time of a run. Cells of another network than the present one are dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ OURS: dict[str, dict[str, Any]] = {
     "bayeslim x1 layer": {"steps": 1, "scope": "layer"},
     "bayeslim x4 layer": {"steps": 4, "scope": "layer"},
 }
-STANDARD = [*BASELINES, "bayeslim x1", "bayeslim x4"]
+BLOCKS = {"blocks x1": 1, "blocks x4": 4, "blocks x16": 16}
+"""Steps of `bl.prune_blocks`."""
+STANDARD = [*BASELINES, "blocks x1", "blocks x16", "bayeslim x1", "bayeslim x4"]
 SEEDS = (0, 1, 2)
 TOKENS_PER_SEQUENCE = 512
 
@@ -146,17 +149,45 @@ def posterior_of(network: Decoder, loader: list[Sequences], std: float) -> bl.Ba
     return bnn
 
 
+def shape_of_cut(name: str) -> tuple[str, float]:
+    """Find the granularity and the sparsity of a target."""
+    if name in UNITS:
+        return "unit", UNITS[name]
+    target = TARGETS[name]
+    return f"{target.n}:{target.m}" if target.m else "weight", target.sparsity
+
+
+def cut_in_blocks(network: Decoder, loader: list[Sequences], name: str, steps: int) -> tuple[nn.Module, dict[str, Any]]:
+    """Cut block after block, each fitted to the dense network."""
+    granularity, sparsity = shape_of_cut(name)
+    found = bl.prune_blocks(
+        network,
+        None if granularity == "2:4" else bl.Budget(sparsity=sparsity),
+        loader,
+        granularity=granularity,
+        likelihood=bl.likelihoods.Categorical(class_dim=-1),
+        steps=steps,
+        progress=False,
+    )
+    return found.model, record(found.plan)
+
+
+def record(plan: bl.Plan) -> dict[str, Any]:
+    """Describe the solves of a cut."""
+    solves = plan.solves.values()
+    return {
+        "iterations": max((solve.iterations for solve in solves), default=0),
+        "residual": max((solve.residual for solve in solves), default=0.0),
+        "rowwise": sum(solve.how == "row" for solve in solves),
+        "sparsity": plan.sparsity,
+    }
+
+
 def cut_by_us(
     bnn: bl.Bayesian, loader: list[Sequences], name: str, steps: int, scope: str = "global"
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Cut with the Kronecker posterior; return the network and a record of solves."""
-    granularity, sparsity = "weight", UNITS.get(name, 0.0)
-    if name in UNITS:
-        granularity = "unit"
-    else:
-        target = TARGETS[name]
-        sparsity = target.sparsity
-        granularity = f"{target.n}:{target.m}" if target.m else "weight"
+    granularity, sparsity = shape_of_cut(name)
     pruned = bl.prune(
         bnn,
         bl.Budget(sparsity=sparsity, scope=scope),
@@ -167,14 +198,7 @@ def cut_by_us(
         progress=False,
     )
     assert pruned.plan_ is not None
-    solves = pruned.plan_.solves.values()
-    facts = {
-        "iterations": max((solve.iterations for solve in solves), default=0),
-        "residual": max((solve.residual for solve in solves), default=0.0),
-        "rowwise": sum(solve.how == "row" for solve in solves),
-        "sparsity": pruned.plan_.sparsity,
-    }
-    return pruned.mean_network(), facts
+    return pruned.mean_network(), record(pruned.plan_)
 
 
 def cut_units_by_magnitude(bnn: bl.Bayesian, network: Decoder, example: Tensor, sparsity: float) -> dict[str, Any]:
@@ -192,7 +216,7 @@ def measured(cell: Cell, subject: Subject, dense: DensePosterior, std: float) ->
     cuda = next(subject.network.parameters()).is_cuda
     loader = subject.loader(cell.seed)
     shared = 0.0
-    if cell.rule in OURS or cell.target in UNITS:
+    if cell.rule in OURS or (cell.target in UNITS and cell.rule not in BLOCKS):
         bnn = dense.of(subject, cell.seed, std)
         shared = dense.seconds if cell.rule in OURS else 0.0
     else:
@@ -206,6 +230,8 @@ def measured(cell: Cell, subject: Subject, dense: DensePosterior, std: float) ->
     cut: nn.Module
     if cell.rule in OURS:
         cut, facts = cut_by_us(bnn, loader, cell.target, **OURS[cell.rule])
+    elif cell.rule in BLOCKS:
+        cut, facts = cut_in_blocks(subject.network, loader, cell.target, BLOCKS[cell.rule])
     else:
         cut = copied = copy.deepcopy(subject.network)
         if cell.target in UNITS:
@@ -224,17 +250,17 @@ def measured(cell: Cell, subject: Subject, dense: DensePosterior, std: float) ->
 def applies(rule: str, name: str) -> bool:
     """Tell whether a rule has a cell for a target."""
     if name in UNITS:
-        return rule == "magnitude" or rule in OURS
+        return rule in ("magnitude", "blocks x1") or rule in OURS
     return not (TARGETS[name].m and rule.endswith("layer"))
 
 
 def in_order(models: list[str], rules: list[str], targets: list[str], seeds: list[int]) -> Iterator[Cell]:
     """Yield all cells, the most telling first.
 
-    The first seed of every model comes before the others. Within a seed SparseGPT comes first, then our cuts in one
-    step, which share the dense posterior, then those in four steps, then the rest, then units.
+    The first seed of every model comes before the others. Within a seed SparseGPT comes first, then our cuts block by
+    block, those in one step, which share the dense posterior, those in four steps, then the rest, then units.
     """
-    ranked = ["sparsegpt", "bayeslim x1", "bayeslim x4"]
+    ranked = ["sparsegpt", *BLOCKS, "bayeslim x1", "bayeslim x4"]
     ranked += [rule for rule in rules if rule not in ranked]
     for seed in seeds:
         for model in models:
@@ -362,10 +388,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/byte_gpt.pt"), help="the trained byte-level GPT")
     parser.add_argument("--train-steps", type=int, default=5000)
     parser.add_argument("--minutes", type=float, default=9.0, help="no cell begins that would end after this time")
+    parser.add_argument("--untimed", action="store_true", help="leave seconds out: other processes use the device")
     parser.add_argument("--std", type=float, default=1.0, help="of the prior")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS), help="calibration seeds")
-    parser.add_argument("--rules", nargs="*", choices=[*BASELINES, *OURS], default=STANDARD)
+    parser.add_argument("--rules", nargs="*", choices=[*BASELINES, *BLOCKS, *OURS], default=STANDARD)
     parser.add_argument("--targets", nargs="*", choices=[*TARGETS, *UNITS], default=[*TARGETS, *UNITS])
     return parser.parse_args()
 
@@ -393,6 +420,8 @@ def main() -> None:
             continue
         try:
             found = measured(cell, subjects[cell.subject], dense, options.std)
+            if options.untimed:
+                found.pop("seconds")
         except Exception as error:  # a failed cell is a result of its rule, and must not end the others
             traceback.print_exc()
             found = {"error": f"{type(error).__name__}: {error}"}

@@ -33,6 +33,7 @@ ENCODER_SEQUENCES = 256
 ENCODER_BATCH = 16
 LAYERS = r"layers\.\d+\.(q|k|v|o|up|down)\.(weight|bias)"
 SECONDS_PER_MINUTE = 60
+WAYS = ("restored", "local", "kronecker")
 
 
 class EncoderLayer(nn.Module):
@@ -248,7 +249,7 @@ def one_block_of_8b(device: str, way: str, sequences: int = 64, length: int = 20
     blocks = EIGHT_BILLION.blocks
     measured = decoder_cut(replace(EIGHT_BILLION, blocks=1), device, way, sequences, length)
     one = measured["seconds"]
-    if way == "local":
+    if way != "kronecker":
         return measured | {"formula": f"{blocks} blocks × {one} s", "seconds_for_all_blocks": round(blocks * one, 1)}
     two = decoder_cut(replace(EIGHT_BILLION, blocks=2), device, way, sequences, length)["seconds"]
     later = max(0.0, two - 2 * one)
@@ -272,7 +273,7 @@ def cells(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any
     if arguments.encoder:
         return {
             f"encoder, {way}": lambda way=way: encoder(way)  # type: ignore[misc]
-            for way in ("local", "whole network", "kronecker")
+            for way in ("local", "restored", "whole network", "kronecker")
         }
     device = arguments.device
     big = device == "cuda"
@@ -284,7 +285,7 @@ def cells(arguments: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any
     def small(width: int, blocks: int) -> Shape:
         return Shape(width, 4 * width, max(2, width // 64), max(1, width // 256), blocks, words=1024)
 
-    for way in ("local", "kronecker"):
+    for way in WAYS:
         if big:
             found[f"1B, {way}"] = lambda way=way: decoder_cut(ONE_BILLION, device, way, *tokens)  # type: ignore[misc]
             found[f"one block of 8B, {way}"] = lambda way=way: one_block_of_8b(device, way)  # type: ignore[misc]
@@ -303,7 +304,7 @@ def growth(results: dict[str, Any]) -> dict[str, float]:
     """Fit the exponents of seconds over width and depth."""
     found = {}
     for axis in ("width", "depth"):
-        for way in ("local", "kronecker"):
+        for way in WAYS:
             points = [
                 (float(name.split(",")[0].split()[1]), cell["seconds"])
                 for name, cell in results.items()

@@ -12,6 +12,7 @@ LeNet-5 for 100.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -105,10 +106,11 @@ def steps(rounds: int) -> dict[str, Any]:
     return table
 
 
-def fits(epochs: float) -> dict[str, Any]:
-    """Train to the end, and measure on the test images."""
+def fits(epochs: float, only: str, folder: Path) -> dict[str, Any]:
+    """Train to the end, measure on the test images, and save after each training."""
     data = bl.data.load("mnist")
-    table: dict[str, Any] = {}
+    path = folder / "training_fits.json"
+    table: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
     jobs: dict[str, Any] = {
         "Bayes by Backprop, 400 units, 600 epochs": (
             "mlp", bl.Variational(estimator="shared"), bl.priors.Normal(0.1), 600, 128, {"lr": 1e-3, "compile": True},
@@ -119,6 +121,8 @@ def fits(epochs: float) -> dict[str, Any]:
         ),
     }  # fmt: skip
     for name, (network, method, prior, whole, size, options) in jobs.items():
+        if only not in name:
+            continue
         torch.manual_seed(0)
         loader = bl.data.Loader(data.train_x, data.train_y, batch_size=size, device="cuda")
         bnn = bl.bayesianize(bl.zoo.create(network), method, likelihood=bl.likelihoods.Categorical(), prior=prior)
@@ -132,6 +136,7 @@ def fits(epochs: float) -> dict[str, Any]:
         )
         table[name] = {"seconds": spent, "error": wrong / len(data.test_y), "share_of_epochs": epochs}
         print(name, table[name], flush=True)
+        save("training_fits", {"results": table}, folder=folder)
     return table
 
 
@@ -141,9 +146,10 @@ def main() -> None:
     parser.add_argument("what", choices=["steps", "fits"])
     parser.add_argument("--rounds", type=int, default=15, help="rounds of 20 steps")
     parser.add_argument("--epochs", type=float, default=1.0, help="the share of the epochs to train, for a trial")
+    parser.add_argument("--only", default="", help="trainings whose name contains this")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results file")
     options = parser.parse_args()
-    table = steps(options.rounds) if options.what == "steps" else fits(options.epochs)
+    table = steps(options.rounds) if options.what == "steps" else fits(options.epochs, options.only, options.results)
     print(save(f"training_{options.what}", {"results": table}, folder=options.results))
 
 

@@ -20,6 +20,8 @@ from bayeslim.prune.streaming.layer_curvature import LayerCurvature
 
 HALF = bl.Budget(sparsity=0.5)
 EXACT = {"tolerance": 1e-12, "progress": False}
+LOCAL = {"curvature": "local", "progress": False}
+RESTORED = {"likelihood": bl.likelihoods.Categorical(), "progress": False}
 
 
 def kronecker(**options):
@@ -28,7 +30,7 @@ def kronecker(**options):
 
 def test_local_survivors_are_the_least_squares_fit_of_every_row_on_its_inputs():
     model, batches = decoder().double(), tokens()
-    pruned = bl.prune_blocks(model, HALF, batches, damping=0.02, **EXACT)
+    pruned = bl.prune_blocks(model, HALF, batches, curvature="local", damping=0.02, **EXACT)
     cut_so_far = copy.deepcopy(model)
     for block in ("layers.0", "layers.1"):  # the second block sees the outputs of the first after its cut
         for name, rows in inputs_of_layers(cut_so_far, block, batches).items():
@@ -86,7 +88,9 @@ def test_patterns_and_solves_are_in_the_plan():
         assert len(pruned.plan.masks) == 12
 
 
-@pytest.mark.parametrize("options", [{"progress": False}, kronecker(tolerance=1e-3)], ids=["local", "kronecker"])
+@pytest.mark.parametrize(
+    "options", [RESTORED, LOCAL, kronecker(tolerance=1e-3)], ids=["restored", "local", "kronecker"]
+)
 def test_units_go_whole_and_the_network_becomes_smaller(options):
     model = decoder(blocks=1)
     pruned = bl.prune_blocks(model, bl.Budget(sparsity=0.3), tokens(), granularity="unit", **options)
@@ -127,17 +131,19 @@ class Killed(Exception):
 def killed_at(place, monkeypatch):
     done = []
 
-    def cut(run, cutting):
+    def cut(run, *arguments):
         if len(done) == place:
             raise Killed
         done.append(run.names[run.done])
-        return block_cut.cut_block(run, cutting)
+        return block_cut.cut_block(run, *arguments)
 
     monkeypatch.setattr(verb, "cut_block", cut)
     return done
 
 
-@pytest.mark.parametrize("options", [{"progress": False}, kronecker(tolerance=1e-3)], ids=["local", "kronecker"])
+@pytest.mark.parametrize(
+    "options", [RESTORED, LOCAL, kronecker(tolerance=1e-3)], ids=["restored", "local", "kronecker"]
+)
 def test_a_killed_cut_goes_on_at_its_block_with_equal_bits(tmp_path, monkeypatch, options):
     model, batches = decoder(blocks=3).bfloat16(), tokens()
     whole = bl.prune_blocks(model, HALF, batches, **options)
@@ -168,7 +174,7 @@ def traces(model):
     }
 
 
-@pytest.mark.parametrize("options", [{"progress": False}, kronecker()], ids=["local", "kronecker"])
+@pytest.mark.parametrize("options", [RESTORED, LOCAL, kronecker()], ids=["restored", "local", "kronecker"])
 def test_nothing_is_left_behind_after_a_cut_or_an_error(options, monkeypatch):
     model, batches = decoder(), tokens()
     model.layers[1].train(False)
@@ -198,7 +204,9 @@ def test_in_place_cuts_the_network_itself():
     assert torch.equal(model.table.weight, decoder().table.weight)
 
 
-@pytest.mark.parametrize("options", [{"progress": False}, kronecker(tolerance=1e-3)], ids=["local", "kronecker"])
+@pytest.mark.parametrize(
+    "options", [RESTORED, LOCAL, kronecker(tolerance=1e-3)], ids=["restored", "local", "kronecker"]
+)
 def test_factors_and_outputs_of_one_block_live_at_a_time(options, monkeypatch):
     model, batches = decoder(blocks=4), tokens()
     references, made, live, kept = [], [], [], []
@@ -211,23 +219,24 @@ def test_factors_and_outputs_of_one_block_live_at_a_time(options, monkeypatch):
         references.append(weakref.ref(curvature))
         made.append(blocks_in_memory())
 
-    def cut(run, cutting):
+    def cut(run, *arguments):
         live.append(blocks_in_memory())
-        found = block_cut.cut_block(run, cutting)
+        found = block_cut.cut_block(run, *arguments)
         kept.append([output for output in run._kept if output is not None])
         return found
 
     monkeypatch.setattr(LayerCurvature, "check", noted)
     monkeypatch.setattr(verb, "cut_block", cut)
     bl.prune_blocks(model, HALF, batches, **options)
-    assert made == [{f"layers.{block}"} for block in range(4) for _ in range(6)]
+    passes = 2 if options is RESTORED else 1  # the first shares the sparsity out between the layers
+    assert made == [{f"layers.{block}"} for block in range(4) for _ in range(6)] * passes
     assert live == [set()] * 4  # the factors of a block are gone when the next one begins
     assert [len(outputs) for outputs in kept] == [0, 3, 3, 3]  # one output a batch, whatever the depth
 
 
 def test_blocks_with_tuples_caches_and_keyword_arguments():
     plain, batches = decoder(), tokens()
-    for options in ({"progress": False}, kronecker(tolerance=1e-6)):
+    for options in (RESTORED, LOCAL, kronecker(tolerance=1e-6)):
         wanted = bl.prune_blocks(plain, HALF, batches, offload="cpu", **options).model
         for variant in ({"as_tuple": True}, {"cached": True}):
             found = bl.prune_blocks(decoder(**variant), HALF, batches, **options).model

@@ -10,7 +10,8 @@ import bayeslim as bl
 from processes import in_processes
 
 WAYS = {
-    "local": {"tolerance": 1e-9, "progress": False},
+    "restored": {"likelihood": bl.likelihoods.Categorical(), "tolerance": 1e-9, "progress": False},
+    "local": {"curvature": "local", "tolerance": 1e-9, "progress": False},
     "kronecker": {
         "curvature": "kronecker",
         "likelihood": bl.likelihoods.Categorical(),

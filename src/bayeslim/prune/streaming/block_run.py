@@ -138,6 +138,11 @@ class BlockRun:
             self._kept[place] = _moved(output, self.offload)
         self.done += 1
 
+    def put(self, name: str, value: Tensor) -> None:
+        """Give the replica another value of a parameter."""
+        path, _, leaf = name.rpartition(".")
+        self.twin.get_submodule(path)._parameters[leaf] = value  # type: ignore[assignment]
+
     @contextmanager
     def rest_of_network(self) -> Iterator[Callable[[int], tuple[nn.Module, Inputs]]]:
         """Prepare passes from the next block to the end of the network.

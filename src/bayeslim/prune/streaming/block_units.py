@@ -3,7 +3,8 @@
 The block alone is traced, so its inputs and outputs keep their width and only units inside of it can go. As in a cut of
 the whole network, the survivors compensate for a unit where it is read; the weights that make it are set to zero and no
 other weight compensates for them. A unit's cost is that of the columns that read it, and for the Kronecker curvature
-also that of the rows that make it. The local costs of rows are errors at other outputs, which do not add up.
+also that of the rows that make it. The local costs of rows are errors at other outputs, which do not add up unless they
+are weighted.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _costs(
         places = torch.tensor([place for place, _ in sets])
         across = mean.shape[2 if are_rows else 1]
         sizes.index_add_(0, places, torch.tensor([len(line) * across for line in lines]))
-        if are_rows and curvature.outputs is None:
+        if are_rows and curvature.outputs is None and curvature.weights is None:
             continue
         costs = curvature.row_costs(mean, lines) if are_rows else curvature.column_costs(mean, lines)
         scores.index_add_(0, places, costs)

@@ -10,7 +10,7 @@ Layers that read the same tensor (the projections to queries, keys and values) s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,20 +28,26 @@ from bayeslim.likelihoods import Likelihood
 from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.prune.streaming.block_run import BlockRun
 from bayeslim.prune.streaming.layer_curvature import LayerCurvature
+from bayeslim.prune.streaming.restored import Targets, Watched
 
 SEED_STRIDE = 1_000_003
 """Seeds of different batches are this far apart."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LocalSettings:
     """The layer's own output error.
 
     Attributes:
         damping: δ as a fraction of the mean diagonal of A.
+        weights: D by layer, (groups, outputs); None for the identity.
+        steps: how often survivors are solved for while a layer is cut; None cuts at once, without a dense network to
+            follow.
     """
 
     damping: float
+    weights: Mapping[str, Tensor] | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +102,20 @@ class BlockFactors:
         skip: reasons to leave weights alone, by name.
         quick: whether the sums of one batch are in float32, and only the sums of batches in float64: exact enough for a
             curvature that is damped by a fraction of itself. Inputs in float64 are never rounded.
+        only: the layers to measure; by default all.
+
+    Attributes:
+        layers: the sums, by the layer's name.
+        modules: the layers' modules.
+        left: why weights are left alone.
+        order: the layers in the order of their first calls.
     """
 
-    def __init__(self, block: nn.Module, name: str, skip: Mapping[str, str], quick: bool):
+    def __init__(
+        self, block: nn.Module, name: str, skip: Mapping[str, str], quick: bool, only: Collection[str] | None = None
+    ):
         self.quick = quick
+        self.order: list[str] = []
         self.layers: dict[str, _Layer] = {}
         self.modules: dict[str, nn.Module] = {}
         self.left: dict[str, str] = {}
@@ -107,6 +123,8 @@ class BlockFactors:
             full = f"{name}.{path}" if path else name
             view = matrix_layer(module)
             weight = f"{full}.weight"
+            if only is not None and full not in only:
+                continue
             if view is None or isinstance(view, EmbeddingLayer):
                 matrices = [leaf for leaf, p in module._parameters.items() if p is not None and p.ndim > 1]
                 self.left |= {f"{full}.{leaf}": f"{type(module).__name__} may not be linear in it" for leaf in matrices}
@@ -124,6 +142,7 @@ class BlockFactors:
         leader = self._leader(layer, x)
         first = layer.moment is None and layer.reads_with is None
         if first:
+            self.order.append(name)
             layer.reads_with = leader
         if layer.reads_with is not None:
             if leader != layer.reads_with:
@@ -177,7 +196,8 @@ class BlockFactors:
                 moments[key] = mean if key[1] else mean[:, :-1, :-1].contiguous()
             A = moments[key]
             if isinstance(settings, LocalSettings):
-                found[name] = LayerCurvature.local(layer.layer, A, settings.damping)
+                weights = None if settings.weights is None else settings.weights[name]
+                found[name] = LayerCurvature.local(layer.layer, A, settings.damping, weights)
             elif layer.G is None:
                 self.left[layer.layer.weight] = "the network's outputs do not depend on it"
             else:
@@ -223,6 +243,87 @@ def measure(
     return factors.finish(settings), factors.left
 
 
+def measure_group(
+    run: BlockRun, dense: BlockRun, only: Collection[str], settings: LocalSettings
+) -> tuple[dict[str, LayerCurvature], dict[str, Tensor]]:
+    """Measure layers of the next block, and what they should return.
+
+    Args:
+        run: the cut network, before the block.
+        dense: the dense network, before the same block.
+        only: the names of layers that read the same tensor.
+        settings: of the curvature.
+
+    Returns:
+        the curvature by the layers' names, and B as `restored.Targets` defines it.
+    """
+    name = run.names[run.done]
+    factors = BlockFactors(run.block, name, {}, True, only)
+    targets = Targets({n: layer.view for n, layer in factors.layers.items()})
+    theirs = {n: dense.twin.get_submodule(n) for n in factors.modules}
+    with (
+        _input_hooks(factors.modules, factors.add_input),
+        Watched(factors.modules) as cut,
+        Watched(theirs) as original,
+    ):
+        for _ in zip(dense.pass_block(), run.pass_block(), strict=True):
+            factors.finish_batch()
+            targets.add(original, cut)
+            original.clear()
+            cut.clear()
+    return factors.finish(settings), targets.means()
+
+
+def layer_groups(run: BlockRun, skip: Mapping[str, str]) -> tuple[list[list[str]], dict[str, str]]:
+    """Group the layers of the next block by their inputs, in the order they run.
+
+    Returns:
+        the groups, and the reasons for weights that are in none.
+    """
+    factors = BlockFactors(run.block, run.names[run.done], skip, True)
+    with _input_hooks(factors.modules, factors.add_input):
+        next(run.pass_block())
+    groups: dict[str, list[str]] = {}
+    for name in factors.order:
+        groups.setdefault(factors.layers[name].reads_with or name, []).append(name)
+    silent = {
+        layer.layer.weight: "its layer never ran: another module may read its weight"
+        for name, layer in factors.layers.items()
+        if name not in factors.order
+    }
+    return list(groups.values()), factors.left | silent
+
+
+def output_weights(run: BlockRun, settings: KroneckerSettings) -> dict[str, Tensor]:
+    """Sum the squared gradients at the outputs of all layers of all blocks.
+
+    It takes one pass through the network and back for every batch; later blocks are checkpointed. The sums are
+    (groups, outputs) by layer.
+    """
+    views: dict[str, MatrixLayer] = {}
+    for name in run.names:
+        for path, module in run.twin.get_submodule(name).named_modules():
+            view = matrix_layer(module)
+            if view is not None and not isinstance(view, EmbeddingLayer):
+                views[f"{name}.{path}" if path else name] = view
+    sums = {
+        name: torch.zeros((view.groups, view.rows), dtype=torch.float64, device=view.module.weight.device)
+        for name, view in views.items()
+    }
+
+    def add(name: str, gradients: Sequence[Tensor | None]) -> None:
+        for g in gradients:
+            if g is not None:
+                sums[name] += views[name].gradients(g).double().square().sum((0, 1))
+
+    _each_gradient(
+        run, {name: view.module for name, view in views.items()}, lambda *_: None, lambda: None, add, settings
+    )
+    for total in sums.values():
+        sum_over_processes(total)
+    return sums
+
+
 @contextmanager
 def _input_hooks(
     modules: Mapping[str, nn.Module], on_input: Callable[[str, Tensor, torch.Size], None]
@@ -243,19 +344,30 @@ def _input_hooks(
 
 
 def _backward_passes(run: BlockRun, factors: BlockFactors, settings: KroneckerSettings) -> None:
-    with (
-        with_gradients(),
-        run.rest_of_network() as prepared,
-        Capture(factors.modules, factors.add_input) as capture,
-    ):
+    def add(name: str, gradients: Sequence[Tensor | None]) -> None:
+        factors.layers[name].add_gradients(gradients)
+
+    _each_gradient(run, factors.modules, factors.add_input, factors.finish_batch, add, settings)
+
+
+def _each_gradient(
+    run: BlockRun,
+    modules: Mapping[str, nn.Module],
+    on_input: Callable[[str, Tensor, torch.Size], None],
+    after_forward: Callable[[], None],
+    on_gradients: Callable[[str, Sequence[Tensor | None]], None],
+    settings: KroneckerSettings,
+) -> None:
+    """Run every batch to the end of the network and back to some layers."""
+    with with_gradients(), run.rest_of_network() as prepared, Capture(modules, on_input) as capture:
         for place, targets in enumerate(settings.targets):
             twin, inputs = prepared(place)
             outputs = capture.forward(twin, inputs)
-            factors.finish_batch()
+            after_forward()
             generator = torch.Generator().manual_seed(settings.seed + SEED_STRIDE * settings.places[place])
             targets = targets.to(outputs.device)
             for column in output_columns(settings.likelihood, outputs, targets, settings.columns, generator):
                 for name, gradients in capture.backward(outputs, column).items():
-                    factors.layers[name].add_gradients(gradients)
+                    on_gradients(name, gradients)
                     del gradients
             del outputs, column  # the graph of a batch must be gone before the next one is made

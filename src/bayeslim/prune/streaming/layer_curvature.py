@@ -1,10 +1,11 @@
 """The curvature of one layer V = [W, b] (outputs × inputs), without an eigendecomposition.
 
-    local       P = I ⊗ (A + δ I)     A = mean a aᵀ of the layer's inputs, δ a fraction of A's mean diagonal
+    local       P = D ⊗ (A + δ I)     A = mean a aᵀ of the layer's inputs, δ a fraction of A's mean diagonal
     kronecker   P = G ⊗ A + δ I       G = Σ g gᵀ of the gradients at the layer's outputs, δ = 1 / std² of the prior
 
-The local curvature is the error of the layer's own outputs, ½ mean ‖(V − W) a‖² with damping (the objective of
-SparseGPT: Frantar & Alistarh 2023, arXiv:2301.00774). The Kronecker curvature is the Laplace posterior's.
+The local curvature is the error of the layer's own outputs, ½ mean ‖(V − W) a‖² with damping (with D = I the objective
+of SparseGPT: Frantar & Alistarh 2023, arXiv:2301.00774). With D = diag G the errors of all outputs have one unit, the
+loss. The Kronecker curvature is the Laplace posterior's.
 
 Both cuts are conditional means: with the weights S at zero the others solve P_RR v_R = (P w)_R, where w are the weights
 before the cut. Conjugate gradients solve it, preconditioned by the inverse of each row's precision without its mask,
@@ -46,18 +47,20 @@ class LayerCurvature:
         inputs: A, (groups, inputs, inputs), with the bias's 1 as the last input.
         outputs: G, (groups, outputs, outputs); None for the local curvature.
         prior: δ.
+        weights: D of the local curvature, (groups, outputs); None for the identity. Survivors do not depend on it.
     """
 
     layer: LayerMatrix
     inputs: Tensor
     outputs: Tensor | None
     prior: float
+    weights: Tensor | None = None
 
     @classmethod
-    def local(cls, layer: LayerMatrix, inputs: Tensor, damping: float) -> LayerCurvature:
+    def local(cls, layer: LayerMatrix, inputs: Tensor, damping: float, weights: Tensor | None = None) -> LayerCurvature:
         """Make the local curvature, damped by a fraction of A's mean diagonal."""
         mean = float(inputs.diagonal(dim1=1, dim2=2).mean())
-        return cls(layer, inputs, None, damping * mean if mean > 0 else 1.0)
+        return cls(layer, inputs, None, damping * mean if mean > 0 else 1.0, weights)
 
     def check(self) -> None:
         """Raise a `BayeslimError` if the factors are not finite."""
@@ -99,17 +102,20 @@ class LayerCurvature:
         variance = 2 * self.input_inverse.diagonal(dim1=1, dim2=2)[:, None, :]
         if self.output_inverse is not None:
             variance = variance * self.output_inverse.diagonal(dim1=1, dim2=2)[:, :, None]
-        return mean.square() / variance
+        return self._weighted(mean.square() / variance)
 
     def row_costs(self, mean: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
         """Compute ½ μ_Sᵀ Σ_SS⁻¹ μ_S of sets of whole rows; of one group only."""
-        image = (mean @ _shifted(self.inputs, self.dampings[0]))[0]
+        image = self._weighted(mean @ _shifted(self.inputs, self.dampings[0]))[0]
         return _costs(mean[0], image, None if self.output_inverse is None else self.output_inverse[0], sets)
 
     def column_costs(self, mean: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
         """Compute ½ μ_Sᵀ Σ_SS⁻¹ μ_S of sets of whole columns; of one group only."""
-        image = mean if self.outputs is None else _shifted(self.outputs, self.dampings[1]) @ mean
+        image = self._weighted(mean) if self.outputs is None else _shifted(self.outputs, self.dampings[1]) @ mean
         return _costs(mean[0].mT, image[0].mT, self.input_inverse[0], sets)
+
+    def _weighted(self, rows: Tensor) -> Tensor:
+        return rows if self.weights is None else rows * self.weights[:, :, None]
 
     def survivors(self, mean: Tensor, kept: Tensor, solver: Solver) -> tuple[Tensor, Solve]:
         """Compute the conditional mean given zeros where `kept` is False.

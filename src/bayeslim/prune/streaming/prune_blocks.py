@@ -3,7 +3,7 @@
 For each block in turn: run the calibration batches up to it, through the blocks that are cut already; measure the
 factors of its layers; choose the masks; solve for the survivors; and go on with the outputs of the cut block. Besides
 the network, memory holds the factors of one block, the outputs of one block for all batches (`offload="cpu"` keeps them
-there) and the activations of one batch.
+there; of the dense network too, where the cut one is fitted to it) and the activations of one batch.
 
 In a process group every process is given the same batches and takes each `world_size`-th of them. The sums of the
 factors are added over the processes, each layer of a block is solved by one of them, and its weights are broadcast: all
@@ -32,11 +32,13 @@ from bayeslim.priors import Normal
 from bayeslim.prune.budget import Budget
 from bayeslim.prune.candidates import pattern
 from bayeslim.prune.plan import Plan
-from bayeslim.prune.streaming.block_cut import Cutting, cut_block, write_weights
+from bayeslim.prune.ranking import MIN_CAPACITY
+from bayeslim.prune.streaming.block_cut import Cutting, cut_block, skipped, write_weights
 from bayeslim.prune.streaming.block_run import BlockRun
-from bayeslim.prune.streaming.factors import KroneckerSettings, LocalSettings
+from bayeslim.prune.streaming.factors import KroneckerSettings, LocalSettings, measure, output_weights
 from bayeslim.prune.streaming.found_blocks import find_blocks
 from bayeslim.prune.streaming.processes import least
+from bayeslim.prune.streaming.restored import allocation
 from bayeslim.prune.streaming.resume import BlockCut, Checkpoint, fingerprint
 from bayeslim.replica import deep_copy
 from bayeslim.sites import usable
@@ -46,7 +48,9 @@ from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.progress import showing
 from bayeslim.types import chosen_device, inputs_of, split_batch
 
-Curvature = Literal["local", "kronecker"]
+Curvature = Literal["restored", "local", "kronecker"]
+SCORE_QUANTILES = 1024
+"""Scores of a layer are kept as this many quantiles, to share the sparsity out between layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +72,12 @@ def prune_blocks(
     calibration: Iterable[Any],
     *,
     blocks: str | Sequence[str] | None = None,
-    curvature: Curvature = "local",
+    curvature: Curvature = "restored",
     granularity: str = "weight",
     likelihood: Likelihood | None = None,
     prior_std: float | None = None,
     damping: float = 0.01,
+    steps: int = 16,
     columns: Columns = "signs",
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
@@ -89,22 +94,27 @@ def prune_blocks(
     Args:
         network: a plain network, or a Bayesian one: then its mean network, its likelihood and its prior are used. A
             `Laplace` network need not be fitted.
-        budget: `Budget(sparsity=...)`, of the layers in the blocks; every block is cut by this fraction. The scope
-            "global" ranks the weights of one block together. Local errors of different layers have no common unit, so
-            that the local curvature always cuts single weights with the scope "layer". None for N:M patterns.
+        budget: `Budget(sparsity=...)`, of the layers in the blocks. With the scope "global" the restored curvature
+            with a likelihood gives each layer its own share, and the Kronecker one ranks the weights of one block
+            together. Otherwise, and with the scope "layer", every layer is cut by the same fraction: errors of
+            different layers have no common unit. None for N:M patterns.
         calibration: batches of inputs, or of inputs and targets, as for `fit`. In a process group all processes are
             given the same batches.
         blocks: a name or glob, or several, of an `nn.ModuleList` or of modules; by default the longest
             `nn.ModuleList` that is not inside of another.
-        curvature: "local", the error of each layer's own outputs, which takes forward passes only; or "kronecker", the
-            curvature of the loss at the end of the network, which takes a backward pass through all later blocks for
-            each block: with L blocks about L / 2 times the cost of a pass over the whole network and back.
+        curvature: "restored", the error of each layer against the dense network's outputs, the residual stream
+            included, so that later layers make up for the cuts of earlier ones; with a likelihood, outputs count by
+            their squared gradients in the dense network, which takes one backward pass. "local", the error of each
+            layer's own outputs, given the inputs that it has then. "kronecker", the curvature of the loss at the end of
+            the network, which takes a backward pass through all later blocks for each block: with L blocks about L / 2
+            times the cost of a pass over the whole network and back.
         granularity: "weight", "unit" (heads and neurons inside of a block), or "N:M" such as "2:4".
-        likelihood: of the network's outputs, for the Kronecker curvature.
+        likelihood: of the network's outputs; the Kronecker curvature needs it.
         prior_std: standard deviation of the Normal prior, for the Kronecker curvature; by default 1, or that of the
             Bayesian network.
-        damping: the prior precision of the local curvature, as a fraction of the mean squared input.
-        columns: how the Kronecker curvature measures the loss, see `bayeslim.curvature.columns`; "signs" and
+        damping: the prior precision of the local and restored curvature, as a fraction of the mean squared input.
+        steps: how often the restored curvature solves for the survivors of a layer while its weights are chosen.
+        columns: how gradients measure the loss, see `bayeslim.curvature.columns`; "signs" and
             "sampled" take one backward pass.
         tolerance: conjugate gradients stop at this relative error.
         max_iterations: conjugate gradients stop after this many products, with a warning.
@@ -144,6 +154,7 @@ def prune_blocks(
         curvature=curvature,
         granularity=granularity,
         damping=damping,
+        steps=steps,
         columns=columns,
         tolerance=tolerance,
         max_iterations=max_iterations,
@@ -162,11 +173,12 @@ def prune_blocks_(
     calibration: Iterable[Any],
     *,
     blocks: str | Sequence[str] | None = None,
-    curvature: Curvature = "local",
+    curvature: Curvature = "restored",
     granularity: str = "weight",
     likelihood: Likelihood | None = None,
     prior_std: float | None = None,
     damping: float = 0.01,
+    steps: int = 16,
     columns: Columns = "signs",
     tolerance: float = 1e-3,
     max_iterations: int = 1000,
@@ -184,7 +196,7 @@ def prune_blocks_(
     model = usable(model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"prune_blocks_ needs a plain network, an nn.Module. Got {type(model).__name__}.")
-    _check(budget, granularity, curvature, likelihood, prior_std, damping, offload, seed)
+    _check(budget, granularity, curvature, likelihood, prior_std, damping, steps, seed)
     check_columns(columns)
     check_loader(calibration, "calibration")
     solver = Solver(tolerance, max_iterations)
@@ -199,23 +211,34 @@ def prune_blocks_(
         )
     places = range(rank, len(everything), world)
     mine = [everything[place] for place in places]
-    settings: LocalSettings | KroneckerSettings = LocalSettings(damping)
-    if curvature == "kronecker":
+    kept_on = None if offload is None else chosen_device(offload)
+    inputs = [inputs_of(batch) for batch in mine]
+    run = BlockRun(model, names, inputs, kept_on)
+    run.check()
+    loss = None
+    if curvature == "kronecker" or (curvature == "restored" and likelihood is not None):
         assert likelihood is not None
         precision = (1.0 if prior_std is None else float(prior_std)) ** -2
         targets = [split_batch(batch)[1] for batch in mine]
-        settings = KroneckerSettings(likelihood, targets, tuple(places), precision, columns, seed)
-    run = BlockRun(
-        model, names, [inputs_of(batch) for batch in mine], None if offload is None else chosen_device(offload)
-    )
-    run.check()
+        loss = KroneckerSettings(likelihood, targets, tuple(places), precision, columns, seed)
+    settings: LocalSettings | KroneckerSettings = LocalSettings(damping)
+    dense, shares = None, None
+    if curvature == "kronecker":
+        assert loss is not None
+        settings = loss
+    elif curvature == "restored":
+        settings = LocalSettings(damping, None if loss is None else output_weights(run, loss), steps)
+        if loss is not None and granularity == "weight" and budget is not None and budget.scope == "global":
+            dense = BlockRun(model, run.names, inputs, kept_on)
+            shares = _shares(dense, Cutting(model, budget, granularity, solver, settings), budget.value)
+        dense = BlockRun(model, run.names, inputs, kept_on)
     cutting = Cutting(model, budget, granularity, solver, settings)
     described = {
         "blocks": list(run.names),
         "budget": repr(budget),
         "curvature": curvature,
         "granularity": granularity,
-        "prior": repr((prior_std, damping, columns, repr(likelihood), seed)),
+        "prior": repr((prior_std, damping, steps, columns, repr(likelihood), seed)),
         "solver": repr(solver),
         "batches": len(everything),
         "first batch": fingerprint(_tensors(everything[0])) if checkpoint is not None else {},
@@ -231,26 +254,63 @@ def prune_blocks_(
             if place < finished:
                 cut = store.read(place, model)
             else:
-                cut = cut_block(run, cutting)
+                cut = cut_block(run, cutting, dense, shares)
                 if rank == 0:
                     store.write(place, cut)
+            if dense is not None and place + 1 < len(run.names):
+                dense.advance()
             write_weights(model, cut)
+            for changed in cut.weights:
+                run.put(changed, model.get_parameter(changed).detach())
             cuts.append(BlockCut({}, cut.masks, cut.unread, cut.left, cut.solves))
             if place + 1 < len(run.names):
                 run.advance()
-    return PrunedBlocks(model, _plan(cuts, curvature, granularity, budget))
+    return PrunedBlocks(model, _plan(cuts, curvature, granularity, budget, shares is not None))
 
 
-def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Budget | None) -> Plan:
+@torch.no_grad()
+def _shares(run: BlockRun, cutting: Cutting, sparsity: float) -> dict[str, float]:
+    """Share the sparsity out between the layers, by their scores in the dense network."""
+    quantiles: dict[str, Tensor] = {}
+    sizes: dict[str, int] = {}
+    for place in range(len(run.names)):
+        for weight, scores in _scores(run, cutting).items():
+            quantiles[weight], sizes[weight] = scores[even_places(len(scores)).to(scores.device)], len(scores)
+        if place + 1 < len(run.names):
+            run.advance()
+    return allocation(quantiles, sizes, sparsity, MIN_CAPACITY)
+
+
+def even_places(count: int) -> Tensor:
+    """List places at even steps from the first to the last, in whole numbers.
+
+    Single precision could not tell the last of many places apart.
+    """
+    return torch.arange(SCORE_QUANTILES + 1) * (count - 1) // SCORE_QUANTILES
+
+
+def _scores(run: BlockRun, cutting: Cutting) -> dict[str, Tensor]:
+    """Sort the scores of the weights of the next block, by weight."""
+    found = {}
+    curvatures, _ = measure(run, skipped(cutting, run.names[run.done]), cutting.curvature)
+    for curvature in curvatures.values():
+        layer = curvature.layer
+        scores = curvature.scores(layer.matrix({n: cutting.model.get_parameter(n).double() for n in layer.names}))
+        found[layer.weight] = (scores if layer.bias is None else scores[..., :-1]).flatten().sort().values
+    return found
+
+
+def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Budget | None, are_shared: bool) -> Plan:
     def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         return {name: value for part in parts for name, value in part.items()}
 
     notes = []
-    if curvature == "local" and granularity == "weight" and budget is not None and budget.scope == "global":
+    ranked = curvature == "kronecker" or are_shared
+    if granularity == "weight" and budget is not None and budget.scope == "global" and not ranked:
         notes.append("every layer was cut by the same fraction: local errors of different layers have no common unit")
     return Plan(
         merged(cut.masks for cut in cuts),
-        criterion="local" if curvature == "local" else "curvature",
+        criterion="curvature" if curvature == "kronecker" else curvature,
         granularity=granularity,
         budget=repr(budget) if budget else "",
         left=merged(cut.left for cut in cuts),
@@ -282,7 +342,7 @@ def _check(
     likelihood: Any,
     prior_std: Any,
     damping: Any,
-    offload: Any,
+    steps: Any,
     seed: Any,
 ) -> None:
     n_of_m = pattern(granularity) if isinstance(granularity, str) else None
@@ -296,8 +356,8 @@ def _check(
             "prune_blocks needs a bl.Budget(sparsity=...): a block is cut before the later ones are seen, so that no "
             f"other goal can be met. Got {budget!r}."
         )
-    if curvature not in ("local", "kronecker"):
-        raise ValueError(f'curvature must be "local" or "kronecker". Got {curvature!r}.')
+    if curvature not in ("restored", "local", "kronecker"):
+        raise ValueError(f'curvature must be "restored", "local" or "kronecker". Got {curvature!r}.')
     if curvature == "kronecker" and not isinstance(likelihood, Likelihood):
         raise TypeError(
             "The Kronecker curvature is that of a loss: pass likelihood=..., such as bl.likelihoods.Categorical(), or "
@@ -306,5 +366,7 @@ def _check(
     for name, value in (("damping", damping), ("prior_std", 1.0 if prior_std is None else prior_std)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise ValueError(f"{name} must be a positive, finite number. Got {value!r}.")
+    if type(steps) is not int or steps < 1:
+        raise ValueError(f"steps must be a whole number of at least 1. Got {steps!r}.")
     if type(seed) is not int:
         raise TypeError(f"seed must be a whole number. Got {seed!r}.")

@@ -1,0 +1,207 @@
+"""The restored curvature: every layer is fitted to the outputs of the dense network.
+
+A layer after the first cut reads other inputs a than in the dense network, and what it adds its outputs to has changed
+too. With y the layer's outputs in the dense network, s the residual stream that they are added to there, and s' that
+stream in the cut network, the layer solves
+
+    min  mean ‖V a − (y + s − s')‖² + δ ‖V − W‖²,   V zero where it is cut,
+
+so that it makes up for earlier cuts as far as its inputs allow. A layer whose outputs are not added to a stream of the
+same shape has s = s'. Without the mask the minimum is V₀ = (B + δ W) (A + δ I)⁻¹, B = mean (y + s − s') aᵀ; the cut is
+that of V₀ by the local curvature. For the correction to see the cuts of its own block, layers are cut in the order in
+which they run; those that read the same tensor together.
+
+The dense network runs beside the cut one, block after block, so that twice the outputs of a block are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bayeslim.curvature.layers import MatrixLayer
+from bayeslim.curvature.sweep import examples_at_once, sum_over_processes
+
+ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+
+
+class _Additions(TorchFunctionMode):
+    """Notes what the outputs of layers are added to, in this thread."""
+
+    def __init__(self, found: Callable[[Tensor, Tensor], None]):
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ADDITIONS and len(args) == 2 and not kwargs:
+            first, second = args
+            if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
+                self.found(first, second)
+                self.found(second, first)
+        return func(*args, **kwargs)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a layer; the tensors are copies, which nothing can change in place.
+
+    Attributes:
+        input: of the layer.
+        output: of the layer.
+        stream: the tensor that the output was added to, if there was one.
+        returned: the output itself, to tell it from others.
+        version: of the output when it was returned.
+    """
+
+    input: Tensor
+    output: Tensor
+    returned: Tensor
+    version: int
+    stream: Tensor | None = None
+
+    def is_unchanged(self, other: Tensor) -> bool:
+        """Whether a tensor is the output as it was returned, perhaps reshaped."""
+        return (
+            other.data_ptr() == self.returned.data_ptr()
+            and other.numel() == self.returned.numel()
+            and other._version == self.version
+        )
+
+
+class Watched:
+    """The calls of some layers in a pass: inputs, outputs, and what the outputs are added to.
+
+    Args:
+        modules: the layers, by name.
+
+    Attributes:
+        calls: by layer, in order.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]):
+        self.modules = modules
+        self.calls: dict[str, list[Call]] = {}
+        self._stack = ExitStack()
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of the tensors of a batch."""
+        self.calls = {name: [] for name in self.modules}
+
+    def __enter__(self) -> Self:
+        for name, module in self.modules.items():
+            handle = module.register_forward_hook(self._hook(name), prepend=True, with_kwargs=True)
+            self._stack.callback(handle.remove)
+        self._stack.enter_context(_Additions(self._added))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            given = args[0] if args else next(iter(kwargs.values()))
+            self.calls[name].append(Call(given.clone(), output.clone(), output, output._version))
+
+        return hook
+
+    def _added(self, output: Tensor, stream: Tensor) -> None:
+        for calls in self.calls.values():
+            for call in calls:
+                if call.stream is None and call.is_unchanged(output):
+                    call.stream = stream.clone().reshape(call.output.shape)
+
+
+class Targets:
+    """The sums B of some layers.
+
+    Args:
+        views: the layers as matrices, by name.
+    """
+
+    def __init__(self, views: Mapping[str, MatrixLayer]):
+        self.views = views
+        self.sums = {
+            name: torch.zeros(
+                (view.groups, view.rows, view.columns + 1), dtype=torch.float64, device=view.module.weight.device
+            )
+            for name, view in views.items()
+        }
+        self.count = dict.fromkeys(views, 0)
+
+    def add(self, dense: Watched, cut: Watched) -> None:
+        """Add the calls of one batch in the dense and in the cut network."""
+        for name, view in self.views.items():
+            for original, own in zip(dense.calls[name], cut.calls[name], strict=True):
+                wanted = original.output.double()
+                if original.stream is not None and own.stream is not None:
+                    wanted = wanted + (original.stream.double() - own.stream.double())
+                self._add(name, view, wanted, own.input)
+
+    def _add(self, name: str, view: MatrixLayer, wanted: Tensor, x: Tensor) -> None:
+        if not view.batched(x):
+            x, wanted = x.unsqueeze(0), wanted.unsqueeze(0)
+        step = examples_at_once(view.feature_bytes(x, wanted.shape), x.device)
+        for start in range(0, x.shape[0], step):
+            part = wanted[start : start + step]
+            rows = view.gradients(part).flatten(0, 1).transpose(0, 1)  # (groups, n, rows)
+            features = view.features(x[start : start + step], part.shape).flatten(0, 1).transpose(0, 1)
+            self.sums[name][:, :, :-1].baddbmm_(rows.mT, features.double())
+            self.sums[name][:, :, -1] += rows.sum(1)
+            self.count[name] += rows.shape[1]
+
+    def means(self) -> dict[str, Tensor]:
+        """Average over the positions of all processes, (groups, outputs, inputs and 1)."""
+        found = {}
+        for name, total in self.sums.items():
+            count = torch.tensor(float(self.count[name]), dtype=torch.float64)
+            sum_over_processes(total, count)
+            order = self.views[name].order
+            if order is not None:
+                total = torch.cat([total[:, :, order], total[:, :, -1:]], 2)
+            found[name] = total / float(count)
+        return found
+
+
+def allocation(
+    quantiles: Mapping[str, Tensor], sizes: Mapping[str, int], sparsity: float, floor: float
+) -> dict[str, float]:
+    """Share a sparsity out between layers by their scores.
+
+    One threshold for all scores would give each layer its own sparsity. Scores are costs of single weights, which grow
+    as more of a layer goes, so that a layer takes the mean of that sparsity and of the network's.
+
+    Args:
+        quantiles: of each layer's scores, ascending, at even steps from 0 to 1.
+        sizes: the number of weights of each layer.
+        sparsity: of all layers together.
+        floor: a layer keeps this fraction of 1 − sparsity in the first of the two terms.
+    """
+    most = 1 - floor * (1 - sparsity)
+    total = sum(sizes.values())
+    candidates = torch.cat(list(quantiles.values())).sort().values
+
+    def at(place: int) -> dict[str, float]:
+        threshold = candidates[place]
+        return {
+            name: min(most, max(0.0, float(torch.searchsorted(values, threshold)) - 1) / (len(values) - 1))
+            for name, values in quantiles.items()
+        }
+
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        cut = sum(fraction * sizes[name] for name, fraction in at(middle).items())
+        low, high = (middle + 1, high) if cut < sparsity * total else (low, middle)
+    shares = at(low)
+    mean = sum(shares[name] * sizes[name] for name in shares) / total
+    return {name: sparsity + (share - mean) / 2 for name, share in shares.items()}
