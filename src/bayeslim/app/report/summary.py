@@ -36,7 +36,7 @@ def wilson_interval(wrong: int, count: int) -> tuple[float, float]:
 
 
 def fastest(timed: Benchmark) -> tuple[str, int]:
-    """Find the runtime in which the slim network takes the least time, at the smallest batch."""
+    """Find the fastest runtime of the slim network, at the smallest batch."""
     batch = min(timed.batch_sizes)
     return min(timed.runtimes, key=lambda runtime: timed.latency("slim", runtime, batch)), batch
 
