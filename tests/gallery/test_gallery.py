@@ -39,16 +39,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::bayeslim.errors.BayeslimWarning
 
 
 def drawn(module, found):
-    """Draw in both themes; return the text of both."""
-    texts = []
-    for theme in THEMES.values():
-        with styled(theme):
-            texts.append(as_svg(module.draw(found, theme)).decode())
-    light, dark = texts
-    assert LIGHT.ink in light
-    assert DARK.ink in dark
-    assert "nan" not in re.sub(r"<text.*?</text>", "", light).lower()
-    return light
+    """Draw a picture; return its text."""
+    with styled(LIGHT):
+        text = as_svg(module.draw(found, LIGHT)).decode()
+    assert LIGHT.ink in text
+    assert not re.search(r"\bnan\b", re.sub(r'"data:[^"]*"', "", text), re.IGNORECASE)
+    return text
 
 
 def luminance(colour: str) -> float:
@@ -147,7 +143,7 @@ def test_the_renyi_family_goes_from_inside_to_around():
 
 
 def test_the_bound_never_exceeds_the_evidence_and_k_1_is_the_elbo(monkeypatch):
-    monkeypatch.setattr(renyi_bound, "REPEATS", 4000)
+    monkeypatch.setattr(renyi_bound, "REPEATS", 2000)
     found = renyi_bound.measure()
     for (alpha, _), (value, error) in found.estimates.items():
         if alpha >= 0:
@@ -222,23 +218,23 @@ def short_fit(prior, epochs, callbacks=()):
 
 
 def test_weights_of_the_scale_mixture_gather_around_zero(monkeypatch):
-    monkeypatch.setattr(weight_histograms, "EPOCHS", (1, 8))
+    monkeypatch.setattr(weight_histograms, "EPOCHS", (1, 5))
     found = weight_histograms.measure()
     for histograms in found.histograms.values():
-        assert list(histograms) == [1, 8]
+        assert list(histograms) == [1, 5]
         assert all(0.9 < float(shares.sum()) <= 1 + 1e-5 for shares in histograms.values())
     small = (weight_histograms.EDGES[1:].abs() < 0.2) & (weight_histograms.EDGES[:-1].abs() < 0.2)
-    shares = {name: float(histograms[8][small].sum()) for name, histograms in found.histograms.items()}
+    shares = {name: float(histograms[5][small].sum()) for name, histograms in found.histograms.items()}
     assert shares["Scale-mixture prior"] > shares["Gaussian prior"]
     drawn(weight_histograms, found)
 
 
 def test_masks_empty_during_sparse_vd(monkeypatch):
-    monkeypatch.setattr(sparse_masks, "EPOCHS", 12)
-    monkeypatch.setattr(sparse_masks, "EPOCHS_PER_FRAME", 6)
+    monkeypatch.setattr(sparse_masks, "EPOCHS", 8)
+    monkeypatch.setattr(sparse_masks, "EPOCHS_PER_FRAME", 4)
     monkeypatch.setattr(sparse_masks, "EPOCHS_DENSE", 4)
     frames = sparse_masks.measure()
-    assert [frame.epoch for frame in frames] == [0, 6, 12]
+    assert [frame.epoch for frame in frames] == [0, 4, 8]
     left = [float(frame.mask.float().mean()) for frame in frames]
     assert left[0] > 0.95
     assert left[0] > left[1] > left[2]
@@ -292,7 +288,8 @@ def test_a_picture_is_saved_in_both_themes_the_same_every_time(tmp_path):
     for folder in ("one", "two"):
         files = save_picture(picture, tmp_path / folder, list(THEMES.values()))
         assert [file.name for file in files] == ["conditioning_light.svg", "conditioning_dark.svg"]
-    for name in ("conditioning_light.svg", "conditioning_dark.svg"):
+    for name, theme in (("conditioning_light.svg", LIGHT), ("conditioning_dark.svg", DARK)):
+        assert theme.ink in (tmp_path / "one" / name).read_text(encoding="utf-8")
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 

@@ -88,7 +88,7 @@ def draw(found: Found, theme: Theme) -> Figure:
     after = normal(found.moved[0], found.moved_std).log_prob(grid).exp()
     right.fill_between(grid, before, color=theme.rest, label="before the cut")
     right.plot(grid, after, "C0", label="given w₂ = 0")
-    right.axvline(float(found.zeroed[0]), color="C1", linestyle="--", label="w₁ left where it was")
+    right.vlines(float(found.zeroed[0]), 0, 1.05 * float(after.max()), "C1", "--", label="w₁ left where it was")
     right.set(xlabel="w₁", ylabel="density", title="The survivor", xlim=(0, 2.4), ylim=(0, 1.5 * float(after.max())))
     right.legend(loc="upper right")
     return figure

@@ -79,6 +79,12 @@ def draw(found: Found, theme: Theme) -> Figure:
     right.plot(found.inputs, found.likeliest, "C1-.", label="likeliest weight")
     right.plot(found.inputs, found.averaged, "C0", label="average over the posterior")
     right.plot(X, Y, "o", color=theme.ink, markersize=5, label="data")
-    right.set(xlabel="input x", ylabel="p(y = 1 | x)", title="The prediction", ylim=(-0.05, 1.05))
-    right.legend(loc="lower right", bbox_to_anchor=(1.0, 0.06))
+    right.set(
+        xlabel="input x",
+        ylabel="p(y = 1 | x)",
+        title="The prediction",
+        ylim=(-0.05, 1.5),
+        yticks=[0, 0.25, 0.5, 0.75, 1],
+    )
+    right.legend(loc="upper left")
     return figure

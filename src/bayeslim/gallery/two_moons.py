@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[Callable[[], bl.Method] | None, dict[str, Any]]] = {
     "Variational": (lambda: bl.Variational(std_rate=5.0), TRAINED),
     "DeepEnsemble": (lambda: bl.DeepEnsemble(members=5), TRAINED),
     "SWAG": (lambda: bl.SWAG(), {"epochs": 200, "lr": 2e-2}),
-    "HMC": (lambda: bl.HMC(samples=60, warmup=80, leapfrog=20), {}),
+    "HMC": (lambda: bl.HMC(samples=40, warmup=60, leapfrog=15), {}),
 }
 SIDE = 60
 REACH = 4.0
