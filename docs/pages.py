@@ -1,4 +1,4 @@
-"""The pages that are made when the site is built: one for every method, benchmarks, and the API reference."""
+"""The pages made when the site is built: one for every method, benchmarks, the gallery, and the API reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import benchmark_page
+import gallery_page
 from rst import as_rst_lines
 
 import bayeslim as bl
@@ -51,6 +52,7 @@ def write(folder: Path) -> None:
         f"Methods\n=======\n\n{intro}\n\n{table}\n\n.. toctree::\n   :hidden:\n\n{listed}\n",
     )
     _put(folder / "benchmarks.rst", benchmark_page.write(folder / "plots"))
+    _put(folder / "gallery.rst", gallery_page.write(folder / "gallery"))
     _put(folder / "api" / "index.rst", _api_index(methods))
     for name in NAMESPACES:
         if hasattr(bl, name):

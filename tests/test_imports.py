@@ -54,9 +54,11 @@ LAYERS = (
     "quantise",
     "export",
     "io.saving",
-    # programs; commands are written in the public names of the package
+    # programs
     "app",
+    # the public names, and what is written in them
     "bayeslim",
+    "gallery",
     "app.cli",
     # bridges to other libraries, each behind an extra
     "sklearn trainers botorch",

@@ -121,6 +121,8 @@ def test_a_network_that_cannot_be_traced_is_exported_whole(tmp_path, fitted, mon
         (("prune", "nowhere", "--out", "x", "--sparsity", "0.5"), "does not exist"),
         (("export", "nowhere", "--to", "x.onnx", "--shape", "3"), "does not exist"),
         (("report", "nowhere"), "no finished run"),
+        (("gallery", "conditioning", "two_moon"), 'no picture "two_moon". Closest names: "two_moons"'),
+        (("gallery", "conditioning", "--theme", "pink"), 'theme must be light, dark or both. Got "pink"'),
     ],
 )
 def test_mistakes_get_a_message_and_no_traceback(tmp_path, monkeypatch, capsys, words, message):
@@ -227,3 +229,17 @@ def test_it_runs_as_a_module(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("bayeslim", run_name="__main__")
     assert "compress" in capsys.readouterr().out
+
+
+def test_the_gallery_draws_the_pictures_that_are_named(tmp_path, capsys):
+    assert call("gallery", "conditioning", "--out", tmp_path / "pictures", "--theme", "both") == 0
+    names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
+    assert names == ["conditioning_dark.svg", "conditioning_light.svg"]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "pictures" / name) for name in names[::-1]]
+
+
+def test_the_gallery_names_its_extra(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert call("gallery", "--out", tmp_path / "pictures") == 1
+    assert "bayeslim[plots]" in capsys.readouterr().err
+    assert not (tmp_path / "pictures").exists()

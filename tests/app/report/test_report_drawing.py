@@ -1,9 +1,11 @@
-"""Drawings, axes and bitmaps."""
+"""Plots and bitmaps inside the page."""
 
 from __future__ import annotations
 
 import base64
+import re
 import struct
+import sys
 import xml.etree.ElementTree as ET
 import zlib
 
@@ -13,9 +15,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from bayeslim.app.report.axes import Frame, Scale, even_ticks, log_ticks, sparsity_ticks, weights_gone
 from bayeslim.app.report.images import photograph, png, shade, shrunk
-from bayeslim.app.report.svg import Drawing
+from bayeslim.app.report.plot import VARIABLES, plotted
+from bayeslim.app.style import LIGHT
 
 
 def pixels_of(source: str) -> np.ndarray:
@@ -37,65 +39,43 @@ def pixels_of(source: str) -> np.ndarray:
     return rows[:, 1:].reshape(height, width, 4)
 
 
-def test_a_drawing_is_well_formed_and_speaks():
-    drawing = Drawing(100, 50, "A <title>", 'What "it" shows & says')
-    drawing.text((1.0, 2.0), "a < b", anchor="end", turned=True)
-    drawing.line((0, 0), (1.123456, 2), "axis")
-    drawing.rect((0, 0), (0, 3), "area")
-    root = ET.fromstring(drawing.render())
-    title, words, text, line = root
+def test_a_plot_is_well_formed_and_speaks():
+    def draw(plot):
+        ax = plot.subplots()
+        ax.plot([0, 1], [0, 1], color="C1", label="a < b")
+        ax.legend()
+
+    root = ET.fromstring(plotted("A <title>", 'What "it" shows & says', 2.0, draw))
+    title, words = root[:2]
     assert root.get("role") == "img"
     assert root.get("aria-labelledby") == f"{title.get('id')} {words.get('id')}"
-    assert (title.text, words.text, text.text) == ("A <title>", 'What "it" shows & says', "a < b")
-    assert line.get("x2") == "1.12"
-    assert Drawing(1, 1, "", "").render() != Drawing(1, 1, "", "").render(), "every drawing has names of its own"
+    assert (title.text, words.text) == ("A <title>", 'What "it" shows & says')
+    assert "a < b" in [e.text for e in root.iter("text")], "text stays text"
 
 
-def test_a_legend_wraps_and_says_how_high_it_is():
-    drawing = Drawing(200, 100, "", "")
-    low = drawing.legend([("curve s0", "one")], (0, 0), 200)
-    high = drawing.legend(
-        [("curve s0", "a long name here"), ("area s1", "another long name"), ("mark", "x")], (0, 0), 200
-    )
-    assert high > low
-    places = [float(e.get("x")) for e in ET.fromstring(drawing.render()) if e.tag == "text"]
-    assert max(places) < 200
+def test_plots_take_their_colours_from_the_page_and_share_no_names():
+    def draw(plot):
+        ax = plot.subplots()
+        for place in range(len(LIGHT.colours)):
+            ax.bar(place, 1, color=f"C{place}")
+        ax.imshow(np.eye(3), cmap="gray")
+
+    one, two = (plotted("", "", 2.0, draw) for _ in range(2))
+    for place in range(len(LIGHT.colours)):
+        assert f"var(--s{place})" in one
+    assert "var(--ink)" in one
+    assert not set(re.findall(r"#[0-9a-fA-F]{6}", one)) & set(VARIABLES), "no colour of the light theme is left"
+    names = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, two)]
+    assert names[0]
+    assert not names[0] & names[1]
+    for svg, own in zip((one, two), names, strict=True):
+        assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg)) <= own
+    assert "http" not in one
 
 
-@given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3))
-def test_ticks_are_few_even_and_inside(low, extent):
-    ticks = even_ticks(low, low + extent)
-    assert 1 <= len(ticks) <= 12
-    assert all(low - 1e-6 <= tick <= low + extent + 1e-6 for tick in ticks)
-    gaps = np.diff(ticks)
-    assert np.allclose(gaps, gaps[:1], rtol=1e-6)
-
-
-@given(st.floats(1e-9, 1e3), st.floats(1.5, 1e12))
-def test_logarithmic_ticks_are_inside_and_not_many(low, factor):
-    ticks = log_ticks(low, low * factor)
-    assert len(ticks) <= 16
-    assert all(low * 0.99 <= tick <= low * factor * 1.01 for tick in ticks)
-
-
-def test_a_scale_maps_ends_to_ends_and_keeps_what_is_outside_in():
-    scale = Scale(1, 100, 300, 100, np.log10)
-    assert [scale(v) for v in (1, 10, 100, 1000, 0.1)] == pytest.approx([300, 200, 100, 100, 300])
-    assert Scale(2, 2, 0, 10)(2) == 0
-
-
-def test_halving_what_is_left_is_one_step_on_the_sparsity_axis():
-    scale = Scale(0, 0.99, 0, 1, weights_gone)
-    assert scale(0.75) - scale(0.5) == pytest.approx(scale(0.5) - scale(0.0))
-    assert [words for _, words in sparsity_ticks(0.95)] == ["0 %", "50 %", "75 %", "90 %", "95 %"]
-
-
-def test_words_stand_on_the_roomier_side_of_a_line():
-    for value, anchor in ((1, "start"), (9, "end")):
-        drawing = Drawing(100, 100, "", "")
-        Frame(drawing, Scale(0, 10, 0, 100), Scale(0, 1, 90, 10)).vertical(value, "here")
-        text = next(e for e in ET.fromstring(drawing.render()) if e.tag == "text")
-        assert text.get("text-anchor") == anchor
+def test_without_matplotlib_there_is_no_plot(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert plotted("title", "words", 2.0, lambda plot: None) == ""
 
 
 @given(st.integers(1, 9), st.integers(1, 9))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
-import xml.etree.ElementTree as ET
+import re
 from functools import cache
 
-import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
@@ -15,14 +15,17 @@ from report_cases import laplace, variational
 
 import bayeslim as bl
 from bayeslim.app.report.certainty import IMAGES_PER_ROW, draw_certainty
-from bayeslim.app.report.costs import LATENCY, compared, counted, draw_costs
+from bayeslim.app.report.costs import LATENCY, Quantity, compared, counted, draw_costs
 from bayeslim.app.report.curves import draw_curves, measure_curves
+from bayeslim.app.report.files import uses_of
 from bayeslim.app.report.histograms import draw_snr, draw_weights, measure_snr, measure_weights
 from bayeslim.app.report.layers import draw_layers, measure_layers
 from bayeslim.app.report.masks import draw_masks, laid_out
 from bayeslim.app.report.overview import HEADINGS, Row, measure_rows, overview
+from bayeslim.app.report.quantities import number
 from bayeslim.app.report.reliability import draw_reliability
 from bayeslim.app.report.scores import predict_all, score_network
+from bayeslim.app.report.summary import summarise, wilson_interval
 
 CRITERIA = (
     "magnitude",
@@ -146,18 +149,18 @@ def test_masks_are_shown_for_first_layers_with_the_readers_of_each_pixel():
     case = variational()
     figures = draw_masks(case.pruned, case.example)
     assert [figure.title for figure in figures] == [f"Mask of {name}" for name in WEIGHTS]
-    images = [len(ET.fromstring(figure.svg).findall("image")) for figure in figures]
+    images = [figure.picture.count("<img ") for figure in figures]
     assert images == [2, 1, 1], "the first layer reads images"
     counted_rows = sum(int(row[2]) for row in figures[0].table.rows)
     assert counted_rows == int(case.pruned.masks["1.weight"].sum())
-    assert len(ET.fromstring(draw_masks(case.pruned, {"x": 1})[0].svg).findall("image")) == 1
+    assert draw_masks(case.pruned, {"x": 1})[0].picture.count("<img ") == 1
 
 
 def test_reliability_says_the_calibration_errors():
     case = laplace()
     scores = {"a": score_network(case.slim, case.bnn.likelihood, case.held_out)}
     figure = draw_reliability(scores)
-    assert f"{100 * scores['a'].ece:.2f} %" in figure.svg
+    assert f"{100 * scores['a'].ece:.2f} %" in figure.picture
     assert sum(int(row[2]) for row in figure.table.rows) == 80
 
 
@@ -165,7 +168,9 @@ def test_certainty_is_ordered_by_entropy_and_needs_images():
     case = laplace()
     prediction = predict_all(case.pruned, case.held_out)
     figure = draw_certainty(prediction, case.held_out)
-    assert len(figure.table.rows) == 2 * IMAGES_PER_ROW
+    assert len(figure.table.rows) == figure.picture.count("<img ") == 2 * IMAGES_PER_ROW
+    wrong = sum(row[1] != row[2] for row in figure.table.rows)
+    assert figure.picture.count('class="wrong"') == wrong
     probabilities = [float(row[3].split()[0]) for row in figure.table.rows]
     assert min(probabilities[:IMAGES_PER_ROW]) > max(probabilities[IMAGES_PER_ROW:])
     flat = [(x.flatten(1), y) for x, y in case.held_out]
@@ -193,11 +198,50 @@ def test_costs_compare_dense_and_slim():
     assert overview({"x": Row()}).rows == (("x", *["–"] * 7),)
 
 
-@given(st.lists(st.floats(0.001, 50), min_size=1, max_size=6))
-def test_bars_stay_inside_the_drawing_however_much_slower_something_is(shares):
-    from bayeslim.app.report.costs import Quantity
-    from bayeslim.app.report.quantities import number
+def test_a_cost_that_rose_has_a_bar_beyond_the_dense_one():
+    figure = draw_costs([Quantity("cost", 10.0, 25.0, number), Quantity("other", 10.0, 1.0, number)])
+    assert [row[3] for row in figure.table.rows] == ["0.4×", "10×"]
+    assert "10 → 25,  0.4×" in figure.picture
+    ticks = [int(word) for word in re.findall(r">(\d+)</text>", figure.picture)]
+    assert max(ticks) > 100, "the axis reaches as far as the longest bar"
 
-    figure = draw_costs([Quantity("cost", 10.0, 10.0 * share, number) for share in shares])
-    for rect in ET.fromstring(figure.svg).iter("rect"):
-        assert float(rect.get("x")) + float(rect.get("width")) <= 460
+
+def test_a_benchmark_takes_the_place_of_the_latency_in_the_overview():
+    assert overview({"x": Row()}, latency=False).headings == HEADINGS[:-1]
+    assert overview({"x": Row()}, latency=False).rows == (("x", *["–"] * 6),)
+
+
+@pytest.mark.parametrize(("wrong", "count"), [(0, 50), (3, 50), (23, 500), (50, 50)])
+def test_the_interval_holds_the_rates_that_the_errors_do_not_contradict(wrong, count):
+    low, high = wilson_interval(wrong, count)
+    rates = torch.linspace(0.0005, 0.9995, 4001, dtype=torch.float64)
+    plausible = rates[(wrong / count - rates).abs() <= 1.959964 * (rates * (1 - rates) / count).sqrt()]
+    assert low == pytest.approx(float(plausible.min()), abs=6e-4)
+    assert high == pytest.approx(float(plausible.max()), abs=6e-4)
+
+
+def test_the_summary_says_size_speed_error_and_doubt():
+    case = laplace("unit")
+    networks = {"dense": case.bnn.mean_network(), "bayeslim": case.slim, "magnitude": case.slim}
+    rows = measure_rows(networks, case.bnn.likelihood, case.held_out, case.example, {"dense": 2e-3, "bayeslim": 1e-3})
+    prediction = predict_all(case.pruned, case.held_out)
+    targets = torch.cat([y for _, y in case.held_out])
+    found = dict(summarise(rows, None, prediction, targets))
+    assert list(found) == ["Size", "Speed", "Error", "What is uncertain"]
+    assert f"{sum(p.numel() for p in case.slim.parameters()):,} of" in found["Size"]
+    assert "1 ms instead of 2 ms in eager PyTorch: 2× as fast" in found["Speed"]
+    assert rows["bayeslim"].scores.error_text in found["Error"]
+    assert "magnitude" in found["Error"]
+    wrong = prediction.classes != targets
+    unsure = prediction.entropy.argsort()[-8:]
+    assert f"holds {int(wrong[unsure].sum())} of {int(wrong.sum())} errors" in found["What is uncertain"]
+    assert "95 % interval" in found["What is uncertain"]
+    assert summarise({"dense": Row(), "bayeslim": Row()}, None, None, None) == []
+
+
+def test_files_are_described_with_code_that_parses():
+    found = uses_of(["slim", "slim.onnx", "slim.c", "slim.pt2", "tuned", "benchmark.json", "other"])
+    assert [use.name for use in found] == ["slim", "slim.onnx", "slim.c", "slim.pt2", "tuned", "benchmark.json"]
+    for use in found:
+        ast.parse(use.code)
+        assert use.name in use.code or use.name == "benchmark.json"

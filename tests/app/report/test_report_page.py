@@ -17,7 +17,7 @@ from bayeslim.app.benchmark import Size
 from bayeslim.app.report.overview import latencies, measure_rows
 from bayeslim.app.report.report import highlights
 
-VOID = ("meta", "link", "br", "line", "rect", "circle", "polyline", "image")
+VOID = ("meta", "link", "br", "img", "line", "rect", "circle", "path", "polyline", "image", "use")
 
 
 class Page(HTMLParser):
@@ -63,9 +63,9 @@ def page(tmp_path_factory):
 def test_nothing_is_fetched(page):
     parsed = Page(page)
     assert not parsed.open
-    assert all(link.startswith("data:") for link in parsed.links)
+    assert all(link.startswith(("data:", "#plot-")) for link in parsed.links)
     assert not {"script", "iframe", "object", "embed", "form"} & set(parsed.tags)
-    assert "url(" not in page
+    assert not re.findall(r"url\((?!#)", page), "only parts of the page itself"
     assert "@import" not in page
     assert "http" not in page
 
@@ -74,11 +74,14 @@ def test_every_figure_has_a_picture_words_and_numbers(page):
     figures = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
     assert len(figures) >= 8
     for figure in figures:
-        (svg,) = re.findall(r"<svg.*?</svg>", figure, re.DOTALL)
-        root = ET.fromstring(svg)
-        assert root.get("role") == "img"
-        names = {e.get("id"): e.text for e in root if e.tag in ("title", "desc")}
-        assert all(names[name] for name in root.get("aria-labelledby").split())
+        if "<img " in figure:
+            assert all(len(alt) > 10 for alt in re.findall(r'<img [^>]*alt="([^"]*)"', figure))
+        else:
+            (svg,) = re.findall(r"<svg.*?</svg>", figure, re.DOTALL)
+            root = ET.fromstring(svg)
+            assert root.get("role") == "img"
+            names = {e.get("id"): e.text for e in root if e.tag in ("title", "desc")}
+            assert all(names[name] for name in root.get("aria-labelledby").split())
         assert figure.count("<details>") == 1
         assert "<table>" in figure
         assert "<tbody>\n<tr>" in figure
@@ -97,6 +100,8 @@ def test_it_says_what_was_cut_and_what_that_did(page):
     assert f"{sum(p.numel() for p in case.slim.parameters()):,}" in words
     assert "magnitude" in words
     assert str(case.pruned.plan_).splitlines()[0] in words
+    for title in ("In short", "Size", "Error", "What is uncertain"):
+        assert title in words
     assert "prefers-color-scheme: dark" in page
     assert "max-width: 820px" in page
 
@@ -108,6 +113,25 @@ def test_without_data_it_says_what_is_not_there(tmp_path):
     assert "there was no example" in words
     assert "Signal to noise" in words
     assert "Error against sparsity" in words.partition("Not in this report")[2]
+
+
+def test_without_matplotlib_the_tables_are_open_and_the_extra_is_named(tmp_path, monkeypatch):
+    case = laplace()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = bl.report(case.bnn, case.pruned, case.slim, tmp_path / "r.html", validate=case.held_out).read_text()
+    assert "pip install 'bayeslim[plots]'" in Page(text).words
+    assert "<svg" not in text
+    assert text.count("<details open>") == 6
+    assert "Error against sparsity" in text
+
+
+def test_files_are_explained(tmp_path):
+    case = laplace()
+    path = bl.report(case.bnn, case.pruned, case.slim, tmp_path / "r.html", files=["slim", "slim.onnx"])
+    words = Page(path.read_text()).words
+    assert "How to use the files" in words
+    assert 'bl.load("slim")' in words
+    assert "onnxruntime.InferenceSession" in words
 
 
 def test_names_cannot_break_the_page(tmp_path):

@@ -21,9 +21,11 @@ from bayeslim.app.cli.datasets import fetch, listed
 from bayeslim.app.cli.evaluating import evaluate_folder, quality
 from bayeslim.app.cli.fitting import FitSettings
 from bayeslim.app.cli.parts import export_folder, prune_folder, report_run
+from bayeslim.app.cli.pictures import draw_pictures
 from bayeslim.app.cli.predicting import predict_folder
 from bayeslim.app.cli.tables import against_table, data_table, network_table, quality_table
 from bayeslim.app.report.scores import collected
+from bayeslim.gallery import PICTURES
 
 _PACKAGE = Path(bayeslim.__file__).parent
 _EXIT_CODE_INTERRUPTED = 130
@@ -297,3 +299,20 @@ def report(
     Code that the run's folder names is not run: name a network or data of your own with --model and --data.
     """
     typer.echo(report_run(run, to, title, model, data, device or "auto"))
+
+
+@app.command()
+def gallery(
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"Pictures, all if none is named: {', '.join(PICTURES)}.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder for the pictures.")] = Path("gallery"),
+    theme: Annotated[str, typer.Option(help='"light", "dark", or "both".')] = "light",
+) -> None:
+    """Draw the ideas behind the library as pictures.
+
+    Each is computed by a short file of bayeslim.gallery. Pictures are SVG files, and one animation is a GIF. All of
+    them take about a minute and a half.
+    """
+    for file in draw_pictures(names or list(PICTURES), out, theme):
+        typer.echo(file)

@@ -16,6 +16,7 @@ from bayeslim.app.cli.sources import Loaders, data_by_name, device_by_name, mode
 from bayeslim.app.compress.finished import read_finished
 from bayeslim.app.compress.job import described
 from bayeslim.app.report import report
+from bayeslim.app.report.files import KNOWN_FILES
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact.restricted import NotRestrictable
 from bayeslim.errors import BayeslimWarning, UnsupportedModel
@@ -133,6 +134,7 @@ def report_run(run: Path, to: Path | None, title: str | None, model: str | None,
         example=loaders.example,
         rows=result.rows,
         benchmark=result.benchmark,
+        files=[name for name in KNOWN_FILES if (run / name).exists()],
         title=title,
     )
 

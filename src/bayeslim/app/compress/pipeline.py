@@ -194,13 +194,14 @@ class _Run:
             records.load_rows,
         )
         self.notes += untrained(rows, self.test) + too_much(rows) + not_faster(timed)
+        last = "tuned" if job.fine_tune is not None else "pruned"
         if importlib.util.find_spec("jinja2") is None:
             self.notes.append("No report: jinja2 is not installed. Run: pip install 'bayeslim[report]'")
         else:
             stage(
                 "report.html",
                 settings,
-                lambda p: self._report(bnn, pruned, slim, rows, timed, p),
+                lambda p: self._report(bnn, pruned, slim, rows, timed, [*files, last], p),
                 records.is_written,
                 Path,
             )
@@ -310,9 +311,18 @@ class _Run:
         return benchmark(networks[DENSE], networks[SLIM], example=self.example, others=others)
 
     def _report(
-        self, bnn: Bayesian, pruned: Bayesian, slim: nn.Module, rows: Mapping[str, Row], timed: Benchmark, path: Path
+        self,
+        bnn: Bayesian,
+        pruned: Bayesian,
+        slim: nn.Module,
+        rows: Mapping[str, Row],
+        timed: Benchmark,
+        files: Sequence[str],
+        path: Path,
     ) -> Path:
-        return report(bnn, pruned, slim, path, validate=self.test, example=self.example, rows=rows, benchmark=timed)
+        return report(
+            bnn, pruned, slim, path, validate=self.test, example=self.example, rows=rows, benchmark=timed, files=files
+        )
 
     def _load(self, path: Path) -> Bayesian:
         return cast("Bayesian", load(path, self.architecture))

@@ -1,6 +1,6 @@
 """The report: one HTML page with figures, the numbers behind them, and nothing that needs a network.
 
-A figure is a file: it measures, draws (`svg`, `axes`) and gives back a `Figure` with its table; `html` makes the page.
+A figure is a file: it measures, draws (`plot`) and gives back a `Figure` with its table; `html` makes the page.
 """
 
 from __future__ import annotations

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bayeslim.app.benchmark import Benchmark
 from bayeslim.app.report.figure import Figure, Table
 from bayeslim.app.report.overview import Row
+from bayeslim.app.report.plot import plotted
 from bayeslim.app.report.quantities import duration, number, size, times
-from bayeslim.app.report.svg import Drawing
+from bayeslim.app.style import LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Plot
 
 LATENCY = "latency, one input"
-_ROW, _LABEL = 33.0, 172.0
 
 
 @dataclass(frozen=True)
@@ -72,16 +76,29 @@ def draw_costs(quantities: Sequence[Quantity]) -> Figure:
     """Draw costs as bars, each relative to the dense network."""
     title = "Size and latency"
     words = "; ".join(f"{q.name} {q.written(q.dense)} to {q.written(q.slim)}, {q.gain}" for q in quantities)
-    drawing = Drawing(460, _ROW * len(quantities) + 4, title, f"Before and after: {words}.")
-    width = 460 - _LABEL - 62
-    most = max(1.0, *(q.share for q in quantities))
-    for place, q in enumerate(quantities):
-        y = _ROW * place + 2
-        drawing.text((_LABEL - 8, y + 13), q.name, "", "end")
-        drawing.rect((_LABEL, y + 3), (width / most, 11), "area rest")
-        drawing.rect((_LABEL, y + 3), (max(width * q.share / most, 0.8), 11), "area s0")
-        drawing.text((_LABEL, y + 26), f"{q.written(q.dense)} → {q.written(q.slim)}", "tick")
-        drawing.text((456, y + 13), q.gain, "strong", "end")
-    caption = "Each bar is a cost of the slim network relative to the dense one; the ratio is on the right."
+    caption = (
+        "Each bar is a cost of the slim network, in per cent of the dense one. Latencies are medians on this machine."
+    )
     rows = [(q.name, q.written(q.dense), q.written(q.slim), q.gain) for q in quantities]
-    return Figure(title, caption, drawing.render(), Table.of(("", "dense", "slim", "ratio"), rows))
+    picture = plotted(
+        title, f"Before and after: {words}.", 0.6 + 0.26 * len(quantities), lambda plot: _draw(plot, quantities)
+    )
+    return Figure(title, caption, picture, Table.of(("", "dense", "slim", "ratio"), rows))
+
+
+def _draw(plot: Plot, quantities: Sequence[Quantity]) -> None:
+    ax = plot.subplots()
+    shares = [100 * q.share for q in quantities]
+    places = range(len(quantities))
+    ax.barh(places, [100] * len(quantities), color=LIGHT.rest, height=0.6)
+    ax.barh(places, shares, color="C0", height=0.6)
+    ax.set_yticks(places, [q.name for q in quantities])
+    right = ax.secondary_yaxis("right")
+    right.set_yticks(places, [f"{q.written(q.dense)} → {q.written(q.slim)},  {q.gain}" for q in quantities])
+    for axis in (ax, right):
+        axis.tick_params(axis="y", length=0, labelsize=8)
+    for side in (ax.spines["left"], right.spines["right"]):
+        side.set_visible(False)
+    ax.set_ylim(len(quantities) - 0.5, -0.5)
+    ax.set_xlim(0, max(100.0, *shares))
+    ax.set_xlabel("% of the dense network")

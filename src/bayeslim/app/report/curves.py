@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bayeslim.app.report.axes import Frame, Scale, even_ticks, log_ticks, sparsity_ticks, weights_gone
 from bayeslim.app.report.figure import Figure, Table
+from bayeslim.app.report.plot import plotted
 from bayeslim.app.report.quantities import MISSING, number, percent
 from bayeslim.app.report.scores import Batches, Scores, score_network
-from bayeslim.app.report.svg import Drawing, Point
+from bayeslim.app.style import LIGHT
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors import Gaussian
@@ -27,6 +29,13 @@ from bayeslim.prune.settings import Settings
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, Params
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Plot
+
+Point = tuple[float, float]
+LINES = ("-", "--", "-.", ":")
+TICKS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
+"""Sparsities that have a tick."""
 GRID = (0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
 """The sparsities that are measured, beside the one that was chosen."""
 
@@ -165,27 +174,7 @@ def _merged(curves: list[Curve]) -> tuple[Curve, ...]:
 
 def draw_curves(found: Curves) -> Figure:
     """Draw the measured curves."""
-    unit = 100.0 if found.scores.is_fraction else 1.0
-    name = "error, %" if found.scores.is_fraction else "root mean squared error"
-    errors = [unit * error for curve in found.curves for _, error in curve.points] + [unit * found.mark[1]]
-    floor = 50 / found.scores.count if found.scores.is_fraction else 1e-12
-    low, high = max(floor, 0.8 * min(errors)), max(max(errors) * 1.15, 2 * floor)
-    last = max(s for curve in found.curves for s, _ in curve.points)
     title = "Error against sparsity"
-    drawing = Drawing(460, 330, title, _described(found))
-    entries = [(f"curve {_style(k, curve)}", curve.name) for k, curve in enumerate(found.curves)]
-    top = drawing.legend([*entries, ("mark", "this network")], (44, 0), 410) + 8
-    end = max(last, found.mark[0])
-    x = Scale(0.0, end + 0.1 * (1 - end), 44, 452, weights_gone)
-    frame = Frame(drawing, x, Scale(low, high, 284, top, math.log10))
-    ticks = log_ticks(low, high)
-    ticks = ticks if len(ticks) > 2 else even_ticks(low, high)
-    frame.y_axis([(t, number(t)) for t in ticks], name)
-    frame.x_axis(sparsity_ticks(end), "weights cut")
-    for k, curve in reversed(list(enumerate(found.curves))):
-        frame.curve([(s, unit * e) for s, e in curve.points], _style(k, curve), dots=True)
-    frame.vertical(found.mark[0], f"chosen: {percent(found.mark[0])} cut", at_top=False)
-    drawing.dot(frame.at(found.mark[0], unit * found.mark[1]), 5, "mark")
     caption = (
         f"Cut by each {found.granularity}'s score without retraining, measured on {found.scores.count:,} held-out "
         "targets; both axes are logarithmic. Criteria that give the same network are one line. The mark is "
@@ -193,11 +182,47 @@ def draw_curves(found: Curves) -> Figure:
     )
     if found.left_out:
         caption += f" Not applicable here: {', '.join(found.left_out)}."
-    return Figure(title, caption, drawing.render(), _table(found, unit))
+    unit = 100.0 if found.scores.is_fraction else 1.0
+    picture = plotted(title, _described(found), 4.3, lambda plot: _draw(plot, found, unit))
+    return Figure(title, caption, picture, _table(found, unit))
 
 
-def _style(place: int, curve: Curve) -> str:
-    return "s0 strong" if curve.chosen else f"s{place % 7}"
+def _draw(plot: Plot, found: Curves, unit: float) -> None:
+    ax = plot.subplots()
+    floor = 50 / found.scores.count if found.scores.is_fraction else 1e-12
+    end = max(found.mark[0], *(s for curve in found.curves for s, _ in curve.points))
+    for place, curve in enumerate(found.curves):
+        sparsities, errors = zip(*curve.points, strict=True)
+        ax.plot(
+            sparsities, [max(unit * error, floor) for error in errors], marker="o", markersize=3,
+            color=f"C{place % len(LIGHT.colours)}", linestyle=LINES[place % len(LINES)],
+            linewidth=2.4 if curve.chosen else 1.4, label=curve.name, zorder=9 if curve.chosen else 3,
+        )  # fmt: skip
+    ax.axvline(found.mark[0], color=LIGHT.quiet, linestyle=":", linewidth=1)
+    ax.plot(
+        found.mark[0], max(unit * found.mark[1], floor), "*", color=LIGHT.ink, markersize=12, linestyle="", zorder=10,
+        label=f"this network, {percent(found.mark[0])} cut",
+    )  # fmt: skip
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(lambda value, _: number(value))
+    ax.yaxis.set_minor_formatter(lambda value, _: number(value) if f"{value:.0e}"[0] in "25" else "")
+    ax.set_xscale("function", functions=(_halvings, _after_halvings))
+    ticks = [s for s in TICKS if s <= end + 1e-9]
+    ax.set_xticks(ticks, [percent(s, 0 if s < 0.995 else 1) for s in ticks])
+    ax.set_xlim(-0.02, end + 0.1 * (1 - end))
+    ax.set(xlabel="weights cut", ylabel="error, %" if found.scores.is_fraction else "root mean squared error")
+    ax.grid(linewidth=0.6)
+    plot.legend(loc="outside upper center", ncols=2)
+
+
+def _halvings(sparsity: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Warp sparsities: every halving of the remaining weights is one step."""
+    return -np.log2(np.clip(1 - np.asarray(sparsity), 1e-12, None))
+
+
+def _after_halvings(steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Invert `_halvings`."""
+    return np.asarray(1 - np.exp2(-np.asarray(steps)))
 
 
 def _described(found: Curves) -> str:

@@ -26,11 +26,11 @@ class Figure:
     Attributes:
         title: a short name.
         caption: the content and its origin, in a sentence or two.
-        svg: the picture.
+        picture: the picture as HTML, every text in it escaped; empty if it cannot be drawn.
         table: the numbers behind it.
     """
 
     title: str
     caption: str
-    svg: str
+    picture: str
     table: Table

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bayeslim.app.report.axes import Frame, Scale, even_ticks, log_ticks
 from bayeslim.app.report.figure import Figure, Table
+from bayeslim.app.report.plot import plotted
 from bayeslim.app.report.quantities import number, percent
-from bayeslim.app.report.svg import Drawing
+from bayeslim.app.style import LIGHT
 from bayeslim.bayesian import Bayesian
 from bayeslim.sites import is_weight, owner
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Plot
 
 BINS = 48
 _TAIL_FRACTION = 0.001
@@ -81,7 +85,7 @@ def draw_snr(found: Histogram) -> Figure:
         "|μ|/σ of every weight before the cut, counts on a logarithmic axis. A single cut of as many by this ratio "
         "would be at the dashed line: weights kept to its left were kept for another reason."
     )
-    return _draw(found, "Signal to noise", "|μ| / σ", caption)
+    return _figure(found, "Signal to noise", "|μ| / σ", caption)
 
 
 def draw_weights(found: Histogram) -> Figure:
@@ -90,44 +94,42 @@ def draw_weights(found: Histogram) -> Figure:
         "Posterior means before the cut, counts on a logarithmic axis. The dashed lines are where pruning by magnitude "
         "would cut as much: weights kept between them are small, and matter all the same."
     )
-    return _draw(found, "Weights", "posterior mean μ", caption)
+    return _figure(found, "Weights", "posterior mean μ", caption)
 
 
-def _draw(found: Histogram, title: str, label: str, caption: str) -> Figure:
+def _figure(found: Histogram, title: str, label: str, caption: str) -> Figure:
     total, kept = int(found.all.sum()), int(found.kept.sum())
     description = f"Histogram of {total:,} weights of which {kept:,} are kept."
     if found.cutoffs:
         description += f" A single cut of as many would be at {' and '.join(number(c) for c in found.cutoffs)}."
-    drawing = Drawing(460, 300, title, description)
-    entries = [("area rest", "all weights"), ("area s0", "kept")]
-    entries += [("curve s2", "kept, where they are now")] if found.moved is not None else []
-    top = drawing.legend([*entries, ("curve s1", "cumulative share")], (58, 0), 390) + 8
+    picture = plotted(title, description, 3.6, lambda plot: _draw(plot, found, label))
     edges = [float(edge) for edge in found.edges]
-    x = Scale(edges[0], edges[-1], 58, 416, math.log10 if found.is_log else float)
-    high = float(found.all.max()) * 1.3
-    y = Scale(0.8, max(high, 2.0), 254, top, math.log10)
-    frame = Frame(drawing, x, y)
-    frame.y_axis([(t, number(t)) for t in log_ticks(0.8, max(high, 2.0))], "weights")
-    ticks = log_ticks(edges[0], edges[-1]) if found.is_log else even_ticks(edges[0], edges[-1])
-    frame.x_axis([(t, number(t)) for t in ticks], label)
-    for values, style in ((found.all, "area rest"), (found.kept, "area s0")):
-        for k, value in enumerate(values.tolist()):
-            if value:
-                frame.bar(edges[k], edges[k + 1], 0.8, value, style)
-    middles = [math.sqrt(a * b) if found.is_log else (a + b) / 2 for a, b in itertools.pairwise(edges)]
-    if found.moved is not None:
-        frame.curve([(m, float(v)) for m, v in zip(middles, found.moved, strict=True)], "s2")
-    share = Frame(drawing, x, Scale(0.0, 1.0, 254, top))
-    share.curve([(edges[0], 0.0), *zip(edges[1:], found.cumulative.tolist(), strict=True)], "s1")
-    share.y_axis([(t, percent(t, 0)) for t in (0.0, 0.5, 1.0)], "", right=True)
-    for cutoff in found.cutoffs:
-        frame.vertical(cutoff, number(cutoff), to_right=None if found.is_log else cutoff > 0)
     bins = zip(found.all.tolist(), found.kept.tolist(), found.cumulative.tolist(), strict=True)
     rows = [
         (f"{low:.4g} to {high:.4g}", number(count), number(left), percent(share, 2))
         for (low, high), (count, left, share) in zip(itertools.pairwise(edges), bins, strict=True)
     ]
-    return Figure(title, caption, drawing.render(), Table.of((label, "weights", "kept", "cumulative"), rows))
+    return Figure(title, caption, picture, Table.of((label, "weights", "kept", "cumulative"), rows))
+
+
+def _draw(plot: Plot, found: Histogram, label: str) -> None:
+    ax = plot.subplots()
+    edges = found.edges.tolist()
+    ax.stairs(found.all.tolist(), edges, fill=True, color=LIGHT.rest, label="all weights")
+    ax.stairs(found.kept.tolist(), edges, fill=True, color="C0", label="kept")
+    if found.moved is not None:
+        ax.stairs(found.moved.tolist(), edges, color="C2", linewidth=1.2, label="kept, where they are now")
+    for place, cutoff in enumerate(found.cutoffs):
+        words = None if place else f"single cut at {'±' if len(found.cutoffs) > 1 else ''}{number(abs(cutoff))}"
+        ax.axvline(cutoff, color=LIGHT.ink, linestyle="--", linewidth=1, label=words)
+    ax.set(xlabel=label, ylabel="weights", yscale="log", xlim=(edges[0], edges[-1]))
+    ax.set_xscale("log" if found.is_log else "linear")
+    share = ax.twinx()
+    share.plot(edges, [0.0, *(100 * found.cumulative).tolist()], color="C1", linewidth=1.4, label="cumulative share")
+    share.set(ylim=(0, 104), ylabel="cumulative share, %")
+    share.spines["right"].set_visible(True)
+    handles = [handle for axis in (ax, share) for handle in axis.get_legend_handles_labels()[0]]
+    plot.legend(handles=handles, loc="outside upper center", ncols=3)
 
 
 def _names(bnn: Bayesian) -> list[str]:

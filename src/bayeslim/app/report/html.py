@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bayeslim.app.report.figure import Figure, Table
+from bayeslim.app.report.files import FileUse
+from bayeslim.app.style import DARK, LIGHT
 from bayeslim.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -22,8 +24,10 @@ class Page:
         title: its heading.
         lead: a sentence on the run.
         highlights: the most important numbers, as (value, words).
+        summary: headings with a few sentences each, for readers in a hurry.
         overview: the networks side by side; None if nothing was measured.
         figures: in reading order.
+        files: the files of the run, and how to use them.
         plan: the plan, as text.
         notes: parts that were left out, and why.
         colophon: the versions used.
@@ -32,8 +36,10 @@ class Page:
     title: str
     lead: str
     highlights: Sequence[tuple[str, str]]
+    summary: Sequence[tuple[str, str]]
     overview: Table | None
     figures: Sequence[Figure]
+    files: Sequence[FileUse]
     plan: str
     notes: Sequence[str]
     colophon: str
@@ -60,4 +66,4 @@ def environment() -> jinja2.Environment:
 
 def render(page: Page) -> str:
     """Render the page as HTML."""
-    return environment().get_template("page.html.jinja").render(page=page)
+    return environment().get_template("page.html.jinja").render(page=page, light=LIGHT, dark=DARK)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from html import escape
 
 import numpy as np
 import torch
 from torch import Tensor
 
-INK = (74, 134, 200)
+INK = (45, 130, 195)
 """A blue that is visible on white and on black."""
 
 
@@ -49,6 +50,21 @@ def photograph(image: Tensor) -> str:
     pixels = torch.full((*image.shape[1:], 4), 255, dtype=torch.uint8)
     pixels[..., :3] = levels.expand(3, -1, -1).permute(1, 2, 0)
     return png(pixels)
+
+
+def bitmap(source: str, description: str, label: str, class_: str = "") -> str:
+    """Write an image with a label below it, as HTML.
+
+    Args:
+        source: the image as a data URL.
+        description: the content, for readers who cannot see it.
+        label: a few words.
+        class_: of the page's style sheet.
+    """
+    return (
+        f'<div class="{escape(class_)}"><img src="{escape(source)}" alt="{escape(description)}">'
+        f"<span>{escape(label)}</span></div>"
+    )
 
 
 def shrunk(matrix: Tensor, most: int) -> Tensor:

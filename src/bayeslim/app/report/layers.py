@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from bayeslim.app.report.figure import Figure, Table
+from bayeslim.app.report.plot import plotted
 from bayeslim.app.report.quantities import MISSING, number, percent, shape
-from bayeslim.app.report.svg import Drawing
+from bayeslim.app.style import LIGHT
 from bayeslim.bayesian import Bayesian
 from bayeslim.sites import is_weight, owner
 
-_ROW, _LABEL = 23.0, 150.0
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Plot
 
 
 @dataclass(frozen=True)
@@ -60,26 +63,39 @@ def draw_layers(layers: list[Layer], left: dict[str, str]) -> Figure:
     title = "Weights left in each layer"
     total, kept = sum(layer.size for layer in layers), sum(layer.kept for layer in layers)
     words = "; ".join(f"{layer.name} {percent(layer.kept / layer.size)}" for layer in layers)
-    drawing = Drawing(460, _ROW * len(layers) + 26, title, f"Weights left, of all {percent(kept / total)}: {words}.")
-    width = 460 - _LABEL - 124
-    for place, layer in enumerate(layers):
-        y = _ROW * place + 4
-        drawing.text((_LABEL - 8, y + 12), _short(layer.name), "", "end")
-        drawing.rect((_LABEL, y + 2), (width, 12), "area rest")
-        drawing.rect((_LABEL, y + 2), (max(width * layer.kept / layer.size, 0.8), 12), "area s0")
-        drawing.text(
-            (_LABEL + width + 8, y + 12), f"{percent(layer.kept / layer.size)} of {number(layer.size)}", "tick"
-        )
-    drawing.text(
-        (_LABEL, _ROW * len(layers) + 20), f"All together: {percent(kept / total)} of {number(total)}.", "note"
-    )
     rows = []
     for layer in layers:
         counts = number(layer.size), number(layer.kept), percent(1 - layer.kept / layer.size, 2)
         rows.append((layer.name, shape(layer.shape), *counts, layer.compacted or MISSING, left.get(layer.name, "")))
     headings = ("weight", "shape", "weights", "left", "cut", "compacted to", "remark")
-    caption = "Weights that are not zero, as a share of the layer's. Layers whose units are idle shrink when compacted."
-    return Figure(title, caption, drawing.render(), Table.of(headings, rows))
+    caption = (
+        f"{percent(kept / total)} of all {number(total)} weights are left. Layers whose units are idle shrink when "
+        "compacted; the table has their new shapes."
+    )
+    picture = plotted(
+        title,
+        f"Weights left, of all {percent(kept / total)}: {words}.",
+        0.6 + 0.26 * len(layers),
+        lambda plot: _draw(plot, layers),
+    )
+    return Figure(title, caption, picture, Table.of(headings, rows))
+
+
+def _draw(plot: Plot, layers: list[Layer]) -> None:
+    ax = plot.subplots()
+    places = range(len(layers))
+    ax.barh(places, [100] * len(layers), color=LIGHT.rest, height=0.6)
+    ax.barh(places, [100 * layer.kept / layer.size for layer in layers], color="C0", height=0.6)
+    ax.set_yticks(places, [_short(layer.name) for layer in layers])
+    right = ax.secondary_yaxis("right")
+    right.set_yticks(places, [f"{percent(layer.kept / layer.size)} of {number(layer.size)}" for layer in layers])
+    for axis in (ax, right):
+        axis.tick_params(axis="y", length=0)
+    for side in (ax.spines["left"], right.spines["right"]):
+        side.set_visible(False)
+    ax.set_ylim(len(layers) - 0.5, -0.5)
+    ax.set_xlim(0, 100)
+    ax.set_xlabel("weights left, %")
 
 
 def _short(name: str, most: int = 24) -> str:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from bayeslim.app.report.figure import Figure, Table
-from bayeslim.app.report.images import shade, shrunk
+from bayeslim.app.report.images import bitmap, shade, shrunk
 from bayeslim.app.report.quantities import number, percent, shape
-from bayeslim.app.report.svg import Drawing
 from bayeslim.bayesian import Bayesian
 from bayeslim.sites import is_weight, owner
 from bayeslim.types import Inputs
@@ -37,33 +36,22 @@ def draw_masks(pruned: Bayesian, example: Inputs) -> list[Figure]:
     for place, name in enumerate(names[:MAX_LAYERS_SHOWN]):
         mask = pruned.masks[name].cpu()
         image = _input_image(mask, example) if place == 0 else None
-        figures.append(_draw(name, mask, image))
+        figures.append(_figure(name, mask, image))
     return figures
 
 
-def _draw(name: str, mask: Tensor, inputs: Tensor | None) -> Figure:
+def _figure(name: str, mask: Tensor, inputs: Tensor | None) -> Figure:
     kept = int(mask.sum())
     picture, axes = laid_out(mask)
-    picture = shrunk(picture, _MAX_SIDE_PIXELS)
-    side = 0.0 if inputs is None else 130.0
-    width = 452 - (side + 24 if inputs is not None else 0)
-    height = min(max(width * picture.shape[0] / picture.shape[1], 28.0), 240.0)
     title = f"Mask of {name}"
     description = f"{number(kept)} of {number(mask.numel())} weights are left, {percent(kept / mask.numel())}. {axes}"
-    drawing = Drawing(460, max(height, side) + 24, title, description)
-    drawing.rect((4, 2), (width, height), "cell")
-    drawing.image((4, 2), (width, height), shade(picture))
-    drawing.text((4, height + 16), axes, "tick")
-    if inputs is not None:
-        left = 4 + width + 24
-        tall = side * inputs.shape[0] / inputs.shape[1]
-        drawing.rect((left, 2), (side, tall), "cell")
-        drawing.image((left, 2), (side, tall), shade(inputs / inputs.max().clamp_min(1e-12)))
-        drawing.text((left, tall + 16), "by input pixel", "tick")
+    parts = [bitmap(shade(shrunk(picture, _MAX_SIDE_PIXELS)), description, axes, "mask")]
     caption = f"{percent(kept / mask.numel())} of {shape(tuple(mask.shape))} weights are left (ink)."
     if inputs is not None:
-        caption += " On the right, the number of weights left that read each input pixel."
-    return Figure(title, caption, drawing.render(), _table(mask))
+        words = "Number of weights left that read each input pixel."
+        parts.append(bitmap(shade(inputs / inputs.max().clamp_min(1e-12)), words, "by input pixel", "mask pixels"))
+        caption += " Beside it, the number of weights left that read each input pixel."
+    return Figure(title, caption, f'<div class="bitmaps">{"".join(parts)}</div>', _table(mask))
 
 
 def laid_out(mask: Tensor) -> tuple[Tensor, str]:

@@ -121,6 +121,12 @@ def _nothing() -> None:
     """Do nothing: a CPU has finished when a call returns."""
 
 
-def overview(rows: Mapping[str, Row]) -> Table:
-    """Build the table of the networks."""
-    return Table.of(HEADINGS, [(name, *row.cells()) for name, row in rows.items()])
+def overview(rows: Mapping[str, Row], latency: bool = True) -> Table:
+    """Build the table of the networks.
+
+    Args:
+        rows: of the networks, by name.
+        latency: whether to have a column for it; not where a benchmark shows the latency of every runtime.
+    """
+    end = len(HEADINGS) if latency else -1
+    return Table.of(HEADINGS[:end], [(name, *row.cells())[:end] for name, row in rows.items()])

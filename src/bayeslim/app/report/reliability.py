@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from bayeslim.app.report.axes import Frame, Scale
 from bayeslim.app.report.figure import Figure, Table
+from bayeslim.app.report.plot import plotted
 from bayeslim.app.report.quantities import MISSING, number, percent
 from bayeslim.app.report.scores import Scores
-from bayeslim.app.report.svg import Drawing
+from bayeslim.app.style import LIGHT
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Plot
+
+MARKERS = ("o", "s", "^", "D")
 _MIN_PREDICTIONS_PER_BIN = 5
 """Bins with fewer predictions than this are noise, and are left out of the picture (not of the table)."""
 
@@ -23,27 +28,39 @@ def draw_reliability(scores: Mapping[str, Scores]) -> Figure:
     is_fraction = next(iter(scores.values())).is_fraction
     title = "Reliability"
     gaps = "; ".join(f"{name} {percent(found.ece, 2)}" for name, found in scores.items())
-    drawing = Drawing(460, 430, title, f"Mean gap between confidence and accuracy: {gaps}.")
-    styles = {name: "s0 strong" if k == 0 else f"s{k}" for k, name in enumerate(scores)}
-    entries = [(f"curve {style}", f"{name} ({percent(scores[name].ece)})") for name, style in styles.items()]
-    top = drawing.legend([("curve ideal", "perfect"), *entries], (58, 0), 390) + 8
-    ticks = [(t, percent(t, 0)) for t in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
-    frame = Frame(drawing, Scale(0, 1, 58, 446), Scale(0, 1, 384, top))
-    frame.y_axis(ticks, "share that is right" if is_fraction else "targets inside")
-    frame.x_axis(ticks, "confidence" if is_fraction else "probability of the interval")
-    frame.curve([(0, 0), (1, 1)], "ideal")
-    for name, style in reversed(styles.items()):
-        curve = scores[name].calibration
-        rows = zip(curve.confidence.tolist(), curve.accuracy.tolist(), curve.count.tolist(), strict=True)
-        frame.curve([(said, so) for said, so, count in rows if count >= _MIN_PREDICTIONS_PER_BIN], style, dots=True)
     what = "confidence" if is_fraction else "interval"
     caption = (
-        f"How often predictions of each {what} are right; the number in the legend is the mean gap to the diagonal "
-        "(expected calibration error)."
+        f"How often predictions of each {what} are right; the gap in the legend is the mean distance from the "
+        "diagonal (expected calibration error)."
     )
     if is_fraction:
         caption += f" Bins with fewer than {_MIN_PREDICTIONS_PER_BIN} predictions are in the table only."
-    return Figure(title, caption, drawing.render(), _table(scores, is_fraction))
+    picture = plotted(
+        title,
+        f"Mean gap between confidence and accuracy: {gaps}.",
+        4.6,
+        lambda plot: _draw(plot, scores, is_fraction),
+    )
+    return Figure(title, caption, picture, _table(scores, is_fraction))
+
+
+def _draw(plot: Plot, scores: Mapping[str, Scores], is_fraction: bool) -> None:
+    ax = plot.subplots()
+    ax.plot([0, 100], [0, 100], color=LIGHT.quiet, linestyle=":", linewidth=1.2, label="perfect")
+    least = _MIN_PREDICTIONS_PER_BIN if is_fraction else 1
+    for place, (name, found) in enumerate(scores.items()):
+        curve = found.calibration
+        shown = curve.count >= least
+        said, so = 100 * curve.confidence[shown], 100 * curve.accuracy[shown]
+        ax.plot(
+            said.tolist(), so.tolist(), color=f"C{place}", marker=MARKERS[place % len(MARKERS)], markersize=4,
+            linewidth=2.2 if place == 0 else 1.4, label=f"{name} (gap {percent(found.ece)})", zorder=9 - place,
+        )  # fmt: skip
+    ax.set(xlim=(0, 101), ylim=(0, 101), aspect="equal")
+    ax.set_xlabel("confidence, %" if is_fraction else "probability of the interval, %")
+    ax.set_ylabel("share that is right, %" if is_fraction else "targets inside, %")
+    ax.grid(linewidth=0.6)
+    plot.legend(loc="outside upper center", ncols=2)
 
 
 def _table(scores: Mapping[str, Scores], is_fraction: bool) -> Table:

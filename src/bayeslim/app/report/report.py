@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from bayeslim.app.report.certainty import draw_certainty
 from bayeslim.app.report.costs import compared, counted, draw_costs
 from bayeslim.app.report.curves import draw_curves, measure_curves
 from bayeslim.app.report.figure import Figure
+from bayeslim.app.report.files import uses_of
 from bayeslim.app.report.histograms import draw_snr, draw_weights, measure_snr, measure_weights
 from bayeslim.app.report.layers import draw_layers, measure_layers
 from bayeslim.app.report.masks import draw_masks
@@ -23,12 +24,17 @@ from bayeslim.app.report.overview import DENSE, SLIM, Row, latencies, measure_ro
 from bayeslim.app.report.quantities import number, percent, times
 from bayeslim.app.report.reliability import draw_reliability
 from bayeslim.app.report.scores import Batches, collected, predict_all, score_prediction
+from bayeslim.app.report.summary import fastest, summarise
+from bayeslim.app.style import has_matplotlib
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
 from bayeslim.io.files import write_file
 from bayeslim.prune.cuts import NothingToCut
+from bayeslim.results import Prediction
 from bayeslim.types import Inputs
 from bayeslim.version import __version__
+
+PLOTS_MISSING = "Plots: matplotlib is not installed. Run: pip install 'bayeslim[plots]'. The tables hold all numbers."
 
 
 def report(
@@ -42,6 +48,7 @@ def report(
     others: Mapping[str, nn.Module] | None = None,
     rows: Mapping[str, Row] | None = None,
     benchmark: Benchmark | None = None,
+    files: Sequence[str] = (),
     title: str | None = None,
 ) -> Path:
     """Write a report on a pruned network, as one HTML file that loads nothing.
@@ -56,6 +63,7 @@ def report(
         others: further plain networks for the overview by name, such as one pruned by magnitude.
         rows: the overview, if it was measured before (with the networks "dense" and "bayeslim").
         benchmark: of the dense against the slim network, from `bl.benchmark`; without it only the latency is measured.
+        files: names of the files of a run, for the part on their use.
         title: the page's heading.
 
     Raises:
@@ -73,13 +81,17 @@ def report(
         networks = {DENSE: bnn.mean_network(), **(others or {}), SLIM: plain}
         seconds = None if benchmark is None else latencies(benchmark)
         rows = measure_rows(networks, bnn.likelihood, batches, example, seconds)
-    figures, notes = _figures(bnn, pruned, slim, batches, example, rows, benchmark)
+    prediction = None if batches is None else predict_all(pruned, batches)
+    targets = None if batches is None else torch.cat([y for _, y in batches])
+    figures, notes = _figures(bnn, pruned, slim, batches, example, rows, benchmark, prediction)
     page = html.Page(
         title=title or f"{_name(bnn)}, pruned by its posterior",
         lead=_lead(bnn, pruned, batches),
         highlights=highlights(pruned, rows, benchmark),
-        overview=overview(rows),
+        summary=summarise(rows, benchmark, prediction, targets),
+        overview=overview(rows, latency=benchmark is None),
         figures=figures,
+        files=uses_of(files),
         plan="" if pruned.plan_ is None else str(pruned.plan_),
         notes=notes,
         colophon=_colophon(),
@@ -97,35 +109,31 @@ def _figures(
     example: Inputs,
     rows: Mapping[str, Row],
     benchmark: Benchmark | None,
+    prediction: Prediction | None,
 ) -> tuple[list[Figure], list[str]]:
     left = {} if pruned.plan_ is None else dict(pruned.plan_.left)
-    figures: list[Figure] = []
-    notes: list[str] = []
-    if batches is None:
-        notes.append("Error against sparsity, reliability: no held-out data were given (validate=loader).")
-    else:
-        curves = measure_curves(bnn, pruned, batches, example)
-        figures.append(draw_curves(curves))
-        notes += [f"{name}: {why}" for name, why in curves.left_out.items()]
     dense, small = rows[DENSE], rows[SLIM]
+    figures: list[Figure] = []
+    notes = [] if has_matplotlib() else [PLOTS_MISSING]
     quantities = counted(dense, small)
     if benchmark is not None:
         quantities = compared(benchmark, quantities)
+        notes += [f"{runtime}: {why}" for runtime, why in benchmark.skipped.items()]
     if quantities:
         figures.append(draw_costs(quantities))
     else:
         notes.append("Size and latency: there was no example to run the networks on (example=x).")
-    if benchmark is not None:
-        notes += [f"{runtime}: {why}" for runtime, why in benchmark.skipped.items()]
     figures.append(draw_layers(measure_layers(pruned, slim), left))
-    figures += [draw_snr(measure_snr(bnn, pruned)), draw_weights(measure_weights(bnn, pruned))]
-    if batches is not None:
+    if batches is None or prediction is None:
+        notes.append("Error against sparsity, reliability: no held-out data were given (validate=loader).")
+    else:
+        curves = measure_curves(bnn, pruned, batches, example)
+        notes += [f"{name}: {why}" for name, why in curves.left_out.items()]
         scores = {name: row.scores for name, row in ((SLIM, small), (DENSE, dense)) if row.scores is not None}
-        prediction = predict_all(pruned, batches)
         scores["pruned, over its posterior"] = score_prediction(prediction, pruned.likelihood, batches)
-        figures.append(draw_reliability(scores))
         certain = draw_certainty(prediction, batches)
-        figures += [certain] if certain is not None else []
+        figures += [draw_curves(curves), draw_reliability(scores), *([certain] if certain is not None else [])]
+    figures += [draw_snr(measure_snr(bnn, pruned)), draw_weights(measure_weights(bnn, pruned))]
     figures += draw_masks(pruned, example)
     return figures, notes
 
@@ -160,8 +168,7 @@ def highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark |
         if "onnxruntime" in sizes["dense"].file_bytes:
             whole, small = (sizes[name].file_bytes["onnxruntime"] for name in ("dense", "slim"))
             shown.append((times(whole / max(1, small)), "smaller ONNX file"))
-        batch = min(benchmark.batch_sizes)
-        best = min(benchmark.runtimes, key=lambda runtime: benchmark.latency("slim", runtime, batch))
+        best, batch = fastest(benchmark)
         before, after = (benchmark.latency(name, best, batch) for name in ("dense", "slim"))
         shown.append((times(before / after), f"as fast as the dense network, both in {best}, batch {batch}"))
     elif dense.seconds and slim.seconds:
