@@ -2,6 +2,7 @@
 # make test   lint, types, tests and doctests
 # make reader a digit reader of 8 kilobytes in C: builds it for every processor there is a compiler for, and runs it
 # make docs   the site, in docs/_build/html: tutorials are run, warnings are errors, nothing is fetched but packages
+# make bench  the cost of every method and every peer, as ratios to the plain network; a table and a plot in docs/
 # make benchmark-peers   speed against the plain network and other libraries, which get an environment of their own
 # Each works as the first command in a fresh clone: it makes .venv and installs what it needs.
 
@@ -13,7 +14,7 @@ STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 PEERS  := .venv-peers
 
-.PHONY: demo reader docs test lint types check install clean benchmark-peers
+.PHONY: demo reader docs test lint types check install clean bench benchmark-peers
 
 # the demonstration needs the command line, the report and ONNX; linters and test tools come with $(STAMP)
 $(DEMO): pyproject.toml constraints.txt
@@ -63,6 +64,11 @@ $(PEERS)/.installed: constraints.txt benchmarks/peers.txt
 	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt torch numpy safetensors
 	$(PEERS)/bin/python -m pip install --quiet --no-deps -r benchmarks/peers.txt
 	touch $@
+
+# measured beside the peers, in their environment; drawn where matplotlib is
+bench: $(PEERS)/.installed $(DOCS)
+	PYTHONPATH=src $(PEERS)/bin/python -m benchmarks --no-report
+	$(BIN)/python -m benchmarks --report
 
 benchmark-peers: $(PEERS)/.installed
 	PYTHONPATH=src $(PEERS)/bin/python benchmarks/steps.py

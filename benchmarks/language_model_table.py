@@ -109,7 +109,14 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-COLUMNS = ("magnitude", "wanda", "sparsegpt", "blocks x1", "blocks x16", "bayeslim x1", "bayeslim x4")
+COLUMNS = {
+    "magnitude": ("magnitude",),
+    "Wanda": ("wanda",),
+    "SparseGPT": ("sparsegpt",),
+    "bayeslim, block by block": ("blocks x16", "blocks x1"),
+    "bayeslim, whole network": ("bayeslim x4", "bayeslim x1"),
+}
+"""Columns of the short table: of several rules, the first that was measured."""
 
 
 def summary(results: Mapping[str, Any]) -> str:
@@ -117,13 +124,16 @@ def summary(results: Mapping[str, Any]) -> str:
 
     Targets that no cut of ours was measured at are left out.
     """
-    head = ["perplexity without retraining", "dense", *(RULES[rule] for rule in COLUMNS)]
+    head = ["perplexity without retraining", "dense", *COLUMNS]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, title in TITLES.items():
         model = results.get("models", {}).get(name)
         for target in TARGETS if model else ():
-            row = [shown(model, rule, target).partition(" (")[0] for rule in COLUMNS]
-            if any(text for text, rule in zip(row, COLUMNS, strict=True) if RULES[rule].startswith("bayeslim")):
+            row = [
+                next((text for rule in rules if (text := shown(model, rule, target).partition(" (")[0])), "")
+                for rules in COLUMNS.values()
+            ]
+            if any(text for text, words in zip(row, COLUMNS, strict=True) if words.startswith("bayeslim")):
                 best = row.index(min((text for text in row if text), key=leading))
                 row[best] = f"**{row[best]}**"
                 dense = math.exp(model["dense_log_perplexity"])

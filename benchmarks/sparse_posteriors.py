@@ -20,8 +20,8 @@ which the dense network teaches as well. Magnitude is trained in the same way. T
 their networks was tested, except the prices of units (README.md says how they were chosen). They run on two splits: the
 official one, and a "fresh" one whose test images no earlier result was measured on.
 
-The "gentle" rules are the same with less pressure, and aim at the goals' sizes instead of the records'. All of them
-were fixed before the third split, "unseen", was made. No other rule was ever measured on its test images.
+The "gentle" rules are the same with less pressure, and aim at the goals' sizes instead of the published ones. All of
+them were fixed before the third split, "unseen", was made. No other rule was ever measured on its test images.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Run:
     def __init__(self, job: Job):
         self.job, self.device = job, job["device"]
         data = split(job["data"], job.get("split", "official"))
-        scale = _scale(job["data"], data.train_x)
+        self.scale = scale = _scale(job["data"], data.train_x)
         images, labels = data.train_x, data.train_y
         if job["rule"] == "random labels":
             labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(job["seed"]))]

@@ -50,6 +50,7 @@ from bayeslim.methods.psgld import PSGLD
 from bayeslim.methods.sghmc import SGHMC
 from bayeslim.methods.sgld import SGLD
 from bayeslim.methods.sgnht import SGNHT
+from bayeslim.methods.shared.fit_together import fit_together
 from bayeslim.methods.snapshot import Snapshot
 from bayeslim.methods.subnetwork import Subnetwork
 from bayeslim.methods.subspace import Subspace
@@ -136,6 +137,7 @@ __all__ = [
     "families",
     "fgsm",
     "fine_tune",
+    "fit_together",
     "gates",
     "likelihoods",
     "linear_in_parameters",

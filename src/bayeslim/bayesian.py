@@ -23,7 +23,7 @@ from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
-from bayeslim.sites import Selection, Sites, sites, usable
+from bayeslim.sites import Selection, Sites, sites, tensor_at, usable
 from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
 from bayeslim.train.options import check_values
@@ -268,7 +268,7 @@ class Bayesian(nn.Module):
             weights: by name, to use instead of the network's own.
         """
         names = self.priors if self.anchor is None else self.anchor[0].mean
-        weights = {name: self.model.get_parameter(name) for name in names} if weights is None else weights
+        weights = {name: tensor_at(self.model, name) for name in names} if weights is None else weights
         if self.anchor is not None:
             posterior, strength = self.anchor
             off = {name: weights[name] - mean for name, mean in posterior.mean.items()}

@@ -32,6 +32,10 @@ _current: ContextVar[torch.Generator | None] = ContextVar("generator", default=N
 """Each thread has its own, so that predictions in several threads do not draw from each other's."""
 
 
+_vmapped: ContextVar[bool] = ContextVar("vmapped", default=False)
+"""Whether this thread draws under `vmap`."""
+
+
 def _replace_pool() -> None:
     """Make a new pool in a forked process: threads are not forked."""
     global _pool
@@ -127,6 +131,24 @@ def seeding_torch_from(generator: torch.Generator | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def vmapped() -> Iterator[None]:
+    """Draw the library's noise inside with torch alone, in this thread.
+
+    Under `vmap` every network then has noise of its own. Numpy would draw one value for all of them.
+    """
+    token = _vmapped.set(True)
+    try:
+        yield
+    finally:
+        _vmapped.reset(token)
+
+
+def is_transformed() -> bool:
+    """Tell whether a compiler or `vmap` transforms the code that asks."""
+    return torch.compiler.is_compiling() or _vmapped.get()
+
+
 def current_generator(device: torch.device | str = "cpu") -> torch.Generator | None:
     """Get the generator of noise in this thread; None for torch's own.
 
@@ -169,7 +191,7 @@ def _start(
     by_numpy = (
         device.type == "cpu" and dtype in (torch.float32, torch.float64) and shape.numel() >= MIN_VALUES_FOR_NUMPY
     )
-    if not by_numpy or torch.compiler.is_compiling():
+    if not by_numpy or is_transformed():
         return torch.randn(shape, dtype=dtype, device=device, generator=generator), []
     seed = int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator))
     values = torch.empty(shape, dtype=dtype, device=device)

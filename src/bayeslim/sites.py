@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bayeslim.errors import NoSiteMatched, UnsupportedModel, closest
 
@@ -208,6 +208,13 @@ def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     for part in path:  # faster than `get_submodule`
         module = module._modules[part]
     return module, leaf
+
+
+def tensor_at(model: nn.Module, name: str) -> Tensor:
+    """Return a parameter, or the tensor in its place in a functional call."""
+    module, leaf = owner(model, name)
+    tensor: Tensor = getattr(module, leaf)
+    return tensor
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from bayeslim.attention import ExplicitAttention
 from bayeslim.errors import UnsupportedModel
-from bayeslim.noise import current_generator, kept_random_state, standard_normal_like
+from bayeslim.noise import current_generator, is_transformed, kept_random_state, standard_normal_like
 from bayeslim.replica import Uses
 from bayeslim.sites import owner
 from bayeslim.types import Inputs, Params, arguments, call_with, modules_of
@@ -204,8 +204,8 @@ class _Flipout(_Noisy):
 
 
 def _is_simple(*tensors: Tensor) -> bool:
-    """Check whether tensors have one full precision, without compiler or autocast."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(tensors[0].device.type):
+    """Check for one full precision, without compiler, `vmap` or autocast."""
+    if is_transformed() or torch.is_autocast_enabled(tensors[0].device.type):
         return False
     dtype = tensors[0].dtype
     return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
@@ -225,12 +225,7 @@ def _signs(like: Tensor, channel: int) -> Tensor:
     """
     shape = [1] * like.ndim
     shape[0], shape[channel] = like.shape[0], like.shape[channel]
-    return (
-        torch.empty(shape, dtype=like.dtype, device=like.device)
-        .bernoulli_(0.5, generator=current_generator(like.device))
-        .mul_(2)
-        .sub_(1)
-    )
+    return like.new_empty(shape).bernoulli_(0.5, generator=current_generator(like.device)).mul_(2).sub_(1)
 
 
 def _retyped(kind: type[_Noisy], plain: type[nn.Module], channel: int, **body: Any) -> type[nn.Module]:

@@ -91,7 +91,7 @@ def test_the_benchmark_runs_and_goes_on(tmp_path, monkeypatch, capsys):
         f"--small --train-steps 3 --checkpoint {tmp_path}/net.pt --results {tmp_path}/out.json "
         "--models byte-gpt --seeds 0 --targets 2:4 --rules"
     )
-    for rules in (["sparsegpt"], ["sparsegpt", "bayeslim x1"]):
+    for rules in (["sparsegpt"], ["sparsegpt", "blocks x1", "bayeslim x1"]):
         monkeypatch.setattr(sys, "argv", ["language_models.py", *options.split(), *rules])
         benchmark.main()
         cells = json.loads((tmp_path / "out.json").read_text())["models"]["byte-gpt"]["cells"]
@@ -131,7 +131,7 @@ def test_the_table_shows_means_spreads_and_damage(monkeypatch):
     lines = table.markdown({"models": {"smollm2": model}}).splitlines()
     assert lines[0] == "SmolLM2-135M, dense perplexity 2.000, 2 calibration seeds:"
     ratio = (math.log(1.5) / math.log(2.0) + math.log(1.5) / math.log(2.5)) / 2
-    assert f"| bayeslim, one step | 3.000 ± 0.000 ({ratio:.2f}) | 2.5 | 1.5 |" in lines
+    assert f"| bayeslim, whole network, one step | 3.000 ± 0.000 ({ratio:.2f}) | 2.5 | 1.5 |" in lines
     assert "| SparseGPT | 4.500 ± 0.707 | 2.5 | 1.5 |" in lines
     assert any(line.startswith("| magnitude | 1e7 (") for line in lines)
     assert not any("row-wise" in line for line in lines)

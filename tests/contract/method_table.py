@@ -14,6 +14,7 @@ METHODS: dict[str, Callable[[], bl.Method]] = {
     "variational-antithetic": lambda: bl.Variational(samples=2, antithetic=True),
     "variational-dropout": lambda: bl.Variational(bl.families.DropoutGaussian(0.2, per="unit", largest=1.0)),
     "gaussian-dropout": lambda: bl.Variational(bl.families.DropoutGaussian(0.2, learn=False)),
+    "variance-network": lambda: bl.Variational(bl.families.ZeroMean()),
     "variational-lowrank": lambda: bl.Variational(bl.families.LowRankGaussian(rank=2)),
     "variational-mixture": lambda: bl.Variational(bl.families.MixtureOfGaussians(components=2)),
     "variational-renyi": lambda: bl.Variational(renyi=0.5, samples=2),

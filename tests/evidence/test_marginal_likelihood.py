@@ -68,7 +68,7 @@ def test_gradient_for_a_pruned_posterior():
 def test_tuning_finds_the_largest_evidence(structure, per_layer):
     bnn = fitted(structure, rank=10)
     before = bl.log_evidence(bnn, data()).value
-    found = tune_prior.by_evidence_(bnn, data(), per_layer)
+    found = tune_prior.by_evidence_(bnn, data(), "layer" if per_layer else "network")
     assert found == pytest.approx(bl.log_evidence(bnn, data()).value, rel=1e-9)
     assert found > before
     stds = {name: prior.std for name, prior in bnn.priors.items()}

@@ -112,3 +112,47 @@ def test_a_laplace_posterior_warns_that_draws_are_not_its_way():
     with pytest.warns(BayeslimWarning, match="linearised"):
         together = ensemble(bnn, 3, generator)
     same(bnn, together(ROWS), 3, torch.Generator().manual_seed(0))
+
+
+def slim_members() -> list[nn.Module]:
+    """Three networks of other widths, as cuts of the members of an ensemble leave them."""
+    members: list[nn.Module] = []
+    for seed, sparsity in enumerate((0.3, 0.5, 0.7)):
+        torch.manual_seed(seed)
+        bnn = bl.bayesianize(mlp(), bl.Variational(), likelihood=LIKELIHOODS["classes"], num_data=10)
+        members.append(
+            bl.compact(bl.prune(bnn, bl.Budget(sparsity=sparsity), granularity="unit", example=ROWS), example=ROWS)
+        )
+    return members
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_slim_networks_of_different_shapes_are_one_graph(suffix, tmp_path):
+    members, likelihood = slim_members(), LIKELIHOODS["classes"]
+    assert len({sum(p.numel() for p in member.parameters()) for member in members}) == 3
+    path = tmp_path / f"five.{suffix}"
+    done = bl.export(members, path, example=ROWS[:2], likelihood=likelihood)
+    assert done.batch_is_free
+    expected = likelihood.predict(torch.stack([member(ROWS) for member in members]))
+    if suffix == "onnx":
+        session = onnxruntime.InferenceSession(path)
+        assert [entry.name for entry in session.get_outputs()] == list(OUTPUTS)
+        found = [torch.from_numpy(value) for value in session.run(None, {"inputs": ROWS.numpy()})]
+    else:
+        found = list(torch.export.load(path).module()(ROWS))
+    for name, value in zip(OUTPUTS, found, strict=True):
+        torch.testing.assert_close(value, getattr(expected, name).detach(), rtol=1e-5, atol=1e-6)
+    assert found[4].max() > 1e-4  # the members disagree
+
+
+def test_several_networks_need_a_likelihood_and_to_be_plain(tmp_path):
+    with pytest.raises(ValueError, match="likelihood"):
+        bl.export([mlp(), mlp()], tmp_path / "two.onnx", example=ROWS)
+    with pytest.raises(TypeError, match="plain"):
+        bl.export(
+            [uncertain(LIKELIHOODS["classes"])], tmp_path / "one.onnx", example=ROWS, likelihood=LIKELIHOODS["classes"]
+        )
+    with pytest.raises(ValueError, match="one plain network"):
+        bl.export([mlp()], tmp_path / "one.c", example=ROWS, likelihood=LIKELIHOODS["classes"])
+    with pytest.raises(ValueError, match="leave it out"):
+        bl.export(mlp(), tmp_path / "one.onnx", example=ROWS, likelihood=LIKELIHOODS["classes"])

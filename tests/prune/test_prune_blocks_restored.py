@@ -11,6 +11,7 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.prune.streaming.block_run import BlockRun
 from bayeslim.prune.streaming.factors import KroneckerSettings, measure, output_weights
+from bayeslim.prune.streaming.prune_blocks import even_places
 from bayeslim.prune.streaming.restored import allocation
 from bayeslim.types import split_batch
 
@@ -119,6 +120,14 @@ def test_allocation_keeps_the_sparsity_and_cuts_low_scores_further():
     assert sum(shares[n] * sizes[n] for n in sizes) / 4500 == pytest.approx(0.6, abs=1e-9)
     assert shares["a"] > shares["b"] > shares["c"] > 0
     assert shares["a"] == pytest.approx(0.6 + (0.9 - 0.6) / 2, abs=0.01)  # the first term is bounded by 1 − 0.25 · 0.4
+
+
+def test_quantiles_of_large_layers_end_at_their_last_score():
+    for count in (1, 7, 58_720_256):
+        places = even_places(count)
+        assert places[0] == 0
+        assert places[-1] == count - 1
+        assert bool((places.diff() >= 0).all())
 
 
 class Adding(nn.Module):

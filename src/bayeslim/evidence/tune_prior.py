@@ -23,6 +23,7 @@ from torch import Tensor
 from bayeslim.curvature.sweep import sum_over_processes
 from bayeslim.errors import BayeslimError, BayeslimWarning, NotPositiveDefinite
 from bayeslim.evidence import marginal_likelihood
+from bayeslim.evidence.relevance import Per, maximise_relevance
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
 from bayeslim.posteriors import Gaussian
 from bayeslim.posteriors import prior_precision as precisions
@@ -41,26 +42,30 @@ SAMPLES = 32
 """Draws of the outputs for a predictive density without a closed form."""
 
 
-def by_evidence_(bnn: Bayesian, loader: Iterable[Any], per_layer: bool = False) -> float:
+def by_evidence_(bnn: Bayesian, loader: Iterable[Any], per: Per = "network", in_place: bool = False) -> float:
     """Give the posterior the prior precision of the largest evidence, and return that.
 
-    A learned Gaussian noise is tuned too.
+    A learned Gaussian noise is tuned too, unless units or weights have precisions of their own.
 
     Args:
         bnn: a fitted network; its posterior, priors and learned noise change.
         loader: the training data.
-        per_layer: whether each layer gets a precision of its own.
+        per: the weights that share a precision: of the "network", a "layer", a "unit" or a single "weight".
+        in_place: whether to write into the tensors of `hold_in_tensors_`.
     """
     data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
     posterior = cast("Gaussian", bnn.posterior_)
-    tuned = marginal_likelihood.maximise(
-        posterior, prior_mean(bnn), data, per_layer=per_layer, likelihood=bnn.likelihood
-    )
+    if per in ("unit", "weight"):
+        tuned = maximise_relevance(posterior, prior_mean(bnn), data, per)
+    else:
+        tuned = marginal_likelihood.maximise(
+            posterior, prior_mean(bnn), data, per_layer=per == "layer", likelihood=bnn.likelihood
+        )
     if tuned.noise is not None:
         assert isinstance(bnn.likelihood, GaussianLikelihood)
         with torch.no_grad():
             bnn.likelihood.log_noise.fill_(tuned.noise).log_()
-    set_prior_(bnn, tuned.posterior, tuned.prior_precision)
+    set_prior_(bnn, tuned.posterior, tuned.prior_precision, in_place)
     return tuned.log_evidence
 
 
@@ -158,7 +163,7 @@ def prior_mean(bnn: Bayesian) -> dict[str, float | Tensor]:
     return {name: prior.config()["mean"] for name, prior in bnn.priors.items()}
 
 
-def set_prior_(bnn: Bayesian, posterior: Gaussian, prior_precision: PriorPrecision) -> None:
+def set_prior_(bnn: Bayesian, posterior: Gaussian, prior_precision: PriorPrecision, in_place: bool = False) -> None:
     """Keep a posterior under its new prior precision, and write that into the priors.
 
     A subnetwork of S of D weights has the precision δ S/D of a prior with precision δ.
@@ -167,7 +172,27 @@ def set_prior_(bnn: Bayesian, posterior: Gaussian, prior_precision: PriorPrecisi
     size = getattr(getattr(bnn.method, "subset", None), "size", None)
     part = 1.0 if size is None else size / bnn.sites.size
     for name, value in precisions.resolve(prior_precision, posterior.mean).items():
-        bnn.priors[name] = Normal(float(part / value) ** 0.5, bnn.priors[name].config()["mean"])
+        std, settings = (part / value).sqrt(), bnn.priors[name].config()
+        if in_place:
+            settings["std"].copy_(std)
+        else:
+            own = std.detach().to(bnn.model.get_parameter(name))
+            bnn.priors[name] = Normal(float(std) if std.numel() == 1 else own, settings["mean"])
+
+
+def hold_in_tensors_(bnn: Bayesian, per: Per) -> None:
+    """Write the standard deviations of the priors as tensors that `per` tunes.
+
+    A training step captured as a CUDA graph then sees the values that `set_prior_` writes in place.
+    """
+    for name, prior in bnn.priors.items():
+        weight, settings = bnn.model.get_parameter(name), prior.config()
+        shape: tuple[int, ...] = ()
+        if per in ("unit", "weight") and weight.ndim:
+            row = tuple(weight.shape) if per == "weight" else (weight.shape[0], *[1] * (weight.ndim - 1))
+            shape = row if weight.ndim > 1 else (1,)
+        middle = torch.as_tensor(settings["std"]).double().log().mean().exp()
+        bnn.priors[name] = Normal(weight.new_full(shape, float(middle)), settings["mean"])
 
 
 def _under(posterior: Gaussian, delta: float) -> Gaussian | None:

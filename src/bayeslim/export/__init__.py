@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from bayeslim.export.integer_onnx import to_integer_onnx
 from bayeslim.export.onnx import to_onnx
 from bayeslim.export.program import to_program
 from bayeslim.io.files import write_file
+from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.posteriors import Particles
 from bayeslim.quantise.result import Quantised
@@ -58,10 +60,11 @@ class Exported:
 
 
 def export(
-    network: Bayesian | nn.Module | Quantised,
+    network: Bayesian | nn.Module | Quantised | Sequence[nn.Module],
     path: str | os.PathLike[str],
     *,
     example: Inputs,
+    likelihood: Likelihood | None = None,
     samples: int | None = None,
     generator: torch.Generator | None = None,
     sparse: bool = False,
@@ -76,11 +79,14 @@ def export(
     Args:
         network: a plain network, exported in eval mode; or a Bayesian one, of which `samples` draws are exported as one
             graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`; or the
-            result of `quantise`, whose codes are stored in an ONNX file as integers of 8 or 16 bits.
+            result of `quantise`, whose codes are stored in an ONNX file as integers of 8 or 16 bits; or several plain
+            networks, which may differ in shape (slim members of an ensemble), as one graph with the same outputs as a
+            Bayesian network.
         path: ends in ".onnx" (needs the extra `bayeslim[onnx]`), ".pt2" (whose readers must trust it, as PyTorch
             unpickles parts of it; folders of `bayeslim.save` are safe to read) or ".c" (self-contained C99 with a
             header beside it; zeros cost neither time nor bytes; `load_c` runs it).
         example: inputs: a tensor, a tuple of arguments or a dict.
+        likelihood: the likelihood of the outputs, needed for several networks.
         samples: the number of draws of a Bayesian network; for particles, all of them if not given.
         generator: the source of randomness; with the same one `predict(how="sample")` draws the same networks.
         sparse: store weights of an ONNX file sparsely where that is smaller.
@@ -96,12 +102,20 @@ def export(
         MissingExtra: if a package for ONNX is not installed.
     """
     target = Path(path)
+    network = list(network) if isinstance(network, (list, tuple)) else network
     _check(network, target, samples, sparse, int8)
+    _check_members(network, likelihood)
     names: Sequence[str] | None = None
-    if isinstance(network, Bayesian):
-        plain: nn.Module = ensemble(network, samples, generator)
+    plain: nn.Module
+    if isinstance(network, (Bayesian, list)):
+        if isinstance(network, Bayesian):
+            plain = ensemble(network, samples, generator)
+        else:
+            assert likelihood is not None
+            plain = Ensemble([evaluating_copy(member) for member in network], copy.deepcopy(likelihood)).eval()
         names, example = OUTPUTS, (example,)
     else:
+        assert isinstance(network, (nn.Module, Quantised))
         plain = evaluating_copy(network.network if isinstance(network, Quantised) else network)
     plain = plain.cpu().requires_grad_(False)
     _check_finite(plain)
@@ -131,14 +145,29 @@ def _check_finite(network: nn.Module) -> None:
             )
 
 
+def _check_members(network: Any, likelihood: Likelihood | None) -> None:
+    if not isinstance(network, list):
+        if likelihood is not None:
+            raise ValueError("likelihood says what several networks predict together. For one network, leave it out.")
+        return
+    if not network or not all(isinstance(m, nn.Module) and not isinstance(m, Bayesian) for m in network):
+        raise TypeError("Several networks must be plain torch.nn.Modules, such as bl.compact gives, at least one.")
+    if likelihood is None:
+        raise ValueError(
+            "Several networks are averaged as probabilities or values: pass likelihood=bl.likelihoods.Categorical(), "
+            "or that of their outputs."
+        )
+
+
 def _check(network: Any, target: Path, samples: int | None, sparse: bool, int8: bool) -> None:
-    if not isinstance(network, (nn.Module, Quantised)):
+    if not isinstance(network, (nn.Module, Quantised, list)):
         raise TypeError(
-            f"export takes a Bayesian, a torch.nn.Module or the result of quantise. Got {type(network).__name__}."
+            "export takes a Bayesian, a torch.nn.Module, a list of these modules or the result of quantise. Got "
+            f"{type(network).__name__}."
         )
     if target.suffix not in (".onnx", ".pt2", ".c"):
         raise ValueError(f'The path must end in ".onnx", ".pt2" or ".c", which chooses the format. Got "{target}".')
-    if target.suffix == ".c" and isinstance(network, Bayesian):
+    if target.suffix == ".c" and isinstance(network, (Bayesian, list)):
         raise ValueError("A C file holds one plain network: export bnn.mean_network(), or quantise(bnn).")
     if (sparse or int8) and target.suffix != ".onnx":
         raise ValueError(f'sparse and int8 are for ".onnx" files. Got "{target}".')

@@ -5,6 +5,7 @@
     DropoutGaussian       noise in proportion to the weights: Gaussian and variational dropout
     LowRankGaussian       correlated weights: σ² + U Uᵀ
     MixtureOfGaussians    several modes
+    ZeroMean              variances alone: weights around zero
     Point                 weights without noise, for gates to scale
 
 A family keeps its own trainable parameters beside the user's: for the parameter `fc.weight`, whose own tensor holds the
@@ -19,6 +20,7 @@ from bayeslim.families.lowrank import LowRankGaussian
 from bayeslim.families.mixture import MixtureOfGaussians
 from bayeslim.families.point import Point
 from bayeslim.families.sparse import SparseGaussian
+from bayeslim.families.zero_mean import ZeroMean
 
 __all__ = [
     "Density",
@@ -30,4 +32,5 @@ __all__ = [
     "MixtureOfGaussians",
     "Point",
     "SparseGaussian",
+    "ZeroMean",
 ]

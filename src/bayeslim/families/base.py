@@ -78,7 +78,9 @@ class Family(ABC):
 
     def check(self, model: nn.Module, names: tuple[str, ...]) -> None:
         """Raise an `UnsupportedModel` if a name that the family needs is taken."""
-        for path in self._paths(names):
+        # a family that freezes the model's own parameters leaves only its spreads to be found again
+        spreads = [name for name in names if any(suffix and name.endswith(suffix) for suffix in self.suffixes)]
+        for path in spreads + self._paths(names):
             module, leaf = owner(model, path)
             if hasattr(module, leaf):
                 raise UnsupportedModel(

@@ -14,7 +14,7 @@ from bayeslim.families.base import Density, Draw, Family, add_parameter, kept_of
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors import Diagonal, Posterior
-from bayeslim.sites import owner
+from bayeslim.sites import owner, tensor_at
 from bayeslim.types import Params
 
 MAX_INITIAL_STD = 0.03
@@ -74,7 +74,7 @@ class DiagonalGaussian(Family):
 
     def mean(self, model: nn.Module, name: str) -> Tensor:
         """Return the mean that training and the posterior use."""
-        return self.counted(model.get_parameter(name), self.log_std(model, name))
+        return self.counted(tensor_at(model, name), self.log_std(model, name))
 
     def std(self, model: nn.Module, name: str) -> Tensor:
         """Compute σ of a parameter, differentiable."""

@@ -27,7 +27,7 @@ from bayeslim.families.base import add_parameter, precise_dtype
 from bayeslim.families.diagonal import DiagonalGaussian, IndependentWeights
 from bayeslim.io.registry import register
 from bayeslim.posteriors import Posterior
-from bayeslim.sites import owner
+from bayeslim.sites import owner, tensor_at
 
 
 @register("family")
@@ -128,7 +128,7 @@ class DropoutGaussian(DiagonalGaussian):
         """Compute σ of a parameter, differentiable; exactly zero where μ is."""
         log_alpha = self.log_alpha_of(*owner(model, name))
         assert log_alpha is not None, name
-        return (0.5 * log_alpha).exp() * model.get_parameter(name).to(log_alpha.dtype).abs()
+        return (0.5 * log_alpha).exp() * tensor_at(model, name).to(log_alpha.dtype).abs()
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> IndependentWeights:
         """Build q at the present parameters, differentiable."""
@@ -146,10 +146,16 @@ class DropoutGaussian(DiagonalGaussian):
 class _Limited(torch.autograd.Function):
     """min(x, limit), with the gradient of a projected step."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, limit: float) -> Tensor:
-        ctx.save_for_backward(x >= limit)
+    def forward(x: Tensor, limit: float) -> Tensor:
         return x.clamp(max=limit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        x, limit = inputs
+        ctx.save_for_backward(x >= limit)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

@@ -31,6 +31,7 @@ from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import LowRankCovariance, Posterior
 from bayeslim.priors import Prior
+from bayeslim.sites import tensor_at
 from bayeslim.types import Params
 
 LATENT = ""
@@ -75,9 +76,9 @@ class LowRankGaussian(Family):
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> CorrelatedWeights:
         """Build q at the present parameters, differentiable."""
-        log_stds: Params = {name: model.get_parameter(f"{name}_log_std") for name in names}
-        factors: Params = {name: model.get_parameter(f"{name}_factor") for name in names}
-        means = {name: model.get_parameter(name).to(log_stds[name].dtype) for name in names}
+        log_stds: Params = {name: tensor_at(model, f"{name}_log_std") for name in names}
+        factors: Params = {name: tensor_at(model, f"{name}_factor") for name in names}
+        means = {name: tensor_at(model, name).to(log_stds[name].dtype) for name in names}
         return CorrelatedWeights(means, log_stds, factors, masks)
 
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> LowRankCovariance:

@@ -26,6 +26,7 @@ from bayeslim.families.base import Density, Draw, Family, add_parameter, precise
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import Mixture, Posterior
+from bayeslim.sites import tensor_at
 from bayeslim.types import Params
 
 LOGITS = "mixture_logits"
@@ -87,15 +88,15 @@ class MixtureOfGaussians(Family):
 
     def _means(self, model: nn.Module, name: str, weights: Tensor) -> Tensor:
         """Compute μ of every component, (C, *shape)."""
-        offset = model.get_parameter(f"{name}_offset")
+        offset = tensor_at(model, f"{name}_offset")
         centre = (weights.view(-1, *[1] * (offset.ndim - 1)) * offset).sum(0)
-        return model.get_parameter(name).to(offset.dtype) - centre + offset
+        return tensor_at(model, name).to(offset.dtype) - centre + offset
 
     def density(self, model: nn.Module, names: tuple[str, ...], masks: Mapping[str, Tensor]) -> MixedWeights:
         """Build q at the present parameters, differentiable."""
-        log_weights = model.get_parameter(LOGITS).log_softmax(0)
+        log_weights = tensor_at(model, LOGITS).log_softmax(0)
         means = {name: self._means(model, name, log_weights.exp()) for name in names}
-        log_stds: Params = {name: model.get_parameter(f"{name}_log_std") for name in names}
+        log_stds: Params = {name: tensor_at(model, f"{name}_log_std") for name in names}
         return MixedWeights(log_weights, means, log_stds, masks)
 
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Mixture:

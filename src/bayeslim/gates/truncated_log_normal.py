@@ -59,7 +59,7 @@ class TruncatedLogNormal(Gate):
 
     def draw(self, own: Params, shape: tuple[int, ...]) -> Tensor:
         """Draw z = e^(μ + σ x), x standard normal on [A, B]."""
-        mean, log_std, a, b = self._standardised(own)
+        mean, log_std, a, b = self.standardised(own)
         x = truncated_normal.draw(a, b, uniform((*shape, mean.numel()), mean))
         log_z = (mean + log_std.exp() * x).clamp(self.log_low, self.log_high)
         return log_z.exp().to(precise(own, "log_mean")[0])
@@ -74,7 +74,7 @@ class TruncatedLogNormal(Gate):
 
     def kl(self, own: Params) -> Tensor:
         """Compute log(log b − log a) − H, summed."""
-        _, log_std, a, b = self._standardised(own)
+        _, log_std, a, b = self.standardised(own)
         each = math.log(self.log_high - self.log_low) - log_std - truncated_normal.entropy(a, b)
         return each.sum().to(precise(own, "log_mean")[0])
 
@@ -93,14 +93,14 @@ class TruncatedLogNormal(Gate):
         Where the mass is in a tail of the normal, at an end of the interval, squares that cancel are left out:
         log E[z^k] = k log b + log(Z_k / φ(B − kσ)) − log(Z_0 / φ(B)), and likewise at a.
         """
-        mean, log_std, a, b = self._standardised(own)
+        mean, log_std, a, b = self.standardised(own)
         shift = k * log_std.exp()
         whole = k * mean + 0.5 * shift.square() + log_mass(a - shift, b - shift) - log_mass(a, b)
         at_high = k * self.log_high + _over_edges(a, b, -shift, b < 0)
         at_low = k * self.log_low + _over_edges(-b, -a, shift, a > shift)
         return torch.where(b < 0, at_high, torch.where(a > shift, at_low, whole))
 
-    def _standardised(self, own: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def standardised(self, own: Params) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute μ, log σ, and the standardised ends of the interval, in float64."""
         mean, log_std = own["log_mean"].double(), own["log_std"].double().clamp(max=MAX_LOG_STD)
         std = log_std.exp()

@@ -97,10 +97,13 @@ class Method:
     Attributes:
         name: in files, reports and on the command line.
         default_sites: the parameters that are random by default.
+        trains_by_loss: whether training is nothing but the descent of its loss, so that several networks can be one
+            vmapped step (`bayeslim.fit_together`).
     """
 
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
+    trains_by_loss: ClassVar[bool] = False
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bayeslim.families import DiagonalGaussian
+from bayeslim.families import DiagonalGaussian, ZeroMean
 from bayeslim.io.registry import register
 from bayeslim.methods.variational import Variational
 from bayeslim.results import Fit
@@ -168,6 +168,7 @@ class IVON(Variational):
     def __post_init__(self) -> None:
         super().__post_init__()
         trains_spreads = isinstance(self.family, DiagonalGaussian) and self.family.suffix == DiagonalGaussian.suffix
+        trains_spreads = trains_spreads and not isinstance(self.family, ZeroMean)
         if not trains_spreads or self.renyi != 1 or self.gates is not None or self.estimator == "mean":
             raise ValueError(
                 "IVON needs independent Gaussians, the ELBO and noise: use family=DiagonalGaussian(), renyi=1 and no "

@@ -22,6 +22,7 @@ import torch
 from bayeslim.curvature.kfac import MAX_FACTOR_SIDE
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
 from bayeslim.evidence import marginal_likelihood, tune_prior
+from bayeslim.evidence.relevance import Per
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.curvature_posterior import Curvature, Structure, current, examples_in, measured
 from bayeslim.methods.shared.found_posterior import FoundPosterior
@@ -156,6 +157,7 @@ class Laplace(FoundPosterior):
         epochs: int | None = None,
         tune: Tune | None = None,
         per_layer: bool = False,
+        per: Per | None = None,
         tune_every: int = 5,
         folds: int = 5,
         validate: Any = None,
@@ -173,7 +175,10 @@ class Laplace(FoundPosterior):
             tune: how to choose the prior precision (and a learned Gaussian noise, by evidence): "evidence" maximises
                 the marginal likelihood afterwards, "online" also every few epochs of training; "grid" takes the best
                 of a grid on `validate`; "cross-validation" the best on held-out parts of the data.
-            per_layer: whether each layer gets a prior precision of its own, for the two by evidence.
+            per_layer: whether each layer gets a prior precision of its own, for the two by evidence; `per="layer"`.
+            per: the weights that share a prior precision, for the two by evidence: those of the "network", a "layer", a
+                "unit" (a row) or each "weight" alone. The last two need structure="diag". During training
+                (tune="online") they make a network that can be cut further (see `bayeslim.evidence.relevance`).
             tune_every: epochs between two tunings online.
             folds: parts of the data for cross-validation.
             validate: validation data, for "grid" and for training.
@@ -184,6 +189,7 @@ class Laplace(FoundPosterior):
             **training: options of `bayeslim.train.fit`, with `epochs`.
         """
         _check_options(tune, epochs, validate, training)
+        shared = self._sharing(per, per_layer, tune)
         if hasattr(loader, "__next__"):  # a generator: several passes need to see all of it
             loader = list(loader)
         points: dict[str, str] = {}
@@ -199,10 +205,12 @@ class Laplace(FoundPosterior):
         def tune_online(epoch: train.Epoch) -> None:
             if epoch.number % tune_every == 0:
                 measure(bnn, loader)
-                epoch.metrics["log_evidence"] = tune_prior.by_evidence_(bnn, loader, per_layer)
+                epoch.metrics["log_evidence"] = tune_prior.by_evidence_(bnn, loader, shared, in_place=True)
 
         result = Fit()
         if epochs is not None:
+            if tune == "online":
+                tune_prior.hold_in_tensors_(bnn, shared)
             callbacks = [*training.pop("callbacks", ()), *([tune_online] if tune == "online" else [])]
             options = {"validate": validate, "seed": seed, "progress": progress, "callbacks": callbacks, **training}
             result = train.fit(bnn, loader, epochs=epochs, **options)
@@ -214,7 +222,7 @@ class Laplace(FoundPosterior):
                 torch.manual_seed(seed)
             measure(bnn, loader)
             if tune in ("evidence", "online"):
-                result.details["log_evidence"] = tune_prior.by_evidence_(bnn, loader, per_layer)
+                result.details["log_evidence"] = tune_prior.by_evidence_(bnn, loader, shared)
             elif tune == "grid":
                 tune_prior.by_validation_(bnn, validate)
             elif tune == "cross-validation":
@@ -224,6 +232,19 @@ class Laplace(FoundPosterior):
         result.details["points"] = points
         result.seconds += time.monotonic() - started
         return result
+
+    def _sharing(self, per: Per | None, per_layer: bool, tune: Tune | None) -> Per:
+        """Check and return the weights that share a prior precision."""
+        if per not in (None, *get_args(Per)):
+            raise ValueError(f"per must be one of {', '.join(get_args(Per))}. Got {per!r}.")
+        if per is not None and (tune not in ("evidence", "online") or (per_layer and per != "layer")):
+            raise ValueError(
+                f'per="{per}" says which precisions are tuned by evidence: pass tune="evidence" or "online", and leave '
+                f"per_layer out. Got tune={tune!r}, per_layer={per_layer!r}."
+            )
+        if per in ("unit", "weight") and self.kind != "diag":
+            raise ValueError(f'per="{per}" needs structure="diag". Got {self.kind!r}: use bl.Laplace("diag").')
+        return per or ("layer" if per_layer else "network")
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None

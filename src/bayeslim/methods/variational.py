@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from bayeslim import stochastic
 from bayeslim.errors import BayeslimError
 from bayeslim.evidence import renyi
-from bayeslim.families import DiagonalGaussian, Family, Point
+from bayeslim.families import DiagonalGaussian, Family, Point, ZeroMean
 from bayeslim.families.base import log_prior
 from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt
@@ -72,9 +72,9 @@ class Variational(Method):
         gate_at: the sides of layers to gate, by the names of layers, instead of the default (inputs of Linear layers,
             filters of convolutions, and so on), such as {"conv1": "outputs", "fc1": "inputs"} (see
             `bayeslim.gates.placement`).
-        std_rate: a factor on the learning rate of log σ, for `family=DiagonalGaussian()` without gates. Adam moves
-            every parameter by about the same amount, and log σ has further to go than μ, often to near the prior's
-            width. Ten reaches it in a few epochs, but on little data the noise then grows before the means have
+        std_rate: a factor on the learning rate of log σ, for `DiagonalGaussian()` without gates and `ZeroMean()`. Adam
+            moves every parameter by about the same amount, and log σ has further to go than μ, often to near the
+            prior's width. Ten reaches it in a few epochs, but on little data the noise then grows before the means have
             learned. `fit` warns if σ still moves at the end.
     """
 
@@ -91,6 +91,7 @@ class Variational(Method):
 
     name: ClassVar[str] = "variational"
     default_sites: ClassVar[str] = "weights"
+    trains_by_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.estimator not in ("auto", "local", "shared", "flipout", "mean"):
@@ -128,6 +129,11 @@ class Variational(Method):
             raise TypeError(f"kl_schedule must be one of bayeslim.schedules. Got {self.kl_schedule!r}.")
         if isinstance(self.family, Point) and self.renyi != 1:
             raise ValueError(f"family=Point() has no density and needs renyi=1. Got renyi={self.renyi:g}.")
+        if isinstance(self.family, ZeroMean) and self.estimator == "mean":
+            raise ValueError(
+                "family=ZeroMean() has no means to train without noise: its variances carry the information. Train on "
+                'with bnn.fit, which has noise, instead of fine_tune or estimator="mean".'
+            )
         gating.check(self.gates, self.gate_at, self.family, self.mean_field)
         if self.gate_at is not None:  # lists become tuples, as after reading a file
             sides = {layer: side if isinstance(side, str) else tuple(side) for layer, side in self.gate_at.items()}
@@ -300,7 +306,7 @@ class Variational(Method):
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
         """Make an Adam optimizer, with a larger learning rate for log σ."""
         optimizer = super().optimizer(bnn, lr)
-        if self.trains_plain_stds:
+        if self.trains_plain_stds or isinstance(self.family, ZeroMean):
             stds = {id(log_std): log_std for log_std in self._log_stds(bnn)}
             (group,) = optimizer.param_groups
             group["params"] = [p for p in group["params"] if id(p) not in stds]

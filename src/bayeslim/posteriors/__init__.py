@@ -12,6 +12,7 @@ from bayeslim.posteriors.lowrank_covariance import LowRankCovariance
 from bayeslim.posteriors.mixture import Mixture
 from bayeslim.posteriors.particles import Particles
 from bayeslim.posteriors.saliency import group_saliency, saliency, slice_indices
+from bayeslim.posteriors.zero_mean import ZeroMeanDiagonal
 
 __all__ = [
     "Conditioned",
@@ -27,6 +28,7 @@ __all__ = [
     "Particles",
     "Posterior",
     "Scales",
+    "ZeroMeanDiagonal",
     "check_masks",
     "group_saliency",
     "saliency",

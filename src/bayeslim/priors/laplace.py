@@ -79,11 +79,16 @@ def expected_absolute(mean: Tensor, std: Tensor) -> Tensor:
 
 
 class _ExpectedAbsolute(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, std: Tensor) -> Tensor:
-        ctx.save_for_backward(mean, std)
+    def forward(mean: Tensor, std: Tensor) -> Tensor:
         by_mean, by_std = _slopes(mean, std)
         return mean * by_mean + std * by_std
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, to_output: Tensor) -> tuple[Tensor, Tensor]:

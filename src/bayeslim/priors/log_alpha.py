@@ -38,20 +38,26 @@ def divergence(curve: Curve, mean: Tensor, log_std: Tensor) -> Tensor:
     >>> divergence(relevance, torch.ones(3), torch.zeros(3))  # three times ½ log 2
     tensor(1.0397)
     """
-    total: Tensor = _Divergence.apply(mean, log_std, curve)
+    total: Tensor = _Divergence.apply(mean, log_std, curve)[0]
     return total
 
 
 class _Divergence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, curve: Curve) -> Tensor:
-        value, slope = curve(mean.abs().log_().sub_(log_std).mul_(-2))
-        ctx.curve = curve
-        ctx.save_for_backward(mean, log_std, slope)
-        return value.sum()
+    generate_vmap_rule = True
 
     @staticmethod
-    def backward(ctx: Any, to_kl: Tensor) -> tuple[Tensor, Tensor, None]:
+    def forward(mean: Tensor, log_std: Tensor, curve: Curve) -> tuple[Tensor, Tensor]:
+        value, slope = curve(mean.abs().log_().sub_(log_std).mul_(-2))
+        return value.sum(), slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Curve], output: tuple[Tensor, Tensor]) -> None:
+        mean, log_std, ctx.curve = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(mean, log_std, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, to_kl: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
         mean, log_std, slope = ctx.saved_tensors
         size = mean.abs().clamp(min=torch.finfo(mean.dtype).tiny)
         if torch.is_grad_enabled():  # to be differentiated again

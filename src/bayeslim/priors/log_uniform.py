@@ -84,7 +84,7 @@ class LogUniform(Prior):
         log_std = std.log() if log_std is None else log_std
         if self.divergence != "exact":
             return log_alpha.divergence(_CURVES[self.divergence], mean, log_std)
-        kl: Tensor = _Divergence.apply(mean, log_std)
+        kl: Tensor = _Divergence.apply(mean, log_std)[0]
         return kl
 
     def config(self) -> dict[str, Any]:
@@ -102,8 +102,10 @@ class _Divergence(torch.autograd.Function):
     ∂F/∂μ = sign(μ) F'(u) / (√2 σ), and ∂F/∂log σ = −u F'(u), which is never below −1.3.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
+    def forward(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         _, u = _signal(mean, log_std)
         value, slope = _near(u.clamp(max=END))
         far = u > END
@@ -111,11 +113,15 @@ class _Divergence(torch.autograd.Function):
         log_u = mean.abs().log_().sub_(log_std).sub_(0.5 * math.log(2))
         far_value, far_slope = _far(log_u, u.clamp(min=END))
         slope = torch.where(far, far_slope, slope)
-        ctx.save_for_backward(mean, log_std, slope)
-        return torch.where(far, far_value, value).sum()
+        return torch.where(far, far_value, value).sum(), slope
 
     @staticmethod
-    def backward(ctx: Any, to_kl: Tensor) -> tuple[Tensor, Tensor]:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, to_kl: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std, slope = ctx.saved_tensors
         inverse, u = _signal(mean, log_std)
         if torch.is_grad_enabled():  # to be differentiated again: F'' = 2 − 2 u F'

@@ -24,7 +24,20 @@ from bayeslim.app.report.overview import HEADINGS, Row, measure_rows, overview
 from bayeslim.app.report.reliability import draw_reliability
 from bayeslim.app.report.scores import predict_all, score_network
 
-CRITERIA = ("magnitude", "snr", "curvature", "density", "mass", "log_alpha", "savage_dickey", "sign_stability", "gates")
+CRITERIA = (
+    "magnitude",
+    "snr",
+    "curvature",
+    "density",
+    "mass",
+    "log_alpha",
+    "savage_dickey",
+    "sign_stability",
+    "gates",
+    "bmrs",
+    "bmrs_uniform",
+    "opd",
+)
 WEIGHTS = ("1.weight", "3.weight", "5.weight")
 
 

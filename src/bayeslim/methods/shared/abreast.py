@@ -117,7 +117,7 @@ class AbreastLoader:
         if len({id(one) for one in passes}) < self.members:
             raise TypeError(
                 f"{type(self.loader).__name__} cannot be iterated {self.members} times at once (persistent_workers). "
-                "Use one that can, or DeepEnsemble(together=False)."
+                "Use one that can, or train the networks one by one, as DeepEnsemble(together=False) does."
             )
         return (_side_by_side(batches) for batches in zip(*passes, strict=True))
 
@@ -132,6 +132,6 @@ def _side_by_side(parts: tuple[Any, ...]) -> Any:
         given = ", ".join(str(tuple(getattr(part, "shape", ()))) for part in parts)
         raise ShapeMismatch(
             f"Training together stacks one batch of every network, which must be tensors of one shape. Got {given}. "
-            "Use DeepEnsemble(together=False)."
+            "Train the networks one by one, as DeepEnsemble(together=False) does."
         )
     return torch.stack(parts)

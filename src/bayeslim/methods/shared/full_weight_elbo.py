@@ -15,6 +15,7 @@ from torch import Tensor
 from bayeslim.evidence import renyi
 from bayeslim.families.base import log_prior
 from bayeslim.methods.base import Terms
+from bayeslim.sites import tensor_at
 from bayeslim.types import Inputs, Params, call
 
 if TYPE_CHECKING:
@@ -61,4 +62,4 @@ def full_weight_terms(
 
 def as_parameters(bnn: Bayesian, weights: Params) -> Params:
     """Cast weights to the dtypes of the network's own parameters."""
-    return {name: value.to(bnn.model.get_parameter(name).dtype) for name, value in weights.items()}
+    return {name: value.to(tensor_at(bnn.model, name).dtype) for name, value in weights.items()}

@@ -22,12 +22,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.families import ZeroMean
 from bayeslim.families.base import Family, add_parameter, precise_dtype
 from bayeslim.gates import Gate
 from bayeslim.gates.placement import GateAt, Part, Place, place_gates
 from bayeslim.posteriors.gated import Scales
 from bayeslim.priors import Prior
-from bayeslim.sites import is_norm, owner
+from bayeslim.sites import is_norm, owner, tensor_at
 from bayeslim.types import Inputs, Params, call
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ def check(gate: Any, gate_at: Any, family: Family, mean_field: bool) -> None:
         raise ValueError(
             "gates scale independent weights or points and are trained by the KL. They need renyi=1 and "
             f"family=DiagonalGaussian(), SparseGaussian() or Point(). Got family={family!r}."
+        )
+    if isinstance(family, ZeroMean):
+        raise ValueError(
+            "gates scale weights that have a mean, and those of family=ZeroMean() have none: their variances are "
+            "scales already. Use family=DiagonalGaussian(), SparseGaussian() or Point()."
         )
     if gate_at is not None and not (
         isinstance(gate_at, Mapping) and gate_at and all(map(_names_sides, gate_at.values()))
@@ -248,7 +254,7 @@ class Gating:
     def own(self, place: Place) -> Params:
         """Return the parameters of the gates at a place."""
         names = self.bnn.state["gate_names"]
-        return {name: self.bnn.model.get_parameter(place.parameter(name)) for name in names}
+        return {name: tensor_at(self.bnn.model, place.parameter(name)) for name in names}
 
     def kl(self) -> Tensor:
         """Compute KL(q(z) ‖ p(z)) of the gates that have weights left."""
@@ -354,7 +360,7 @@ class Gating:
 
     def _multiply(self, weights: Params, place: Place, scales: Tensor) -> None:
         for part in place.parts:
-            own = self.bnn.model.get_parameter(part.parameter)
+            own = tensor_at(self.bnn.model, part.parameter)
             weight = weights.get(part.parameter, own)
             weights[part.parameter] = (weight * place.along(scales, part, own.ndim)).to(own.dtype)
 
@@ -377,11 +383,11 @@ class Gating:
         if place.name not in known:  # cached: `nonzero` synchronises with the device
             alive = []
             for part in place.parts:
-                like = self.bnn.model.get_parameter(part.parameter)
+                like = tensor_at(self.bnn.model, part.parameter)
                 mask = masks.get(part.parameter, torch.ones_like(like, dtype=torch.bool)).to(like.device)
                 alive.append(place.gathered(mask, part).any(1))
             known[place.name] = torch.stack(alive).any(0).nonzero()[:, 0]
-        return known[place.name].to(self.bnn.model.get_parameter(place.parts[0].parameter).device)
+        return known[place.name].to(tensor_at(self.bnn.model, place.parts[0].parameter).device)
 
 
 def _mask(numbers: Tensor, like: Tensor) -> Tensor:

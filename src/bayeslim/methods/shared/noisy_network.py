@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class NoisyNetwork(PointNetwork):
     """The base of methods with one network, trained as usual, and noise at test time."""
+
+    trains_by_loss: ClassVar[bool] = True
 
     @abstractmethod
     def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:

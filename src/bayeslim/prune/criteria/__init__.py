@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bayeslim.prune.criteria import (
+    bmrs,
     curvature,
     density,
     gates,
     log_alpha,
     magnitude,
     mass,
+    opd,
     savage_dickey,
     sign_stability,
     snr,
@@ -21,6 +23,7 @@ __all__ = [
     "Criterion",
     "UnitScores",
     "WeightScores",
+    "bmrs",
     "curvature",
     "default_criterion",
     "density",
@@ -29,6 +32,7 @@ __all__ = [
     "log_alpha",
     "magnitude",
     "mass",
+    "opd",
     "register_criterion",
     "savage_dickey",
     "sign_stability",

@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import singledispatch
 
 from bayeslim.errors import closest
-from bayeslim.posteriors import Diagonal, Gated, Gaussian, Mixture, Particles, Posterior
+from bayeslim.posteriors import Diagonal, Gated, Gaussian, Mixture, Particles, Posterior, ZeroMeanDiagonal
 from bayeslim.prune.criteria.base import CRITERIA, Criterion, WeightScores
+
+NEED_A_MEAN = ("curvature", "log_alpha", "magnitude", "opd", "sign_stability", "snr")
+"""Criteria that give weights with mean zero the same score, whatever their spread."""
 
 
 @singledispatch
@@ -23,6 +26,11 @@ def _(posterior: Gated, units: bool) -> str:
 @default_criterion.register
 def _(posterior: Diagonal, units: bool) -> str:
     return "curvature" if units else "snr"
+
+
+@default_criterion.register
+def _(posterior: ZeroMeanDiagonal, units: bool) -> str:
+    return "density"
 
 
 @default_criterion.register
@@ -53,5 +61,10 @@ def find_criterion(criterion: str | Criterion | WeightScores, posterior: Posteri
         raise ValueError(
             f'criterion must be "auto", one of {", ".join(CRITERIA)}, or a function of posterior and priors. '
             f"Got {criterion!r}.{f' Closest: {hint}.' if hint else ''}"
+        )
+    if isinstance(posterior, ZeroMeanDiagonal) and name in NEED_A_MEAN:
+        raise TypeError(
+            f'criterion="{name}" ranks by the means, and those of families.ZeroMean() are all zero. Use "density", '
+            '"mass" or "savage_dickey", which rank by the spreads.'
         )
     return CRITERIA[name]

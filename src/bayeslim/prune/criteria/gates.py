@@ -11,7 +11,7 @@ Louizos, Ullrich & Welling 2017, arXiv:1705.08665 · Louizos, Welling & Kingma 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,25 +28,33 @@ READING = ("inputs", "hidden", "heads")
 
 def gates(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
     """Score weights by the lowest score of their gates; infinite where there is none."""
-    gated = _gated(posterior)
-    found = {name: torch.full_like(mean, torch.inf, dtype=torch.float64) for name, mean in gated.mean.items()}
-    for scales in gated.scales:
-        for part in scales.place.parts:
-            scores = found[part.parameter]
-            own = scales.place.along(_scores(scales), part, scores.ndim)
-            found[part.parameter] = torch.minimum(scores, own.to(scores.device))
-    return found
+    return score_weights(gated_posterior(posterior, "gates"), own_score)
 
 
 def unit_gates(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
     """Score units by the gates all of whose weights go with the unit."""
-    gated = _gated(posterior)
+    return score_units(gated_posterior(posterior, "gates"), groups, own_score)
+
+
+def score_weights(gated: Gated, score: Callable[[Scales], Tensor]) -> Params:
+    """Give every weight the lowest score of its gates; infinite where there is none."""
+    found = {name: torch.full_like(mean, torch.inf, dtype=torch.float64) for name, mean in gated.mean.items()}
+    for scales in gated.scales:
+        for part in scales.place.parts:
+            scores = found[part.parameter]
+            own = scales.place.along(_finite(scales, score), part, scores.ndim)
+            found[part.parameter] = torch.minimum(scores, own.to(scores.device))
+    return found
+
+
+def score_units(gated: Gated, groups: Sequence[Group], score: Callable[[Scales], Tensor]) -> Tensor:
+    """Score units by the gates all of whose weights go with the unit."""
     made = torch.full((len(groups),), torch.inf, dtype=torch.float64)
     read = torch.full((len(groups),), -torch.inf, dtype=torch.float64)
     for scales in gated.scales:
         if scales.place.side not in (*READING, "outputs"):
             continue
-        scores, numbers = _scores(scales).cpu(), _numbers(scales, gated)
+        scores, numbers = _finite(scales, score).cpu(), _numbers(scales, gated)
         for place, group in enumerate(groups):
             inside = scores[_whole(scales, numbers, group)]
             if not len(inside):
@@ -58,10 +66,15 @@ def unit_gates(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequen
     return torch.minimum(made, torch.where(read == -torch.inf, torch.inf, read))
 
 
-def _scores(scales: Scales) -> Tensor:
+def own_score(scales: Scales) -> Tensor:
+    """Score gates in the unit of their paper."""
+    return scales.gate.score(scales.own)
+
+
+def _finite(scales: Scales, score: Callable[[Scales], Tensor]) -> Tensor:
     """Score gates; finite, to tell a unit whose gates are cut from one that has none."""
     lowest = torch.finfo(torch.float64).min
-    return scales.gate.score(scales.own).double().clamp(min=lowest).masked_fill(scales.cut, lowest)
+    return score(scales).double().clamp(min=lowest).masked_fill(scales.cut, lowest)
 
 
 def _numbers(scales: Scales, gated: Gated) -> Params:
@@ -84,10 +97,11 @@ def _whole(scales: Scales, numbers: Params, group: Group) -> Tensor:
     return whole
 
 
-def _gated(posterior: Posterior) -> Gated:
+def gated_posterior(posterior: Posterior, criterion: str) -> Gated:
+    """Return a posterior with gates, or raise a `TypeError`."""
     if not isinstance(posterior, Gated):
         raise TypeError(
-            f'criterion="gates" ranks by gates, and a {type(posterior).__name__} posterior has none. Use '
+            f'criterion="{criterion}" ranks by gates, and a {type(posterior).__name__} posterior has none. Use '
             'bl.Variational(gates=...), or another criterion, such as "snr".'
         )
     return posterior

@@ -1,0 +1,139 @@
+"""Tables of the grid of Bayes by Backprop, from its results file.
+
+    python benchmarks/grid_table.py        write them into docs/results.md, between their marks
+
+Settings are compared by their validation error; the test error stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bayes_by_backprop_grid import GRID, NAME
+from environment import RESULTS, ROOT
+
+DOCUMENT = ROOT / "docs" / "results.md"
+TITLES = {
+    "samples": "samples",
+    "pi": "π",
+    "minus_log_sigma1": "−log σ₁",
+    "minus_log_sigma2": "−log σ₂",
+    "lr": "learning rate",
+}
+BEST_ROWS = 5
+MARKS = "<!-- begin grid of Bayes by Backprop -->\n", "<!-- end grid of Bayes by Backprop -->"
+
+Row = Mapping[str, Any]
+
+
+def error(row: Row, part: str = "validation", how: str = "sample") -> float:
+    """Read an error in per cent; networks that diverged guess."""
+    value = row[part][how]["error"]
+    return 90.0 if value is None else float(value)
+
+
+def means(rows: Sequence[Row], name: str) -> dict[float, float]:
+    """Average the validation error over all settings with a value of a hyperparameter."""
+    return {
+        value: statistics.mean(error(row) for row in rows if row[name] == value)
+        for value in GRID[name]
+        if any(row[name] == value for row in rows)
+    }
+
+
+def paired_effects(rows: Sequence[Row], name: str) -> list[float]:
+    """List, for every setting of the others, the range of the validation error over a hyperparameter."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[other] for other in GRID if other != name), []).append(error(row))
+    return [max(group) - min(group) for group in groups.values() if len(group) > 1]
+
+
+def shown(name: str, value: float) -> str:
+    """Write a value of a hyperparameter."""
+    if name == "pi":
+        return {0.25: "1/4", 0.5: "1/2", 0.75: "3/4"}[value]
+    return f"{value:.0e}".replace("e-0", "e-") if name == "lr" else f"{value:g}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write rows as Markdown, the headings first."""
+    headings, *others = rows
+    return [f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *others)] + [""]
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """Write the effect of every hyperparameter, the best settings, and the time."""
+    rows: list[Row] = results["rows"]
+    gpu = results["environment"].get("gpu", "a CPU")
+    seconds = sum(results["seconds_per_epoch"].values())
+    lines = [
+        f"{len(rows)} networks, {results['epochs']} epochs, on one {gpu}: {seconds:.1f} s for an epoch of all of them, "
+        f"so 600 epochs take {results['seconds_of_600_epochs'] / 60:.0f} minutes. Each cell is the validation error in "
+        f"per cent of the average of {results['draws']} draws.",
+        "",
+    ]
+    effects = [["", "values", "mean over all other settings", "best setting", "range in pairs, median"]]
+    for name, title in TITLES.items():
+        by_value, pairs = means(rows, name), paired_effects(rows, name)
+        best = {value: min(error(row) for row in rows if row[name] == value) for value in by_value}
+        effects.append(
+            [
+                title,
+                " / ".join(shown(name, value) for value in by_value),
+                " / ".join(f"{value:.2f}" for value in by_value.values()),
+                " / ".join(f"{value:.2f}" for value in best.values()),
+                f"{statistics.median(pairs):.2f}" if pairs else "",
+            ]
+        )
+    lines += table(effects)
+    lines += ["The best settings by validation error:", ""]
+    chosen = [[*TITLES.values(), "validation", "test", "test, mean network", "test NLL"]]
+    for row in sorted(rows, key=error)[:BEST_ROWS]:
+        nll = row["test"]["sample"]["nll"]
+        chosen.append(
+            [
+                *(shown(name, row[name]) for name in TITLES),
+                f"{error(row):.2f}",
+                f"{error(row, 'test'):.2f}",
+                f"{error(row, 'test', 'mean'):.2f}",
+                "" if nll is None else f"{nll:.3f}",
+            ]
+        )
+    return "\n".join([*lines, *table(chosen), *findings(rows)])
+
+
+def findings(rows: Sequence[Row]) -> list[str]:
+    """Say in words which hyperparameters matter, and what the best one of each kind is."""
+    effects = {name: statistics.median(pairs) for name in TITLES if (pairs := paired_effects(rows, name))}
+    order = sorted(effects, key=effects.__getitem__, reverse=True)
+    ranked = ", then ".join(f"{TITLES[name]} ({effects[name]:.2f} points)" for name in order)
+    quickest = max(GRID["lr"])
+    at_best = [row for row in rows if row["lr"] == quickest]
+    errors = sorted(error(row, "test") for row in at_best)
+    noise = 100 * math.sqrt(errors[len(errors) // 2] / 100 * (1 - errors[len(errors) // 2] / 100) / 10_000)
+    return [
+        f"By the median range in pairs that differ in one hyperparameter alone: {ranked}. At the learning rate "
+        f"{shown('lr', quickest)} all {len(at_best)} settings lie between {errors[0]:.2f} and {errors[-1]:.2f} % test "
+        f"error, with a median of {errors[len(errors) // 2]:.2f} %; the standard error of one measurement is "
+        f"{noise:.2f} points.",
+        "",
+    ]
+
+
+def main() -> None:
+    """Write the tables into the document."""
+    results = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    before, found, rest = DOCUMENT.read_text(encoding="utf-8").partition(MARKS[0])
+    if not found:
+        raise SystemExit(f"{DOCUMENT} has no line {MARKS[0].strip()!r} to write the tables after.")
+    after = rest.partition(MARKS[1])[2]
+    DOCUMENT.write_text(f"{before}{MARKS[0]}\n{markdown(results)}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Networks trained side by side are those that are trained one by one."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import bayeslim as bl
+from bayeslim.errors import BayeslimError, UnsupportedModel
+from bayeslim.families import DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point, SparseGaussian
+from bayeslim.gates import HardConcrete, NormalJeffreys
+from bayeslim.methods.shared.fit_together import Stack
+from bayeslim.posteriors.particles import tensors_of
+from bayeslim.priors import Laplace, LogUniform, Normal, RelevanceDetermination, ScaleMixture, per_layer
+
+X = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+Y = (X.sum(1) > 0).long() + (X[:, 0] > 1).long()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def some(method: bl.Method, priors, make=network, likelihood=None) -> list[bl.Bayesian]:
+    torch.manual_seed(0)
+    likelihood = bl.likelihoods.Categorical() if likelihood is None else likelihood
+    return [bl.bayesianize(make(), method, likelihood=likelihood, prior=prior) for prior in priors]
+
+
+def in_order(x=X, y=Y) -> bl.data.Loader:
+    return bl.data.Loader(x, y, batch_size=25, shuffle=False)
+
+
+OPTIONS = {"epochs": 3, "lr": 0.02, "seed": 0, "progress": False}
+
+
+@pytest.mark.parametrize(
+    ("method", "priors", "make"),
+    [
+        (bl.Variational(estimator="mean"), [Normal(0.7), Normal(0.1)], network),
+        (bl.Variational(Point()), [Laplace(0.7), Laplace(2.0)], normed),
+        (bl.Variational(estimator="mean", kl_schedule=bl.schedules.Blundell()), [Normal(1.0, learn=True)] * 2, network),
+        (bl.Variational(SparseGaussian(), estimator="mean"), [LogUniform()] * 2, network),
+    ],
+    ids=["own priors", "batch norm", "learned prior, schedule", "sparse"],
+)
+def test_without_noise_each_network_learns_as_it_does_alone(method, priors, make):
+    together = some(method, priors, make)
+    alone = copy.deepcopy(together)
+    found = bl.fit_together(together, in_order(), **OPTIONS)
+    losses = [bnn.fit(in_order(), **OPTIONS).history[-1]["loss"] for bnn in alone]
+    assert found.history[-1]["loss"] == pytest.approx(sum(losses) / 2, rel=1e-4)
+    for one, other in zip(together, alone, strict=True):
+        assert one.step == other.step == 9
+        for name, tensor in tensors_of(other).items():
+            torch.testing.assert_close(tensors_of(one)[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+    apart = together[0].model[0].weight - together[1].model[0].weight
+    assert float(apart.detach().abs().min()) > 0
+
+
+@pytest.mark.parametrize("estimator", ["local", "shared", "flipout"])
+def test_every_network_has_noise_of_its_own_from_the_same_distribution(estimator):
+    count = 400
+    (bnn,) = some(bl.Variational(bl.families.DiagonalGaussian(0.5), estimator=estimator), [ScaleMixture(0.3, 1.0, 0.1)])
+    bnn.num_data = 60
+    batch = X[:10], Y[:10]
+    alone = []
+    for _ in range(count):
+        bnn.loss(batch)
+        alone.append(float(bnn.terms.nll))
+    alone = torch.tensor(alone)
+    stack = Stack.of([bnn] * count)
+    stack.loss(tuple(part.expand(count, *part.shape) for part in batch))
+    each = float(stack.terms.nll) / count
+    assert abs(each - float(alone.mean())) < 5 * float(alone.std()) / count**0.5
+    # The variance of the mean of a stack falls with its size only if its networks have noise of their own.
+    few = Stack.of([bnn] * 100)
+    batches = tuple(part.expand(100, *part.shape) for part in batch)
+    means = []
+    for _ in range(20):
+        few.loss(batches)
+        means.append(float(few.terms.nll) / 100)
+    assert 0.4 < float(torch.tensor(means).std()) / (float(alone.std()) / 10) < 1.8
+
+
+@pytest.mark.parametrize(
+    ("method", "prior"),
+    [
+        (bl.Variational(SparseGaussian()), LogUniform()),
+        (bl.Variational(DropoutGaussian()), LogUniform("approximate")),
+        (bl.Variational(LowRankGaussian(2)), Normal(1.0)),
+        (bl.Variational(MixtureOfGaussians(2)), Normal(1.0)),
+        (bl.Variational(renyi=0.5, samples=2), ScaleMixture()),
+        (bl.Variational(samples=2), per_layer(Normal(1.0, learn=True))),
+        (bl.Variational(), RelevanceDetermination()),
+        (bl.Variational(gates=NormalJeffreys()), Normal(1.0)),
+        (bl.Variational(gates=HardConcrete(), estimator="shared"), Normal(1.0)),
+        (bl.IVON(), Normal(1.0)),
+    ],
+    ids=lambda value: getattr(value, "name", "prior"),
+)
+def test_every_family_and_gate_trains(method, prior):
+    networks = some(method, [prior] * 3)
+    before = [float(bnn.model[0].weight.detach().sum()) for bnn in networks]
+    result = bl.fit_together(networks, bl.data.Loader(X, Y, batch_size=25), **OPTIONS)
+    assert len(result.history) == 3
+    assert all(float(bnn.model[0].weight.detach().sum()) != value for bnn, value in zip(networks, before, strict=True))
+    for bnn in networks:
+        assert bl.predict(bnn, X[:5], samples=2).mean.isfinite().all()
+        bnn.fit(in_order(), epochs=1, progress=False)  # each can go on alone
+
+
+def test_dropout_and_learned_noise_of_a_likelihood():
+    def dropping():
+        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+
+    likelihood = bl.likelihoods.Gaussian(noise="learned")
+    networks = some(bl.MCDropout(), [Normal(1.0)] * 3, dropping, likelihood)
+    bl.fit_together(networks, in_order(X, X[:, :1] * 2), **OPTIONS)
+    noises = {float(next(bnn.likelihood.parameters()).detach()) for bnn in networks}
+    assert len(noises) == 3
+
+
+def test_a_large_network_on_a_cpu_has_noise_of_its_own():
+    """Large draws on a CPU come from numpy, which knows nothing of vmap."""
+    networks = some(bl.Variational(estimator="shared"), [Normal(1.0)] * 2, lambda: nn.Linear(100, 100))
+    networks[1].load_state_dict(networks[0].state_dict())
+    bl.fit_together(networks, in_order(torch.ones(10, 100), torch.zeros(10).long()), epochs=1, seed=0, progress=False)
+    assert not torch.equal(networks[0].model.weight, networks[1].model.weight)
+
+
+class Failing:
+    """A loader that fails in its third epoch."""
+
+    def __init__(self, loader, passes):
+        self.loader, self.left = loader, passes
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+
+    def __iter__(self):
+        self.left -= 1
+        if self.left < 0:
+            raise InterruptedError
+        return iter(self.loader)
+
+
+def test_an_interrupted_run_resumes_exactly_and_leaves_networks_alone(tmp_path):
+    def fitted(passes, folder):
+        networks = some(bl.Variational(), [Normal(1.0), Normal(0.5)])
+        loader = Failing(bl.data.Loader(X, Y, batch_size=25), passes)
+        options = {**OPTIONS, "checkpoint": folder}
+        if passes < 6:
+            before = copy.deepcopy(networks)
+            with pytest.raises(InterruptedError):
+                bl.fit_together(networks, loader, **options)
+            for one, other in zip(networks, before, strict=True):
+                assert all(torch.equal(t, tensors_of(other)[n]) for n, t in tensors_of(one).items())
+        else:
+            bl.fit_together(networks, loader, **options)
+        return networks
+
+    whole = fitted(6, tmp_path / "whole")
+    fitted(4, tmp_path / "interrupted")
+    for one, other in zip(whole, fitted(6, tmp_path / "interrupted"), strict=True):
+        assert all(torch.equal(t, tensors_of(other)[n]) for n, t in tensors_of(one).items())
+    others = some(bl.Variational(), [Normal(1.0), Normal(0.25)])
+    with pytest.raises(BayeslimError, match="another run"):
+        bl.fit_together(others, in_order(), **OPTIONS, checkpoint=tmp_path / "whole")
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(x[:, None])[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("networks", "options", "words"),
+    [
+        (lambda: some(bl.Laplace(), [None] * 2), {}, "more than descend"),
+        (lambda: some(bl.SGLD(), [None] * 2), {}, "more than descend"),
+        (lambda: some(bl.Variational(), [Normal(1.0), Laplace(1.0)]), {}, "the same kinds of priors"),
+        (lambda: some(bl.Variational(), [None]) + some(bl.Variational(samples=2), [None]), {}, "the same method"),
+        (lambda: some(bl.Variational(), [None]) + some(bl.Variational(), [None], normed), {}, "the same sites"),
+        (lambda: some(bl.Variational(), [Normal(learn="closed form")] * 2), {}, "closed form"),
+        (lambda: [bl.prune(b, bl.Budget(sparsity=0.5)) for b in some(bl.Variational(), [None] * 2)], {}, "pruned"),
+        (lambda: some(bl.Variational(estimator="shared"), [None] * 2, Recurrent), {}, "cannot run under vmap"),
+        (lambda: some(bl.Variational(), [None] * 2), {"validate": [0]}, "it measures one network"),
+        (lambda: some(bl.Variational(), [None] * 2), {"compile": True}, "cannot trace"),
+        (lambda: some(bl.Variational(), [None]) * 2, {}, "twice"),
+        (list, {}, "at least one"),
+    ],
+)
+def test_what_cannot_be_one_step_is_refused_with_the_reason(networks, options, words):
+    with pytest.raises((ValueError, TypeError, UnsupportedModel), match=re.escape(words)):
+        bl.fit_together(networks(), in_order(), epochs=1, progress=False, **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize(
+    ("method", "prior"),
+    [
+        (bl.Variational(), Normal(1.0)),
+        (bl.Variational(estimator="shared", kl_schedule=bl.schedules.Blundell()), ScaleMixture()),
+        (bl.Variational(SparseGaussian()), LogUniform()),
+        (bl.Variational(gates=NormalJeffreys()), Normal(1.0, learn=True)),
+        (bl.IVON(), Normal(1.0)),
+    ],
+)
+def test_a_replayed_step_trains_as_an_eager_one(method, prior, caplog):
+    found = []
+    for compile in ("auto", False):
+        networks = some(method, [prior] * 3)
+        loader = bl.data.Loader(X, Y, batch_size=20, device="cuda")
+        with caplog.at_level("INFO", "bayeslim"):
+            bl.fit_together(networks, loader, **{**OPTIONS, "epochs": 5}, device="cuda", compile=compile)
+        found.append(networks)
+    assert not caplog.records, caplog.text
+    for one, other in zip(*found, strict=True):
+        for name, tensor in tensors_of(other).items():
+            torch.testing.assert_close(tensors_of(one)[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
