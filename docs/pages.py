@@ -12,7 +12,6 @@ import gallery_page
 import reference
 from rst import as_rst_lines
 
-import bayeslim as bl
 
 def write(folder: Path) -> None:
     """Write all generated pages below a folder."""
