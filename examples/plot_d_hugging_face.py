@@ -9,14 +9,19 @@ model here is a tiny Llama that reads characters; the calls are the same for a l
 import argparse
 import inspect
 import tempfile
+import warnings
 from pydoc_data.topics import topics
 
 import torch
 from matplotlib import pyplot as plt
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 import bayeslim as bl
+
+logging.disable_progress_bar()
+warnings.filterwarnings("ignore", module="transformers")
 
 # %%
 # A batch is a dict. The entry ``labels`` holds the targets, and the model gets all other entries. The logits at one
