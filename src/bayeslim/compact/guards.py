@@ -79,9 +79,10 @@ class Guard:
 
     @property
     def excludes_size_one(self) -> bool:
-        """Whether it is the guard of `torch.export` on every dynamic size."""
+        """Whether it says no more than that a size is not one, which `torch.export` assumes of every dynamic size."""
         size, *rest = self.arguments
-        return self.function is operator.ne and isinstance(size, Size) and size.dim is not None and rest == [1]
+        is_size = isinstance(size, Size) and size.dim is not None
+        return is_size and (self.function, rest) in ((operator.ne, [1]), (operator.ge, [2]))
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Evaluate the guard on flat inputs; a remainder by zero violates it."""
