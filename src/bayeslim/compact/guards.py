@@ -38,7 +38,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.Not: operator.not_,
 }
-MAX_SEARCHED_SIZE = 512
+MAX_SEARCHED_SIZE = 64
 """The largest size that is searched for inputs that violate a guard, besides the numbers that the guard names."""
 
 MAX_SEARCHED_ELEMENTS = 2**24
