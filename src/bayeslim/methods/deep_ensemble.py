@@ -228,7 +228,7 @@ class _Job:
             ensemble.train(bnn.training)
             ensemble.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
             ensemble.step, ensemble.seed = bnn.step, bnn.seed
-            loader = AbreastLoader(self.loader, self.count)
+            loader = AbreastLoader([self.loader] * self.count)
             result = fit(ensemble, loader, **self._options(ensemble, _TOGETHER))
         bnn.to(device_of(abreast))
         bnn.step, bnn.num_data, bnn.steps_per_epoch = (
