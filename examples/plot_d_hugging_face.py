@@ -94,7 +94,8 @@ with tempfile.TemporaryDirectory() as folder:
 # adapters alone. The recipe puts a gate on every rank, and the gates say which ranks matter: cut half of them. With
 # ``recipe.budget`` in place of a number, and long enough training, ranks that the data do not need go by themselves.
 
-adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
+lora = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+adapted = get_peft_model(model, lora)
 recipe = bl.recipes.lora_ranks(strength=1.0, epochs=10)
 bnn = bl.bayesianize(adapted, likelihood=bl.likelihoods.Categorical(), **recipe)
 bnn.fit(prose, **recipe.fit, seed=0, progress=False)
