@@ -11,7 +11,6 @@ MacKay 1992, "Bayesian interpolation" · Graves 2011, "Practical variational inf
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, Self
@@ -92,8 +91,9 @@ class Learnable(Prior):
 
         They are not checked: a check on a GPU would wait for it.
         """
-        other = copy.copy(self)
-        for name, value in {**settings, "learn": False, "hyperprior": None}.items():
+        other, own = object.__new__(type(self)), {f.name: getattr(self, f.name) for f in fields(self)}
+        # not copy.copy, which compilers of torch 2.11 refuse
+        for name, value in {**own, **settings, "learn": False, "hyperprior": None}.items():
             object.__setattr__(other, name, value)
         return other
 
