@@ -229,7 +229,8 @@ def test_our_rules_and_the_baselines_cut_a_llama(llama):
     x = torch.randint(50, (8, 12))
     subject = benchmark.Subject("smollm2", network, lambda _: (x, x.roll(-1, 1)), (x, x.roll(-1, 1)), 4, {})
     dense = benchmark.DensePosterior()
-    for rule, target in (("row", "50 %"), ("bayeslim x4", "2:4"), ("bayeslim x1", "units 30 %")):
+    units = [(rule, "units 30 %") for rule in ("magnitude", "blocks x1", "bayeslim x1")]
+    for rule, target in (("row", "50 %"), ("bayeslim x4", "2:4"), *units):
         found = benchmark.measured(benchmark.Cell("smollm2", rule, target, 0), subject, dense, 1.0)
         assert math.isfinite(found["log_perplexity"])
         assert "sparsity" not in found or found["sparsity"] == pytest.approx(0.3 if "units" in target else 0.5, abs=0.1)
