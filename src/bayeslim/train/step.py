@@ -167,8 +167,10 @@ class CapturedStep:
     """
 
     def __init__(self, step: Step):
-        self.step, self.bnn, self.optimizer = step, step.bnn, step.optimizer
-        self.whole = all(group.get("fused") for group in self.optimizer.param_groups) and self._counts_alone()
+        self.step, self.bnn, self.optimizer, self.meter = step, step.bnn, step.optimizer, step.meter
+        hooks = self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks
+        counts_alone = not hooks[0] and len(hooks[1]) <= 1  # no hook but the network's own runs at its steps
+        self.whole = counts_alone and all(group.get("fused") for group in self.optimizer.param_groups)
         self.reason: str | None = None
         """Why steps run eagerly, where the capture failed."""
         self._rates = [torch.zeros((), device=step.device) for _ in self.optimizer.param_groups]
@@ -180,11 +182,6 @@ class CapturedStep:
         self._graphs: dict[Any, _Graph] = {}
         self._seen: dict[Any, int] = {}
         self._network: Any = None
-
-    @property
-    def meter(self) -> Meter:
-        """Sums of the loss terms."""
-        return self.step.meter
 
     def begin_epoch(self) -> None:
         """Start the means of an epoch.
@@ -224,11 +221,6 @@ class CapturedStep:
                 self._replay(self._graphs[key], leaves, check)
                 return
         self.step(batch, window, updates, check)
-
-    def _counts_alone(self) -> bool:
-        """Check that no hook but the network's own runs at the optimizer's steps."""
-        own = self.optimizer
-        return not own._optimizer_step_pre_hooks and len(own._optimizer_step_post_hooks) <= 1
 
     def _key(self, leaves: list[Any]) -> Any:
         """Identify the graph: shapes of the batch, and the masks that it keeps."""
@@ -276,7 +268,7 @@ class CapturedStep:
                 self._written[place] = group["lr"]
                 rate.fill_(group["lr"])
         captured.graph.replay()
-        self.step.meter.count += 1
+        self.meter.count += 1
         self.bnn._set(terms=captured.terms)
         if check is not None:
             check(captured.terms)
@@ -299,12 +291,11 @@ def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedSte
     """
     if compile is False or step.device.type != "cuda":
         return step
-    obstacle = None
     if step.shares_gradients:
         obstacle = "several processes average their gradients"
     elif accumulate > 1:
         obstacle = f"accumulate={accumulate} adds gradients of several batches"
-    if obstacle is None:
+    else:
         return CapturedStep(step)
     _log.info("The training step runs eagerly and not as a CUDA graph: %s.", obstacle)
     return step
