@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import CorruptFile, NonFiniteLoss
 from bayeslim.io.registry import register
 from bayeslim.io.storage import INDEX, read_folder, write_folder
@@ -56,9 +57,6 @@ from bayeslim.train.options import check_names
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.seeding import ordered_by, seed_of_chain
 from bayeslim.types import Params
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 Potential = Callable[[Tensor], tuple[float, Tensor]]
 """A function from a vector q to U(q) and its gradient."""

@@ -30,18 +30,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.families import DiagonalGaussian, ZeroMean
 from bayeslim.io.registry import register
 from bayeslim.methods.variational import Variational
 from bayeslim.results import Fit
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 MAX_STEP = 1e30
 """The largest lr · curvature · N; the step multiplies it with σ² and a gradient in single precision."""

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslim.attention import ExplicitAttention
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.noisy_network import NoisyNetwork
@@ -48,9 +49,6 @@ from bayeslim.noise import current_generator, random_seed
 from bayeslim.results import Prediction
 from bayeslim.train.seeding import seed_of_chain
 from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of, with_batch_size
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 _NONE = (
     "MCDropout needs a network with dropout, and {} has none. Put nn.Dropout(p) with p > 0 between its layers and "

@@ -14,11 +14,12 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_statistics import drawn
@@ -30,9 +31,6 @@ from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import seed_of_chain, seeded
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

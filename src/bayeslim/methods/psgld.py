@@ -16,16 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.sampler import Sampler, Tensors
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class PreconditionedLangevin(Sampler):

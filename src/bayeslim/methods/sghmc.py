@@ -31,16 +31,14 @@ import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.sampler import Sampler, Tensors
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class StochasticHamiltonian(Sampler):

@@ -15,8 +15,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.io.storage import check_fits, read_folder, write_folder
@@ -28,9 +29,6 @@ from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Epoch, fit
 from bayeslim.train.options import check_names
 from bayeslim.types import Params, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 PARTS = ("value", "rest", "noise")
 """The parts of a stored snapshot: random parameters, other tensors that change, parameters of the likelihood."""

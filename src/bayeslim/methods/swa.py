@@ -11,8 +11,9 @@ Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, arXiv:1803.05407
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import Averaging, averaged
 from bayeslim.methods.shared.batch_statistics import measure_again_
@@ -21,9 +22,6 @@ from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import seeded
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @register("method")

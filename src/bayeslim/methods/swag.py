@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_norms import norms_of
@@ -34,9 +35,6 @@ from bayeslim.results import Fit, Prediction
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Batches, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @register("method")

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point, ZeroMean
@@ -43,9 +44,6 @@ from bayeslim.results import Fit
 from bayeslim.sites import owner
 from bayeslim.train.schedules import Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @register("method")

@@ -14,10 +14,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.storage import INDEX
 from bayeslim.methods.shared.trajectory import Trajectory
@@ -26,9 +27,6 @@ from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Epoch, fit
 from bayeslim.train.loaders import number_of_batches
 from bayeslim.train.options import check_names, check_values
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 CYCLE_END_FRACTION = 0.01
 """The learning rate at the end of a cycle, as a fraction of that at its start."""

@@ -7,18 +7,16 @@ in evaluation mode.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.methods.shared.batch_norms import measuring, norms_of
 from bayeslim.methods.shared.particle_method import gathered, set_tensors, snapshot
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.types import Params, call, device_of, split_batch, to_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 def measure_again_(model: nn.Module, loader: Any) -> None:

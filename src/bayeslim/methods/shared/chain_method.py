@@ -23,11 +23,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimWarning, NoSiteMatched
 from bayeslim.likelihoods import Gaussian
 from bayeslim.methods.base import Terms
@@ -48,10 +49,6 @@ from bayeslim.stochastic import evaluating
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import ordered_by, seed_of_chain
 from bayeslim.types import Batch, call, split_batch
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
-
 
 MAX_EXCESS = 0.05
 """The relative excess of variance by gradient noise that a chosen learning rate allows."""

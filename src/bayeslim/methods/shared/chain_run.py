@@ -6,11 +6,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
@@ -20,9 +21,6 @@ from bayeslim.train.fit import Callback, TrainingRun
 from bayeslim.train.loaders import number_of_batches, training_set_size
 from bayeslim.train.step import Compile
 from bayeslim.types import chosen_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 def prepare(bnn: Bayesian, loader: Any, accumulate: int, device: torch.device | str | None) -> int:

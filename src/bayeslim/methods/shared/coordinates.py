@@ -8,11 +8,12 @@ A rotation of z leaves the covariance of the path that P comes from at one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.methods.shared.full_batch import FullBatch
 from bayeslim.methods.shared.moving import Moving
@@ -20,9 +21,6 @@ from bayeslim.posteriors.particles import Particles
 from bayeslim.priors import Normal, Prior
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params, call_with
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class Coordinates(nn.Module):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import curvature
+from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.columns import Columns
 from bayeslim.curvature.diag import Kind
 from bayeslim.curvature.layers import matrix_layer
@@ -29,7 +30,6 @@ from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
     from bayeslim.methods.laplace import Laplace
 
 Structure = Literal["auto", "kron", "diag", "full", "lowrank"]

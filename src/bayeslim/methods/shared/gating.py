@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.families import ZeroMean
 from bayeslim.families.base import Family, add_parameter, precise_dtype
@@ -30,9 +31,6 @@ from bayeslim.posteriors.gated import Scales
 from bayeslim.priors import Prior
 from bayeslim.sites import is_norm, owner, tensor_at
 from bayeslim.types import Inputs, Params, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 def check(gate: Any, gate_at: Any, family: Family, mean_field: bool) -> None:

@@ -10,18 +10,15 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.storage import INDEX, check_fits, read_folder, write_folder
 from bayeslim.posteriors.particles import Particles, tensors_of
 from bayeslim.types import Params, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class KeptNetworks:

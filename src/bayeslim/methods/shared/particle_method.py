@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import NotFitted
 from bayeslim.methods.base import Method
 from bayeslim.methods.shared.batch_norms import norms_of
@@ -16,9 +17,6 @@ from bayeslim.noise import current_generator
 from bayeslim.posteriors.particles import Particles, stacked, tensors_of
 from bayeslim.results import Prediction
 from bayeslim.types import Batches, Inputs, Params, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.posteriors.particles import tensors_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @contextmanager

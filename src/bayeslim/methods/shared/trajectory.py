@@ -11,18 +11,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.storage import INDEX, check_fits, read_folder, write_folder
 from bayeslim.posteriors import Diagonal, LowRankCovariance
 from bayeslim.types import Params, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 MODEL = "model."
 """The prefix of the model's parameters among all trained parameters."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.posteriors import Diagonal, Posterior
 from bayeslim.predict.moments.draws import Outputs, summarise
 from bayeslim.predict.moments.tensor import Moments, NoRule
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs, arguments, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 SAMPLES = 256
 """Draws of the outputs by default."""
