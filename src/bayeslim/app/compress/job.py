@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import importlib.util
 import inspect
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bayeslim import stochastic
 from bayeslim.app.compress.fingerprint import fingerprint, is_batches
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
@@ -187,7 +185,7 @@ def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
         UnsupportedModel: if the network cannot be traced, and so not compacted.
     """
     _check_fine_tune(job.fine_tune or {}, bnn.method)
-    plain = unfitted_copy(bnn)
+    plain = bnn.plain_copy().eval()
     for name, parameter in plain.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise BayeslimError(
@@ -215,20 +213,11 @@ def options_of(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
-def unfitted_copy(bnn: Bayesian) -> nn.Module:
-    """Copy the network as a plain one, with its present weights, fitted or not."""
-    plain = copy.deepcopy(bnn.model)
-    for module in plain.modules():
-        stochastic.make_plain(module)
-    bnn.method.strip(bnn, plain)
-    return plain.eval()
-
-
 def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
     """List the facts that identify a run: network, weights, method, prior, data."""
     return {
         "network": bnn.sites.model,
-        "weights": _digest(bnn),
+        "weights": digest(bnn),
         "method": words(bnn.method),
         "likelihood": repr(bnn.likelihood),
         "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
@@ -238,13 +227,13 @@ def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
     }
 
 
-def _digest(bnn: Bayesian) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in bnn.state_dict().items():
-        digest.update(name.encode())
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+def digest(network: nn.Module) -> str:
+    """Hash the weights of a network."""
+    found = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        found.update(f"{name}{tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def size_of(loader: Any) -> str:
@@ -254,10 +243,7 @@ def size_of(loader: Any) -> str:
 
 
 def described(loader: Any) -> str:
-    """Describe data by their size, and by a hash where possible.
-
-    Data are hashed if they can be read without drawing from a loader.
-    """
+    """Describe data by their size, and by a hash if they can be read without drawing."""
     content = fingerprint(loader)
     return size_of(loader) if content is None else f"{size_of(loader)} (content {content})"
 

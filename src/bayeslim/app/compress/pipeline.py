@@ -32,7 +32,6 @@ from bayeslim.app.compress.job import (
     readable,
     refuse_with_recipe,
     start_over,
-    unfitted_copy,
     words,
 )
 from bayeslim.app.compress.notes import not_faster, too_much, untrained
@@ -156,7 +155,7 @@ class _Run:
     ) -> None:
         self.job, self.start, self.train, self.val, self.test = job, start, train, val, test
         self.example, self.folder = example, folder
-        self.architecture = unfitted_copy(start)
+        self.architecture = start.plain_copy().eval()
         self.notes: list[str] = []
 
     def run(self) -> Compressed:
