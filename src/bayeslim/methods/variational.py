@@ -35,6 +35,7 @@ from bayeslim.gates.placement import GateAt
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.shared import gating
+from bayeslim.methods.shared.first_pass import seen_once
 from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_terms
 from bayeslim.methods.shared.widths import Widths
 from bayeslim.noise import current_generator, standard_normal_like, standard_normals_like
@@ -194,7 +195,7 @@ class Variational(Method):
                 random.add(name.rpartition(".")[0])
         gates = self._gating(bnn)
         gated = gates.layers(stochastic.LINEAR_LAYERS) if gates is not None else set()
-        once = stochastic.seen_once(bnn.model, inputs, sorted(random | gated)) if random | gated else set()
+        once = seen_once(bnn.model, inputs, sorted(random | gated)) if random | gated else set()
         if gates is not None:
             gates.stand_at(once & gated)
         noisy = sorted(once & random)
@@ -211,10 +212,7 @@ class Variational(Method):
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | Tensor | None) -> Terms:
-        """Compute the mean NLL over K draws, and the KL.
-
-        For Rényi bounds see `full_weight_elbo.py`.
-        """
+        """Compute the mean NLL over K draws, and the KL (see also `full_weight_elbo.py`)."""
         num_data = bnn.data_size()
         if kl_weight is None:
             kl_weight = bnn.scheduled(self.kl_schedule)
