@@ -104,10 +104,7 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, 
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Split inputs into positional and keyword arguments.
-
-    A named tuple, such as a packed sequence, is one argument.
-    """
+    """Split inputs into positional and keyword arguments; a named tuple is one."""
     if type(inputs) in (tuple, list):
         return tuple(inputs), {}
     if isinstance(inputs, Mapping):
@@ -192,6 +189,13 @@ def with_batch_size(inputs: Inputs, size: int) -> Inputs:
         return x.repeat(-(-size // rows), *(1 for _ in x.shape[1:]))[:size].clone()
 
     return tree_map(resize, inputs)
+
+
+def rows_of(inputs: Inputs, rows: Any) -> Inputs:
+    """Select examples of a tensor, or of a tuple, list or dict of tensors."""
+    if isinstance(inputs, Mapping):
+        return {key: value[rows] for key, value in inputs.items()}
+    return tuple(value[rows] for value in inputs) if isinstance(inputs, (tuple, list)) else inputs[rows]
 
 
 def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:

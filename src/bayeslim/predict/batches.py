@@ -19,6 +19,7 @@ from bayeslim.types import (
     device_of,
     inputs_of,
     modules_of,
+    rows_of,
     to_device,
 )
 
@@ -61,7 +62,7 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
         return lambda: iter([x])
     if size == "auto":
         step = ceil(total / ceil(total / step))  # chunks of one size
-    return lambda: (_slice(x, slice(start, start + step)) for start in range(0, total, step))
+    return lambda: (rows_of(x, slice(start, start + step)) for start in range(0, total, step))
 
 
 def _examples_per_chunk(values: tuple[Tensor, ...], model: nn.Module, device: str) -> int:
@@ -73,10 +74,7 @@ def _examples_per_chunk(values: tuple[Tensor, ...], model: nn.Module, device: st
 
 
 def _growth(layer: Any) -> float | None:
-    """Compute the ratio of a layer's output size to its input size.
-
-    It is None for layers of unknown types.
-    """
+    """Compute a layer's output size over its input size; None for unknown types."""
     if isinstance(layer, _ConvNd):
         return layer.out_channels / layer.in_channels / prod(layer.stride)
     if isinstance(layer, nn.RNNBase):
@@ -91,17 +89,6 @@ def _bytes(inputs: Inputs) -> int:
     return sum(value.nbytes for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
 
-def _slice(x: Inputs, part: slice) -> Inputs:
-    if isinstance(x, Tensor):
-        return x[part]
-    if isinstance(x, Mapping):
-        return {k: v[part] for k, v in x.items()}
-    return tuple(v[part] for v in x)
-
-
 def _is_loader(x: Any) -> bool:
-    """Check whether `x` is a loader, which is iterated, rather than inputs.
-
-    Tensors, tuples, lists, mappings and packed sequences are inputs.
-    """
+    """Check whether `x` is a loader, rather than a tensor or a container of inputs."""
     return not isinstance(x, (Tensor, tuple, list, Mapping)) and hasattr(x, "__iter__")

@@ -18,7 +18,8 @@ from torch.utils.data import IterableDataset, SubsetRandomSampler
 
 from bayeslim.errors import BayeslimError, MissingDataSize, ShapeMismatch
 from bayeslim.train.dataset import Dataset
-from bayeslim.types import Inputs, batch_size, split_batch, to_device
+from bayeslim.train.seeding import seed_of_chain
+from bayeslim.types import Inputs, batch_size, rows_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
@@ -111,7 +112,7 @@ class TensorPairs:
         return len(self.y)
 
     def __getitem__(self, rows: int | slice | Tensor) -> tuple[Inputs, Tensor]:
-        return _take(self.x, rows), self.y[rows]
+        return rows_of(self.x, rows), self.y[rows]
 
 
 def _tensors(x: Inputs) -> list[Tensor]:
@@ -123,14 +124,6 @@ def _tensors(x: Inputs) -> list[Tensor]:
                 f"Got {type(part).__name__}."
             )
     return parts
-
-
-def _take(x: Inputs, rows: Any) -> Inputs:
-    if isinstance(x, Mapping):
-        return {key: value[rows] for key, value in x.items()}
-    if isinstance(x, (tuple, list)):
-        return tuple(value[rows] for value in x)
-    return x[rows]
 
 
 class Loader:
@@ -215,11 +208,8 @@ class Loader:
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
-    """Make a generator for each pair of a seed and an epoch.
-
-    A large odd stride keeps the epochs of neighbouring seeds apart.
-    """
-    return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
+    """Make a generator for each pair of a seed and an epoch."""
+    return torch.Generator().manual_seed(seed_of_chain(seed, epoch))
 
 
 def training_set_size(bnn: Bayesian, loader: Any) -> int:
