@@ -11,35 +11,36 @@ Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.abreast import SKELETON, Abreast, AbreastLoader, is_faster
+from bayeslim.methods.shared.abreast import Abreast, fit_abreast, is_faster
 from bayeslim.methods.shared.adversarial import adversarial_loss
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
+from bayeslim.methods.shared.reinitialise import (
+    OptimizerOf,
+    check_optimizer_of,
+    check_resettable,
+    reinitialise_,
+    trainable,
+)
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
-from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
-
-OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 _TOGETHER, _MEMBER = "together", "member-"
 """Names of checkpoints: of all members, and of each."""
@@ -122,11 +123,7 @@ class DeepEnsemble(ParticleMethod):
             the history of all members, each epoch with the number of its member (from 1); for members trained together,
             their means.
         """
-        if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
-            raise TypeError(
-                "Every member needs its own optimizer. Pass a function that makes one, such as "
-                f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
-            )
+        check_optimizer_of(optimizer, "Every member needs its own optimizer.")
         if start is not None and not callable(start):
             raise TypeError(f"start must be a function that makes a network. Got {start!r}.")
         check_names("DeepEnsemble", training, fit)
@@ -203,7 +200,9 @@ class _Job:
                 self._begin(member)
                 bnn.step = step
                 bnn.likelihood.load_state_dict(noise)
-                done = fit(bnn, self.loader, **self._options(bnn, f"{_MEMBER}{member + 1}"))
+                optimizer = None if self.optimizer is None else self.optimizer(trainable(bnn))
+                checkpoint = self._checkpoint(f"{_MEMBER}{member + 1}")
+                done = fit(bnn, self.loader, optimizer=optimizer, checkpoint=checkpoint, **self.training)
             found.append(snapshot(bnn))
             noises.append(noise_of(bnn.likelihood))
             result.history += [{"member": member + 1, **epoch} for epoch in done.history]
@@ -214,33 +213,16 @@ class _Job:
         return result, gathered(found)
 
     def together(self) -> tuple[Fit, Particles]:
-        bnn = self.bnn
         with seeded(self.seed, 0, self.loader):
             starts = []
             for member in range(self.count):
                 self._begin(member)
-                starts.append(snapshot(bnn))
-            values, rest = starts[0]
-            exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in values}
-            abreast = Abreast(bnn.model, [own | others for own, others in starts])
-            num_data = training_set_size(bnn, self.loader)
-            ensemble = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
-            ensemble.train(bnn.training)
-            ensemble.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
-            ensemble.step, ensemble.seed = bnn.step, bnn.seed
-            loader = AbreastLoader(self.loader, self.count)
-            result = fit(ensemble, loader, **self._options(ensemble, _TOGETHER))
-        bnn.to(device_of(abreast))
-        bnn.step, bnn.num_data, bnn.steps_per_epoch = (
-            ensemble.step,
-            ensemble.num_data,
-            ensemble.steps_per_epoch,
-        )
-        for epoch in result.history:
-            epoch.update({key: epoch[key] / self.count for key in ("nll", "kl", "loss")})
-        tensors = abreast.tensors()
-        particles = Particles({name: tensors[name] for name in values}, buffers={name: tensors[name] for name in rest})
-        return result, particles
+                own, others = snapshot(self.bnn)
+                starts.append(own | others)
+            optimizer = self.optimizer
+            made = None if optimizer is None else lambda together: optimizer(trainable(together))
+            options = {**self.training, "checkpoint": self._checkpoint(_TOGETHER)}
+            return fit_abreast(self.bnn, starts, self.loader, optimizer=made, **options)
 
     def _begin(self, member: int) -> None:
         """Set the network to the start of a member."""
@@ -250,12 +232,8 @@ class _Job:
             set_tensors(self.bnn, self.previous.particle(member) | self.previous.buffers_of(member))
         self.bnn.keep_zeros()
 
-    def _options(self, bnn: Bayesian, name: str) -> dict[str, Any]:
-        optimizer = None
-        if self.optimizer is not None:
-            optimizer = self.optimizer([p for p in bnn.parameters() if p.requires_grad])
-        checkpoint = None if self.folder is None else Path(self.folder) / name
-        return {**self.training, "optimizer": optimizer, "checkpoint": checkpoint}
+    def _checkpoint(self, name: str) -> Path | None:
+        return None if self.folder is None else Path(self.folder) / name
 
     def _seed_of(self, member: int) -> int | None:
         return None if self.seed is None else self.seed + member * _MEMBER_SEED_STRIDE

@@ -23,7 +23,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.storage import encode
 from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.abreast import AbreastLoader
+from bayeslim.methods.shared.abreast import AbreastLoader, average_history, raise_if_of_vmap, stack_tensors
 from bayeslim.noise import kept_random_state, vmapped
 from bayeslim.posteriors.particles import stacked, tensors_of
 from bayeslim.priors import Learnable, Prior
@@ -86,8 +86,7 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     with seeded(seed, 0, loader):
         result = fit(stack, AbreastLoader(loader, len(networks)), **training)
     stack.unstack(networks)
-    for epoch in result.history:
-        epoch.update({key: epoch[key] / len(networks) for key in ("nll", "kl", "loss")})
+    average_history(result, len(networks))
     return result
 
 
@@ -193,13 +192,7 @@ class Stack(Bayesian):
         stack.__class__ = cls
         stack._set(count=len(networks), settings={}, ready=False)
         values = stacked([{n: t.detach() for n, t in tensors_of(network).items()} for network in networks])
-        stacks: dict[Tensor, Tensor] = {}
-        for name, tensor in tensors_of(stack).items():
-            is_parameter = isinstance(tensor, nn.Parameter)
-            stacks[tensor] = nn.Parameter(values[name], tensor.requires_grad) if is_parameter else values[name]
-        for module in stack.modules():
-            for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
-                slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
+        stack_tensors(stack, values)
         stack._stack_priors(networks)
         return cast("Stack", stack)
 
@@ -232,12 +225,9 @@ class Stack(Bayesian):
             with vmapped():
                 objective, nll, kl = vmap(of_one, randomness="different")(tensors, self.settings, batch)
         except RuntimeError as error:
-            if "atching rule" not in str(error) and "vmap" not in str(error):
-                raise
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} with {self.method!r} cannot run under vmap: {error} Use bnn.fit for each "
-                "network."
-            ) from error
+            who = f"{type(self.model).__name__} with {self.method!r}"
+            raise_if_of_vmap(error, f"{who} cannot run under vmap: {error} Use bnn.fit for each network.")
+            raise
         weight = self._kl_weight_now(kl_weight)
         self._set(terms=Terms(nll.sum(), kl.sum(), weight, self.data_size()).detached())
         total: Tensor = objective.sum()
