@@ -300,10 +300,7 @@ def _take_turns(
 
 
 def _timed(run: Callable[[], Any], calls: int) -> float:
-    """Return the median seconds of a call.
-
-    A pause of the process during one call does not change the median.
-    """
+    """Return the median seconds of a call, which a pause of one does not change."""
     taken = []
     for _ in range(calls):
         started = time.perf_counter()

@@ -273,10 +273,7 @@ class Laplace(FoundPosterior):
         )
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence:
-        """Compute the marginal likelihood of the Gaussian.
-
-        It is exact for a linear network with a Gaussian likelihood.
-        """
+        """Compute the Gaussian's marginal likelihood; exact for linear-Gaussian networks."""
         posterior = current(bnn)
         data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
         value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, tune_prior.prior_mean(bnn))

@@ -169,10 +169,7 @@ class Priors(Mapping[str, Prior]):
         return any(own.prior.learned_by == CLOSED_FORM for own in self._distinct())
 
     def maximise_(self, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Set hyperparameters learned in closed form to their optimum for a posterior.
-
-        Cut weights do not count.
-        """
+        """Set hyperparameters learned in closed form to their optimum for weights left."""
         for own in self._distinct():
             if own.prior.learned_by != CLOSED_FORM:
                 continue

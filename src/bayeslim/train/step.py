@@ -187,10 +187,7 @@ class CapturedStep:
         return self.step.meter
 
     def begin_epoch(self) -> None:
-        """Start the means of an epoch.
-
-        Graphs are captured anew if a callback changed the network.
-        """
+        """Start the means of an epoch; graphs are made anew if the network has changed."""
         self.step.begin_epoch()
         modes = [module.training for module in self.bnn.modules()]
         network = modes, [(p.data_ptr(), p.requires_grad) for p in self.bnn.parameters()]
@@ -311,10 +308,7 @@ def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedSte
 
 
 def _first_cause(error: BaseException) -> str:
-    """Describe the first of a chain of errors.
-
-    The others only say that the capture is over.
-    """
+    """Describe the first of a chain of errors: others only say that capture is over."""
     while error.__context__ is not None:
         error = error.__context__
     return str(error).partition("\n")[0]

@@ -71,10 +71,7 @@ def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.
 
 
 def fit_settings(folder: Path) -> FitSettings | None:
-    """Read the settings of the fit that wrote a folder.
-
-    Returns None if `bayeslim fit` did not write it.
-    """
+    """Read the settings of the `bayeslim fit` that wrote a folder; None without any."""
     file = next((f for f in (folder / FILE, folder.parent / FILE) if f.is_file()), None)
     if file is None or (file.parent != folder and folder.name != NETWORK):
         return None

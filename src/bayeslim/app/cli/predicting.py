@@ -42,10 +42,7 @@ def predict_folder(
     seed: int,
     device: str,
 ) -> str:
-    """Predict with the network in a folder, and write a file.
-
-    `bayeslim predict --help` documents the arguments.
-    """
+    """Predict with the network in a folder; see `bayeslim predict --help`."""
     if table is not None and (data is not None or inputs is not None):
         raise BadSetting(f"predict needs either the table {table}, --data or --inputs. Got several.")
     if interval is not None and not 0 < interval < 1:

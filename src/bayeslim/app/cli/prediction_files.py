@@ -79,10 +79,7 @@ def write_prediction(
     interval: float | None = None,
     labels: Sequence[str] | None = None,
 ) -> None:
-    """Write a prediction as a table (.csv) or as arrays (.npz).
-
-    The file is written atomically: complete or not at all.
-    """
+    """Write a prediction as a table (.csv) or as arrays (.npz), or nothing at all."""
     found = columns(prediction, targets, interval, labels)
     write_file(to, _npz(found) if to.suffix == ".npz" else _csv(found, to))
 

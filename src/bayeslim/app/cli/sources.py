@@ -118,10 +118,7 @@ def _safetensors_state(weights: Path) -> Params:
 
 
 def _pickled_state(weights: Path) -> Params:
-    """Read a state dict that torch.save wrote.
-
-    It uses torch's restricted reader, which runs no code.
-    """
+    """Read a state dict that torch.save wrote, by torch's reader that runs no code."""
     try:
         found = torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
@@ -140,10 +137,7 @@ def _pickled_state(weights: Path) -> Params:
 
 
 def network_in(folder: Path) -> Path:
-    """Find the folder with the network.
-
-    It is the given folder, or the one inside a run of `bayeslim fit`.
-    """
+    """Find the folder with the network: this one, or one in a run of `bayeslim fit`."""
     inside = folder / NETWORK
     return inside if (inside / INDEX).is_file() and not (folder / INDEX).is_file() else folder
 
@@ -222,10 +216,7 @@ def loaders_of(
 
 
 def method_by_name(text: str) -> Method:
-    """Build a method by name.
-
-    Examples: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`.
-    """
+    """Build a method: `laplace`, `variational(kl_schedule=warmup(end=5))`."""
     method: Method = parse(text, "method", PARTS).of(FITTED, "method")
     return method
 

@@ -149,10 +149,7 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
 
 
 def _counts(ranking: Ranking, reached: float, network: nn.Module) -> list[int]:
-    """Choose the number of cut items at each point of a curve.
-
-    The reached sparsity is one of the points.
-    """
+    """Choose the cut items at each point of a curve, the reached sparsity among them."""
     weights = ranking.candidates.weights
 
     def left(count: int) -> float:

@@ -40,10 +40,7 @@ def shade(values: Tensor) -> str:
 
 
 def photograph(image: Tensor) -> str:
-    """Encode an image (C, H, W) as a data URL, scaled to its own range.
-
-    It has one or three channels.
-    """
+    """Encode an image (1 or 3, H, W) as a data URL, scaled to its own range."""
     image = image.detach().float().cpu()
     low, high = float(image.min()), float(image.max())
     levels = (255 * (image - low) / max(high - low, 1e-12)).round().to(torch.uint8)

@@ -81,10 +81,7 @@ def measure_rows(
 
 
 def latencies(found: Benchmark) -> dict[str, float] | None:
-    """Look up each network's latency for one input in eager PyTorch.
-
-    Returns None if calls on one input were not timed.
-    """
+    """Look up each network's eager latency for one input; None if it was not timed."""
     if 1 not in found.batch_sizes:
         return None
     names = dict.fromkeys(network for network, runtime, _ in found.seconds if runtime == "eager")

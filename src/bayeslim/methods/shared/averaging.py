@@ -165,10 +165,7 @@ class _Recording:
             self.behind = False
 
     def finish_epoch(self, epoch: Epoch) -> None:
-        """Write the averages before the checkpoint of the epoch.
-
-        Those of the epoch before are kept.
-        """
+        """Write the averages before the checkpoint, beside those of the epoch before."""
         if self.folder is not None and rank_and_world()[0] == 0:
             folder = self.folder / f"averages-{epoch.number % 2}"
             self.trajectory.write(folder, self.first, epoch.bnn.step)

@@ -108,10 +108,7 @@ class ChainMethod(ParticleMethod):
     """The learning rate for a network with classes, or with values whose noise has standard deviation one."""
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the usual rate, times σ² for Gaussian noise σ below one.
-
-        The loss is 1/σ² as steep there.
-        """
+        """Return the usual rate, times σ² for noise σ < 1: the loss is 1/σ² as steep."""
         likelihood = bnn.likelihood
         if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
             return self.usual_lr * min(1.0, float(likelihood.noise.detach()) ** 2)
@@ -129,10 +126,7 @@ class ChainMethod(ParticleMethod):
         """
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Make the sampler for your own loop.
-
-        Trainable parameters that are not random are optimised.
-        """
+        """Make the sampler for your own loop; what is not random is optimised."""
         if self.subset != "all":
             raise NoSiteMatched(
                 f"subset={self.subset!r} is chosen from the data. Use bnn.fit(loader), or bayesianize(..., sites=...) "

@@ -124,10 +124,7 @@ def sizes(bnn: Bayesian, moving: Moving) -> list[int]:
 
 
 def with_normal_prior(coordinates: Coordinates) -> tuple[Coordinates, Normal]:
-    """Rotate coordinates so that they are independent a priori.
-
-    Return them and their prior. The priors of the weights must be Normal.
-    """
+    """Rotate coordinates to be independent under Normal priors; return both."""
     (bnn,), moving = coordinates.owner, coordinates.moving
     if bnn.anchor is not None:
         raise BayeslimError("Continual learning has no independent prior. Use a sampler as inner.")

@@ -171,10 +171,7 @@ def current(bnn: Bayesian) -> Gaussian:
 
 
 def diagonal_factors(posterior: Posterior) -> dict[str, str]:
-    """List weights with a Kronecker factor that is kept as a diagonal.
-
-    An embedding's input factor is diagonal by itself, and does not count.
-    """
+    """List weights with a factor kept as a diagonal, other than that of embeddings."""
     base = posterior.base if isinstance(posterior, Conditioned) else posterior
     found = {}
     for factors in base.factors if isinstance(base, Kronecker) else ():

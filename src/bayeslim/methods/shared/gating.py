@@ -176,10 +176,7 @@ def _channel_dim(module: nn.Module, values: Tensor) -> int:
 
 @contextmanager
 def drawing(model: nn.Module, on: bool) -> Iterator[list[AtLayer]]:
-    """Switch gates at layers on or off inside, in any mode.
-
-    Those that record their draws are returned, with empty records.
-    """
+    """Switch gates at layers on or off inside; return those that record their draws."""
     changed: list[AtLayer] = []
     recording: list[AtLayer] = []
     for module in model.modules():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params
 
 
@@ -28,8 +29,9 @@ def average_noise_(likelihood: nn.Module, noises: Sequence[Params], *, between_r
         between_ranks: whether to average over ranks too, which must have equally many.
     """
     mean = {name: torch.stack([each[name] for each in noises]).mean(0) for name in noises[0]}
-    if between_ranks and torch.distributed.is_available() and torch.distributed.is_initialized():
+    world = rank_and_world()[1]
+    if between_ranks and world > 1:
         for value in mean.values():
             torch.distributed.all_reduce(value)
-            value.div_(torch.distributed.get_world_size())
+            value.div_(world)
     likelihood.load_state_dict(mean)

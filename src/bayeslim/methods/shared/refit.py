@@ -14,10 +14,7 @@ from bayeslim.posteriors.particles import tensors_of
 
 @contextmanager
 def restored_on_failure(bnn: Bayesian) -> Iterator[None]:
-    """Remove the posterior inside; on an exception restore it and its weights.
-
-    A network that had no posterior is not restored.
-    """
+    """Remove the posterior inside; on an exception restore it and its weights."""
     previous: dict[str, Any] = {key: bnn.state.pop(key) for key in ("posterior", "networks") if key in bnn.state}
     if not previous:
         yield
