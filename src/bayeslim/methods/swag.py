@@ -68,13 +68,7 @@ class SWAG(GaussianAveraging, FoundPosterior):
         return result
 
     def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:
-        """Build the posterior, and measure batch norms for its mean and its draws.
-
-        Args:
-            bnn: the network, at the mean of the trajectory.
-            trajectory: the moments of the networks taken.
-            loader: training data, for the statistics of batch norms.
-        """
+        """Build the posterior at its mean, and measure batch norms for it and its draws."""
         posterior = trajectory.gaussian(self.scale)
         measure_again_(bnn.model, loader)
         networks = {"networks": drawn(bnn, posterior, loader, self.samples)} if norms_of(bnn.model) else {}

@@ -34,12 +34,10 @@ MAX_BYTES_KEPT_ON_DEVICE = 2**30
 
 
 def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> Batches:
-    """Make a function that starts a fresh pass over inputs.
+    """Make a function that starts a fresh pass over inputs, on the model's device.
 
-    Args:
-        x: inputs, or a loader of batches, which is read once.
-        size: examples in a chunk; None for all, "auto" for as many as keep memory bounded.
-        model: the network that they are for, on whose device they are given.
+    A loader of batches is read once. `size` is the number of examples in a chunk: None for all, "auto" for as many as
+    keep memory bounded.
     """
     device = device_of(model)
     if _is_loader(x):

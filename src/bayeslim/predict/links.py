@@ -69,16 +69,7 @@ def summarise(
     how: str = "auto",
     generator: torch.Generator | None = None,
 ) -> Prediction:
-    """Turn Gaussian outputs into a prediction.
-
-    Args:
-        likelihood: of the targets given the outputs.
-        mean: m, (B, ...).
-        covariance: V, (B, O, O), over the flattened outputs of each example.
-        samples: draws of the outputs, S.
-        how: one of `LINKS`.
-        generator: where the draws come from.
-    """
+    """Turn Gaussian outputs N(m, V), (B, ...) and (B, O, O), into a prediction."""
     if how not in LINKS:
         raise ValueError(f"how must be one of {', '.join(LINKS)} for Gaussian outputs. Got {how!r}.")
     draws = joint_draws(mean, covariance, samples, generator)
@@ -207,9 +198,7 @@ def _(likelihood: Categorical, mean: Tensor, covariance: Tensor, how: str, sampl
 def class_moments(logits: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute E[p], E[H(p)], Var[p] of p = softmax(f), f ~ N(m, V), by fixed points.
 
-    Args:
-        logits: m, (..., C).
-        covariance: V, (..., C, C).
+    They are functions of m, (..., C), and V, (..., C, C).
     """
     *shape, classes = logits.shape
     mean, root = logits.reshape(-1, classes, 1), root_of(covariance.reshape(-1, classes, classes))

@@ -218,10 +218,7 @@ def _(
 def outputs_of(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
     """Call networks one after the other and stack their outputs, (S, N, ...).
 
-    Args:
-        model: a replica, whose slots take the tensors of each network in turn.
-        networks: the tensors of each network by name, of the precision and on the device of the model's own.
-        batches: the inputs.
+    The slots of the model, a replica, take the tensors of each network in turn.
     """
     slots, outputs = Slots(model), []
     for network in networks:

@@ -26,30 +26,14 @@ if TYPE_CHECKING:
 
 
 def check_loader(loader: Any, name: str = "loader") -> None:
-    """Raise if an array or a data set is given instead of a loader of batches.
-
-    Args:
-        loader: the argument.
-        name: its name.
-
-    Raises:
-        TypeError: with the call to write instead.
-    """
+    """Raise if an array or a data set is given, with the call to write instead."""
     advice = _advice(loader)
     if advice is not None:
         raise TypeError(f"{name} must give batches of examples. Got {_words(loader)}. Use {advice}.")
 
 
 def check_inputs(x: Any, name: str = "x") -> None:
-    """Raise if a numpy array or a data set is given instead of inputs.
-
-    Args:
-        x: the argument.
-        name: its name.
-
-    Raises:
-        TypeError: with the call to write instead.
-    """
+    """Raise for an array or a data set in place of inputs, with the call to write."""
     if isinstance(x, (Tensor, tuple)):
         return
     if isinstance(x, np.ndarray):

@@ -79,13 +79,9 @@ def check_values(options: Mapping[str, Any]) -> None:
 def check_names(
     owner: str, options: Mapping[str, Any], train: Callable[..., Any], refused: Mapping[str, str] | None = None
 ) -> None:
-    """Raise for options that training does not have, or that a method refuses.
+    """Raise for options that `train` does not have, or that a method refuses.
 
-    Args:
-        owner: the name of the method.
-        options: the options that the method passes on to training.
-        train: the function that trains; its keyword arguments are the known options.
-        refused: options that the method sets itself, each with the reason.
+    Refused options are those that the method sets itself, each with the reason.
     """
     known = [name for name, p in inspect.signature(train).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for name in options:

@@ -101,13 +101,10 @@ class Step:
         self.meter.reset()
 
     def __call__(self, batch: Any, window: int, updates: bool, check: Check | None = None) -> None:
-        """Add the gradients of a batch; update the weights at the end of a window.
+        """Add the gradients of a batch; move the weights if it is the last of its window.
 
-        Args:
-            batch: on the device of the network.
-            window: the number of batches whose gradients are averaged.
-            updates: whether the batch is the last of its window.
-            check: raises for bad terms of the loss, before the weights move.
+        Gradients are averaged over the batches of a window. `check` raises for bad terms of the loss, before the
+        weights move.
         """
         self.meter.count += 1
         self.gradients(batch, window, updates)
@@ -287,13 +284,7 @@ class CapturedStep:
 
 
 def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedStep:
-    """Choose how steps run.
-
-    Args:
-        step: the eager step.
-        compile: as for `fit`.
-        accumulate: batches whose gradients are averaged.
-    """
+    """Choose how steps run: eagerly, or captured as a CUDA graph."""
     if compile is False or step.device.type != "cuda":
         return step
     obstacle = None

@@ -53,11 +53,7 @@ def listed() -> list[Entry]:
 
 
 def fetch(names: Sequence[str]) -> list[str]:
-    """Download the missing files of some data sets, and read them whole.
-
-    Returns:
-        a line about each.
-    """
+    """Download missing files of data sets, read them whole, and say a line about each."""
     for name in names:
         if name not in data.names():
             hint = closest(name, data.names())

@@ -114,16 +114,7 @@ def quality(
 ) -> tuple[dict[str, Quality], Prediction]:
     """Measure the mean network and the posterior, in the data's own units.
 
-    Args:
-        bnn: the network.
-        batches: inputs and targets.
-        target_scale: the scale that standardised the targets.
-        samples: the number of networks to average.
-        how: as for `bl.predict`.
-        seed: of the draws.
-
-    Returns:
-        The quality of each, and the prediction of the posterior.
+    The prediction of the posterior is returned too. `target_scale` is the scale that standardised the targets.
     """
     rows: dict[str, Quality] = {}
     targets = torch.cat([y for _, y in batches]).cpu()

@@ -94,15 +94,7 @@ def predict_folder(
 
 
 def predict_batches(bnn: Bayesian, batches: Batches, samples: int, how: str, seed: int) -> Prediction:
-    """Predict all batches with the same draws; the result is on the CPU.
-
-    Args:
-        bnn: the network.
-        batches: inputs and targets.
-        samples: the number of networks to average.
-        how: as for `bl.predict`.
-        seed: of the draws.
-    """
+    """Predict all batches with the same draws; the result is on the CPU."""
     groups = list(_grouped(batches))
     parts = []
     for group in progress(groups, "predict", enabled=len(groups) > 1):

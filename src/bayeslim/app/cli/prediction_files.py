@@ -32,13 +32,8 @@ def columns(
     """List the columns of a prediction: arrays by name, with a row for every example.
 
     For classes and yes/no targets the uncertainties are entropies in nats; for values and counts they are standard
-    deviations, whose squares add up to that of `std`.
-
-    Args:
-        prediction: the prediction.
-        targets: the true targets, if they are known.
-        interval: the probability of the central interval of values, with columns `lower` and `upper`.
-        labels: the names of the classes.
+    deviations, whose squares add up to that of `std`. Values have the bounds of the central interval of this
+    probability, `lower` and `upper`.
     """
     if prediction.probs is not None:
         chosen = prediction.probs
@@ -116,10 +111,7 @@ def _numbered(name: str, flat: NDArray[Any]) -> Sequence[str]:
 def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:
     """Read examples from a .npy file, as the network takes them.
 
-    Args:
-        file: the file.
-        scale: the scale that standardised the training data; the file is in the data's own units.
-        dtype: the network's.
+    With the scale of the training data, the file is in the data's own units.
     """
     try:
         with file.open("rb") as opened:

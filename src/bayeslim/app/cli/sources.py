@@ -78,14 +78,9 @@ class Loaders:
 
 
 def model_by_name(text: str, weights: Path | None = None, seed: int = 0) -> nn.Module:
-    """Build a network of the zoo or of the user's own code.
+    """Build a network of the zoo or of the user's own code, or load its weights too.
 
     Examples of names: `mlp(hidden=100)`, `package.module:factory`.
-
-    Args:
-        text: its name.
-        weights: a safetensors file or a folder from `bl.save` with its trained weights.
-        seed: of its initial weights.
     """
     call = parse(text, "model")
     torch.manual_seed(seed)
@@ -148,13 +143,7 @@ def data_by_name(
     """Load a data set by name, `mnist`, or from `package.module:loaders`.
 
     The function gives loaders `(train, val)` or `(train, val, test)`, a dict of them, or a `bayeslim.data.Dataset`.
-
-    Args:
-        text: its name.
-        batch_size: of the loaders of a data set.
-        validation: the fraction of a data set's training part that is held out.
-        seed: of the split and of the order.
-        device: where a data set is put; loaders from a function are taken as they are.
+    Loaders are taken as they are; of a data set, the fraction `validation` of the training part is held out.
     """
     found = _found(text)
     return loaders_of(found, batch_size, validation, seed, device) if isinstance(found, Dataset) else found
@@ -222,12 +211,7 @@ def method_by_name(text: str) -> Method:
 
 
 def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
-    """Build a recipe: `sparse-vd`, `bottleneck(strength=0.2)`.
-
-    Args:
-        text: its name.
-        epochs: of its training, unless the name says it.
-    """
+    """Build a recipe: `sparse-vd`, `bottleneck(strength=0.2)`; its own epochs count."""
     call = parse(text, "recipe", all_registered("prior"))
     if epochs is not None and "epochs" not in (call.kwargs or {}):
         call = replace(call, kwargs={**(call.kwargs or {}), "epochs": epochs})

@@ -111,12 +111,7 @@ def prepared(
     train: Iterable[Any],
     job: Job,
 ) -> Bayesian:
-    """Make a plain network Bayesian, not fitted yet; return a Bayesian one as it is.
-
-    Raises:
-        BayeslimError: for a likelihood that cannot be guessed.
-        ValueError: for a method that needs training when no epochs are given.
-    """
+    """Make a plain network Bayesian, not fitted yet; return a Bayesian one as it is."""
     if isinstance(model, Bayesian):
         if method is not None or likelihood is not None or prior is not None:
             raise TypeError("A Bayesian network has its method, likelihood and prior already. Leave them out.")
@@ -136,12 +131,7 @@ def refuse_with_recipe(
     granularity: str,
     fit: Mapping[str, Any] | None,
 ) -> None:
-    """Refuse settings that a recipe fixes.
-
-    Raises:
-        TypeError: for another method or prior.
-        ValueError: for another granularity, or other epochs than its KL is warmed up over.
-    """
+    """Refuse settings that a recipe fixes: method, prior, granularity and epochs."""
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be one of bayeslim.recipes, such as recipes.sparse_vd(). Got {recipe!r}.")
     if method is not None or prior is not None:
@@ -161,11 +151,7 @@ def refuse_with_recipe(
 
 
 def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
-    """Guess the likelihood: classes, if the targets are whole numbers.
-
-    Raises:
-        BayeslimError: if they are not.
-    """
+    """Guess the likelihood: classes, if the targets are whole numbers, else an error."""
     _, targets = split_batch(next(iter(train)))
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise BayeslimError(
@@ -176,14 +162,7 @@ def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
 
 
 def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
-    """Refuse settings that would fail later, before any work is done.
-
-    Raises:
-        BayeslimError: for weights that are not finite.
-        ShapeMismatch: if the network does not run on the example, or a plan is for another one.
-        TypeError: for unknown options of fine-tuning.
-        UnsupportedModel: if the network cannot be traced, and so not compacted.
-    """
+    """Refuse settings that would fail later, before any work is done."""
     _check_fine_tune(job.fine_tune or {}, bnn.method)
     plain = bnn.plain_copy().eval()
     for name, parameter in plain.named_parameters():

@@ -52,9 +52,7 @@ def counted(dense: Row, slim: Row) -> list[Quantity]:
 def compared(found: Benchmark, rows: Sequence[Quantity]) -> list[Quantity]:
     """List the costs in the overview, then those that only a benchmark has.
 
-    Args:
-        found: the benchmark.
-        rows: the costs in the overview, from `counted`. Its latency is one of the benchmark's, and is listed once.
+    The latency in the overview is one of the benchmark's, and is listed once.
     """
     dense, slim = found.sizes["dense"], found.sizes["slim"]
     quantities = [quantity for quantity in rows if quantity.name != LATENCY or 1 not in found.batch_sizes]

@@ -35,12 +35,7 @@ class Layer:
 
 
 def measure_layers(pruned: Bayesian, slim: nn.Module | None) -> list[Layer]:
-    """Count the remaining weights of every layer of a pruned network.
-
-    Args:
-        pruned: the network after the cut.
-        slim: its compacted form, if there is one.
-    """
+    """Count the remaining weights of every layer of a pruned network."""
     small = {} if slim is None else {name: tuple(p.shape) for name, p in slim.named_parameters()}
     layers = []
     for name, p in pruned.mean_network().named_parameters():
@@ -52,12 +47,7 @@ def measure_layers(pruned: Bayesian, slim: nn.Module | None) -> list[Layer]:
 
 
 def draw_layers(layers: list[Layer], left: dict[str, str]) -> Figure:
-    """Draw the layers as bars.
-
-    Args:
-        layers: the counts, from `measure_layers`.
-        left: why parameters were left alone, by name.
-    """
+    """Draw the layers as bars; `left` says why parameters were left alone, by name."""
     title = "Weights left in each layer"
     total, kept = sum(layer.size for layer in layers), sum(layer.kept for layer in layers)
     words = "; ".join(f"{layer.name} {percent(layer.share)}" for layer in layers)

@@ -23,9 +23,7 @@ _MAX_BARS = 40
 def draw_masks(pruned: Bayesian, example: Inputs) -> list[Figure]:
     """Draw the masks of the first layers that lost weights.
 
-    Args:
-        pruned: the network after the cut.
-        example: inputs; if they are images of the size of a first linear layer, its mask is also shown as an image.
+    If the example holds images of the size of a first linear layer, its mask is also shown as an image.
     """
     names = [
         name

@@ -33,11 +33,7 @@ _numbers = itertools.count(1)
 def plotted(title: str, description: str, height: float, draw: Callable[[Plot], None]) -> str:
     """Draw a plot as SVG; empty text without matplotlib.
 
-    Args:
-        title: a short name, which screen readers speak.
-        description: the content, for readers who cannot see it.
-        height: of the plot, in inches.
-        draw: fills an empty figure.
+    Screen readers speak the title and the description. `draw` fills an empty figure of this height in inches.
     """
     if not has_matplotlib():
         return ""
@@ -74,14 +70,7 @@ def inlined(svg: str, title: str, description: str) -> str:
 
 
 def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], label: str) -> str:
-    """Draw horizontal bars of per cent, with a name to the left and words to the right.
-
-    Args:
-        title: as in `plotted`.
-        description: as in `plotted`.
-        rows: name, value and words of every bar, from the top.
-        label: of the horizontal axis.
-    """
+    """Draw horizontal bars of per cent from the top: name, value and words of each."""
 
     def draw(plot: Plot) -> None:
         ax, places = plot.subplots(), range(len(rows))

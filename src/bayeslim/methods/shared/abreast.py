@@ -132,16 +132,8 @@ def fit_abreast(
 ) -> tuple[Fit, Particles]:
     """Train networks abreast, by the loss of the method of `bnn`.
 
-    Args:
-        bnn: the network; it gets the counts of steps and examples.
-        networks: the random and other trained tensors of each, by name.
-        loader: batches of inputs and targets.
-        one_batch: as in `Abreast`.
-        optimizer: makes an optimizer for all networks together; the method's own if not given.
-        **training: options of `bayeslim.train.fit`.
-
-    Returns:
-        the record, with means over the networks, and the trained networks.
+    `networks` holds the random and other trained tensors of each, by name; `optimizer` makes one for all of them. The
+    record has means over the networks; the counts of steps and examples go to `bnn`.
     """
     abreast = Abreast(bnn.model, networks, one_batch)
     exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in bnn.sites.names}

@@ -185,18 +185,7 @@ def averaged(
 ) -> tuple[Fit, Trajectory]:
     """Train, and set the network to the mean of the networks taken.
 
-    Batch norms stay as training left them.
-
-    Args:
-        method: the settings of averaging.
-        bnn: the network; training starts from where it is.
-        loader: batches of inputs and targets.
-        rank: number of deviations to keep; None for the mean alone.
-        epochs: passes over the loader in all.
-        checkpoint: a folder to save to after every epoch; an interrupted run resumes from it exactly.
-        callbacks: functions of an `Epoch`, called after each one in order.
-        accumulate: batches whose gradients are averaged for one step.
-        **training: further options of `bayeslim.train.fit`.
+    Batch norms stay as training left them. `rank` is the number of deviations to keep; None keeps the mean alone.
     """
     every, total = method.steps_of(loader, epochs, accumulate)
     folder = None if checkpoint is None else Path(checkpoint)

@@ -78,17 +78,9 @@ def measured(
     seed: int = 0,
     progress: bool = False,
 ) -> Measured:
-    """Measure the curvature and build the posterior.
+    """Measure the curvature and build the posterior, in `dtype`, at least float32.
 
-    The posterior of a pruned network is conditioned on its zeros.
-
-    Args:
-        bnn: the network; it is not changed.
-        method: which structure of which curvature.
-        loader: batches of inputs and targets.
-        dtype: to accumulate in; by default the model's, at least float32.
-        seed: of random signs or samples.
-        progress: whether to show a progress bar.
+    The posterior of a pruned network is conditioned on its zeros. The seed is that of random signs or samples.
     """
     method = replace(method, curvature=chosen_curvature(bnn, method, loader))
     names = random_names(bnn, method, loader)

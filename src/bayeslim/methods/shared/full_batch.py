@@ -15,15 +15,9 @@ from bayeslim.types import Inputs, call, device_of, note_inputs, split_batch, to
 
 
 class FullBatch:
-    """U as a function of the weights that move, flattened.
+    """U / T as a function of the weights that move, flattened, for p(w|D)^(1/T).
 
-    The network must be in evaluation mode.
-
-    Args:
-        bnn: the network; evaluating U overwrites its weights.
-        moving: the weights that move.
-        loader: the data.
-        temperature: T of p(w|D)^(1/T); U is divided by it.
+    The network must be in evaluation mode. Evaluating U overwrites its weights.
     """
 
     def __init__(self, bnn: Bayesian, moving: Moving, loader: Any, temperature: float = 1.0):

@@ -266,14 +266,7 @@ class Gating:
         return torch.stack(kls).sum()
 
     def weight_kl(self, name: str, mean: Tensor, log_std: Tensor | None, prior: Prior) -> Tensor | None:
-        """Compute the KL of a parameter's remaining weights; None if gates have none.
-
-        Args:
-            name: the name of the parameter.
-            mean: the means of its weights.
-            log_std: their log standard deviations; None for points.
-            prior: the prior of the network.
-        """
+        """Compute the KL of a parameter's remaining weights; None if gates have none."""
         found = [(place, part) for place in self.places for part in place.parts if part.parameter == name]
         if not found or type(self.gate).weight_kl is Gate.weight_kl:
             return None
@@ -298,13 +291,9 @@ class Gating:
         return product
 
     def run(self, inputs: Inputs, params: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the outputs for one draw of the gates.
+        """Compute the outputs for one draw of the gates, with draws of some w̃ by name.
 
         The second result are the draws that a surrogate loss needs, by place.
-
-        Args:
-            inputs: the inputs of the network.
-            params: draws of w̃ by name; parameters that are not named are the model's own.
         """
         weights, draws = dict(params), {}
         at_layers = self.bnn.state.get("at_layers", ())
@@ -344,8 +333,7 @@ class Gating:
     def mean_params(self, means: Mapping[str, Tensor]) -> Params:
         """Compute the weights of the mean network, zero behind closed gates.
 
-        Args:
-            means: means of w̃ that differ from the model's own parameters.
+        `means` are the means of w̃ that differ from the model's own parameters.
         """
         weights = dict(means)
         for place in self.places:

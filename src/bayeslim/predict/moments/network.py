@@ -25,14 +25,7 @@ def predict(
     samples: int,
     generator: torch.Generator | None = None,
 ) -> Prediction:
-    """Predict by moments.
-
-    Args:
-        bnn: a Bayesian network whose posterior is of independent Gaussians.
-        batches: starts a pass over the inputs.
-        samples: draws of the outputs.
-        generator: where the draws come from.
-    """
+    """Predict by moments, for a posterior of independent Gaussians."""
     posterior = bnn.posterior_
     if not isinstance(posterior, Diagonal):
         raise UnsupportedModel(
