@@ -21,12 +21,15 @@ import torch
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.storage import INDEX
+from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.trajectory import Trajectory
+from bayeslim.posteriors import Posterior
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Epoch, fit
 from bayeslim.train.loaders import number_of_batches
 from bayeslim.train.options import check_names, check_values
+from bayeslim.train.seeding import seeded
 
 CYCLE_END_FRACTION = 0.01
 """The learning rate at the end of a cycle, as a fraction of that at its start."""
@@ -104,6 +107,30 @@ class Averaging:
                 f"step {self.first_step(total)}. Train for more epochs, start earlier (start=0.5), or take one more "
                 "often (every=10, in steps)."
             )
+
+    def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
+        """Train, average networks along training, and measure batch norms for their mean.
+
+        Args:
+            bnn: the network; training starts from where it is.
+            loader: batches of inputs and targets.
+            epochs: passes over the loader in all.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`. The papers' optimizer is
+                SGD with momentum; Adam is used if none is given.
+        """
+        self.check_fit(bnn, loader, epochs, training)
+        with restored_on_failure(bnn):
+            rank = getattr(self, "rank", None)
+            result, trajectory = averaged(self, bnn, loader, rank, epochs=epochs, seed=seed, **training)
+            with seeded(seed, rank_and_world()[0], loader):
+                found = self.found(bnn, trajectory, loader)
+        bnn.state.update(found)
+        return result
+
+    def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:
+        """Build the part of `bnn.state` that is kept, for a network at the mean."""
+        raise NotImplementedError
 
     def observe(self, bnn: Bayesian) -> None:
         """Add the network to the averages if its step is due."""
