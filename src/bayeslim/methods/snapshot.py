@@ -101,7 +101,8 @@ class Snapshot(ParticleMethod):
             if within == 0 and cycle > self.burn_in:
                 found[cycle], noises[cycle] = snapshot(bnn), noise_of(bnn.likelihood)
                 if folder is not None and rank_and_world()[0] == 0:
-                    _write(folder / f"cycle-{cycle}", *found[cycle], noises[cycle])
+                    # before the checkpoint, so that a resumed run finds it
+                    write_folder(folder / f"cycle-{cycle}", "particle", {}, _named(*found[cycle], noises[cycle]))
 
         with restored_on_failure(bnn):
             result = fit(
@@ -121,11 +122,6 @@ class Snapshot(ParticleMethod):
             average_noise_(bnn.likelihood, [noises[cycle] for cycle in sorted(noises)])
         self.keep(bnn, gathered([found[cycle] for cycle in sorted(found)]))
         return result
-
-
-def _write(folder: Path, values: Params, rest: Params, noise: Params) -> None:
-    """Write a snapshot; before the checkpoint, so that a resumed run finds it."""
-    write_folder(folder, "particle", {}, _named(values, rest, noise))
 
 
 def _read(folder: Path, bnn: Bayesian) -> tuple[Params, Params, Params]:

@@ -175,7 +175,9 @@ class Loader:
 
     def _order(self, epoch: int) -> Tensor:
         total = len(self.dataset)
-        order = torch.randperm(total, generator=_generator(self.seed, epoch)) if self.shuffle else torch.arange(total)
+        order = torch.arange(total)
+        if self.shuffle:
+            order = torch.randperm(total, generator=torch.Generator().manual_seed(seed_of_chain(self.seed, epoch)))
         return order[self.rank :: self.world_size][: self.share]
 
     def state_dict(self) -> dict[str, int]:
@@ -189,11 +191,6 @@ class Loader:
     def __repr__(self) -> str:
         part = f", part {self.rank + 1} of {self.world_size}" if self.world_size > 1 else ""
         return f"Loader: {len(self.dataset):,} examples in {len(self):,} batches of {self.batch_size}{part}"
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    """Make a generator for each pair of a seed and an epoch."""
-    return torch.Generator().manual_seed(seed_of_chain(seed, epoch))
 
 
 def training_set_size(bnn: Bayesian, loader: Any) -> int:

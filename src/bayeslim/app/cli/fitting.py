@@ -112,7 +112,9 @@ class FitSettings(TomlSettings):
         rules, loaders = self._data(device)
         from_the_start = start_over(self.seed, loaders.train)
         train, val = readable(loaders.train, "train"), readable(loaders.val, "val")
-        text = self.model if rules is None or self.model != AUTO else _network_of(rules)
+        text = self.model
+        if rules is not None and text == AUTO:
+            text = f"mlp({HIDDEN}, inputs={rules.width}, classes={rules.outputs})"
         model = sources.model_by_name(text, Path(self.weights) if self.weights else None, self.seed).to(device)
         bnn = bayesianize(
             model,
@@ -218,11 +220,6 @@ class Fitted:
     val: Any
     target_scale: Any
     out: Path
-
-
-def _network_of(rules: TableRules) -> str:
-    """Name the network of a table."""
-    return f"mlp({HIDDEN}, inputs={rules.width}, classes={rules.outputs})"
 
 
 def guessed(loader: Any) -> Likelihood:

@@ -94,7 +94,8 @@ def _csv(found: Columns, to: Path) -> bytes:
     names, values = ["example"], [np.arange(len(next(iter(found.values()))))]
     for name, array in found.items():
         flat = array.reshape(len(array), -1)
-        names += [name] if array.ndim == 1 or (name != "probability" and flat.shape[1] == 1) else _numbered(name, flat)
+        is_one = array.ndim == 1 or (name != "probability" and flat.shape[1] == 1)
+        names += [name] if is_one else [f"{name}_{i}" for i in range(flat.shape[1])]
         values += list(flat.T)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -102,10 +103,6 @@ def _csv(found: Columns, to: Path) -> bytes:
     for row in zip(*values, strict=True):
         writer.writerow([f"{value:.7g}" if isinstance(value, np.floating) else value for value in row])
     return text.getvalue().encode()
-
-
-def _numbered(name: str, flat: NDArray[Any]) -> Sequence[str]:
-    return [f"{name}_{i}" for i in range(flat.shape[1])]
 
 
 def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:

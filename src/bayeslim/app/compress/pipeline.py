@@ -188,7 +188,7 @@ class _Run:
         rows = stage(
             "measured.json",
             settings,
-            lambda _: self._measure(networks, bnn, timed),
+            lambda _: measure_rows(networks, bnn.likelihood, collected(self.test), self.example, latencies(timed)),
             records.save_rows,
             records.load_rows,
         )
@@ -301,9 +301,6 @@ class _Run:
         found = self.folder.stage("exported.json", known, make, records.save_exported, load_checked)
         self.notes += found.notes
         return list(found.files)
-
-    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian, timed: Benchmark) -> dict[str, Row]:
-        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example, latencies(timed))
 
     def _benchmark(self, networks: Mapping[str, nn.Module]) -> Benchmark:
         others = {name: network for name, network in networks.items() if name not in (DENSE, SLIM)}

@@ -94,7 +94,7 @@ def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: i
     ready = {name: (evaluating_copy(n), to_device(one, device_of(n))) for name, n in networks.items()}
     for turn in range(rounds + 1):
         for name, (network, inputs) in ready.items():
-            wait = torch.cuda.synchronize if device_of(network).type == "cuda" else _nothing
+            wait = torch.cuda.synchronize if device_of(network).type == "cuda" else lambda: None
             wait()
             started = time.perf_counter()
             for _ in range(_CALLS_PER_TIMING):
@@ -103,10 +103,6 @@ def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: i
             if turn:  # the first round warms up
                 taken[name].append((time.perf_counter() - started) / _CALLS_PER_TIMING)
     return {name: statistics.median(values) for name, values in taken.items()}
-
-
-def _nothing() -> None:
-    """Do nothing: a CPU has finished when a call returns."""
 
 
 def overview(rows: Mapping[str, Row], latency: bool = True) -> Table:

@@ -218,7 +218,8 @@ class ChainMethod(ParticleMethod):
                 BayeslimWarning,
                 stacklevel=3,
             )
-        begin, noise = _copied(bnn.model), noise_of(bnn.likelihood)
+        begin = {name: value.clone() for name, value in bnn.model.state_dict().items()}
+        noise = noise_of(bnn.likelihood)
         result, found, noises, excesses, kinetic = Fit(), [], [], [], []
         with restored_on_failure(bnn), ExitStack() as afterwards:
             afterwards.callback(bnn.state.pop, "course", None)
@@ -330,7 +331,3 @@ class _Course:
         measures = self.method.measures and step < time.burn_in_steps(self.total)
         explores = time.explores(step / self.total) and not measures
         self.sampler.param_groups[0]["temperature"] = 0.0 if explores else self.method.temperature
-
-
-def _copied(module: nn.Module) -> dict[str, Any]:
-    return {name: value.clone() for name, value in module.state_dict().items()}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
@@ -38,20 +38,13 @@ class FullBatch:
 
     def vector(self) -> Tensor:
         """Return the current weights, (D,)."""
-        return self.flat({n: p.detach() for n, p in self._named()})
-
-    def flat(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Flatten the weights that move of parameters by name, (D,)."""
-        return self._joined([params[name] for name in self.moving.names])
+        return self._joined([p.detach() for p in self.parameters])
 
     def put(self, vector: Tensor) -> None:
         """Write weights into the network."""
         with torch.no_grad():
             for p, kept, part in zip(self.parameters, self.kept, vector.split(self.sizes), strict=True):
                 p.copy_((part if kept is None else p.flatten().masked_scatter(kept, part.to(p))).view_as(p))
-
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
-        return list(zip(self.moving.names, self.parameters, strict=True))
 
     def __call__(self, vector: Tensor) -> tuple[float, Tensor]:
         """Compute U and its gradient at a vector of weights."""
