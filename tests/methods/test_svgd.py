@@ -10,7 +10,7 @@ from torch import nn
 
 import bayeslim as bl
 from bayeslim.errors import UnsupportedModel
-from bayeslim.methods.shared.abreast import SKELETON, Abreast
+from bayeslim.methods.shared.particle_stack import ParticleStack
 from bayeslim.methods.svgd import descent, kernel
 from oracles import linear_regression
 
@@ -144,7 +144,7 @@ def test_a_stack_is_its_networks(together):
     models = [Convolutional().train() for _ in range(3)]
     names = dict(models[0].named_parameters())
     states = [{n: v.clone() for n, v in m.state_dict().items() if n in names or "norm." in n} for m in models]
-    stack = Abreast(models[0], states, one_batch=True).train()
+    stack = ParticleStack(models[0], states).train()
     stack.together = together
     x = torch.randn(4, 1, 4, 4)
     expected = torch.stack([model(x) for model in models])
@@ -155,7 +155,7 @@ def test_a_stack_is_its_networks(together):
     stack(x).square().sum().backward()
     models[1].norm.load_state_dict({n: v[1] for n, v in found.items() if n.startswith("norm.")}, strict=False)
     models[1](x).square().sum().backward()
-    own = stack.get_parameter(SKELETON + "head.weight").grad[1]
+    own = stack.get_parameter(stack.path_of("head.weight")).grad[1]
     torch.testing.assert_close(own, models[1].head.weight.grad, rtol=1e-4, atol=1e-5)
 
 

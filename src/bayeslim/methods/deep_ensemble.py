@@ -22,7 +22,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.abreast import Abreast, fit_abreast, is_faster
+from bayeslim.methods.shared.abreast import AbreastLoader, Stack, is_faster
 from bayeslim.methods.shared.adversarial import adversarial_loss
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
@@ -35,12 +35,14 @@ from bayeslim.methods.shared.reinitialise import (
     trainable,
 )
 from bayeslim.posteriors import Particles
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
+from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Batch, Inputs, Params, call, split_batch
+from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
 
 _TOGETHER, _MEMBER = "together", "member-"
 """Names of checkpoints: of all members, and of each."""
@@ -82,18 +84,14 @@ class DeepEnsemble(ParticleMethod):
             raise ValueError(f'together must be True, False or "auto". Got {self.together!r}.')
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """Compute the MAP loss of one network, or the sum over vmapped members."""
+        """Compute the MAP loss of one network."""
         inputs, targets = split_batch(batch)
-        abreast = isinstance(bnn.model, Abreast)
-        members = bnn.model.members if isinstance(bnn.model, Abreast) else 1
 
         def nll(at: Inputs) -> Tensor:
-            pair = call(bnn.model, at), targets
-            outputs, wanted = (tensor.flatten(0, 1) for tensor in pair) if abreast else pair
-            return -bnn.likelihood.log_prob(outputs, wanted).mean()
+            return -bnn.likelihood.log_prob(call(bnn.model, at), targets).mean()
 
         value = nll(inputs) if self.adversarial is None else adversarial_loss(nll, inputs, self.adversarial)
-        return Terms(members * value, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
+        return Terms(value, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def fit(
         self,
@@ -159,7 +157,6 @@ class DeepEnsemble(ParticleMethod):
         if self.together is False:
             return False
         obstacles = [f"{option}=..." for option in _OPTIONS_FOR_ONE if training.get(option)]
-        obstacles += ["a likelihood with parameters"] if any(True for _ in bnn.likelihood.parameters()) else []
         obstacles += ["continual learning"] if bnn.anchor is not None else []
         obstacles += ["several processes"] if rank_and_world()[1] > 1 else []
         obstacles += ["a loader with persistent_workers"] if getattr(loader, "persistent_workers", False) else []
@@ -200,9 +197,7 @@ class _Job:
                 self._begin(member)
                 bnn.step = step
                 bnn.likelihood.load_state_dict(noise)
-                optimizer = None if self.optimizer is None else self.optimizer(trainable(bnn))
-                checkpoint = self._checkpoint(f"{_MEMBER}{member + 1}")
-                done = fit(bnn, self.loader, optimizer=optimizer, checkpoint=checkpoint, **self.training)
+                done = fit(bnn, self.loader, **self._options(bnn, f"{_MEMBER}{member + 1}"))
             found.append(snapshot(bnn))
             noises.append(noise_of(bnn.likelihood))
             result.history += [{"member": member + 1, **epoch} for epoch in done.history]
@@ -213,16 +208,24 @@ class _Job:
         return result, gathered(found)
 
     def together(self) -> tuple[Fit, Particles]:
+        bnn = self.bnn
+        random, others = (list(part) for part in snapshot(bnn))
         with seeded(self.seed, 0, self.loader):
             starts = []
             for member in range(self.count):
                 self._begin(member)
-                own, others = snapshot(self.bnn)
-                starts.append(own | others)
-            optimizer = self.optimizer
-            made = None if optimizer is None else lambda together: optimizer(trainable(together))
-            options = {**self.training, "checkpoint": self._checkpoint(_TOGETHER)}
-            return fit_abreast(self.bnn, starts, self.loader, optimizer=made, **options)
+                starts.append({name: tensor.detach().clone() for name, tensor in tensors_of(bnn).items()})
+            stack = Stack.at(bnn, starts)
+            stack.num_data = training_set_size(bnn, self.loader)
+            result = fit(stack, AbreastLoader(self.loader, self.count), **self._options(stack, _TOGETHER))
+        bnn.to(device_of(stack.model))
+        bnn.step, bnn.num_data, bnn.steps_per_epoch = stack.step, stack.num_data, stack.steps_per_epoch
+        noise = noise_of(stack.likelihood)
+        average_noise_(bnn.likelihood, [{n: each[k] for n, each in noise.items()} for k in range(self.count)])
+        for epoch in result.history:
+            epoch.update({key: epoch[key] / self.count for key in ("nll", "kl", "loss")})
+        tensors = {name: tensor.detach() for name, tensor in tensors_of(stack.model).items()}
+        return result, Particles({n: tensors[n] for n in random}, buffers={n: tensors[n] for n in others})
 
     def _begin(self, member: int) -> None:
         """Set the network to the start of a member."""
@@ -232,8 +235,10 @@ class _Job:
             set_tensors(self.bnn, self.previous.particle(member) | self.previous.buffers_of(member))
         self.bnn.keep_zeros()
 
-    def _checkpoint(self, name: str) -> Path | None:
-        return None if self.folder is None else Path(self.folder) / name
+    def _options(self, bnn: Bayesian, name: str) -> dict[str, Any]:
+        optimizer = None if self.optimizer is None else self.optimizer(trainable(bnn))
+        checkpoint = None if self.folder is None else Path(self.folder) / name
+        return {**self.training, "optimizer": optimizer, "checkpoint": checkpoint}
 
     def _seed_of(self, member: int) -> int | None:
         return None if self.seed is None else self.seed + member * _MEMBER_SEED_STRIDE

@@ -21,6 +21,7 @@ Liu & Wang 2016, arXiv:1608.04471 · Wang, Ren, Zhu & Zhang 2019, arXiv:1902.097
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -32,8 +33,8 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.abreast import Abreast, fit_abreast
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors, snapshot
+from bayeslim.methods.shared.particle_stack import ParticleStack
 from bayeslim.methods.shared.reinitialise import (
     OptimizerOf,
     check_optimizer_of,
@@ -45,9 +46,10 @@ from bayeslim.posteriors import Particles
 from bayeslim.results import Fit, Prediction
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
+from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Batch, Batches, Params, call, split_batch
+from bayeslim.types import Batch, Batches, Params, call, device_of, split_batch
 
 
 @register("method")
@@ -81,7 +83,7 @@ class SVGD(ParticleMethod):
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
         """Compute the MAP loss of one network, or the sum over a stack."""
         stack = bnn.model
-        if not isinstance(stack, Abreast):
+        if not isinstance(stack, ParticleStack):
             return super().loss(bnn, batch, kl_weight)
         inputs, targets = split_batch(batch)
         outputs, weight = call(stack, inputs), 1.0 if kl_weight is None else kl_weight
@@ -138,18 +140,32 @@ class SVGD(ParticleMethod):
             raise BayeslimError("SVGD does not support continual learning. Use bl.Laplace() for that.")
         if bnn.state.get("posterior") is None and start is None:
             check_resettable(bnn.model)
-        made = None if optimizer is None else lambda together: self._steered(optimizer(trainable(together)), together)
+        num_data = training_set_size(bnn, loader)
         with seeded(seed, rank_and_world()[0], loader):
-            starts = self._starts(bnn, start)
-            result, found = fit_abreast(bnn, starts, loader, one_batch=True, optimizer=made, **training)
-        self.keep(bnn, found)
+            stack = ParticleStack(bnn.model, self._starts(bnn, start))
+            exact = {re.compile(re.escape(stack.path_of(name))): bnn.priors.given[name] for name in bnn.sites.names}
+            together = Bayesian(stack, self, bnn.likelihood, exact, list(exact), num_data)
+            together.train(bnn.training)
+            together.masks = {stack.path_of(name): mask for name, mask in bnn.masks.items()}
+            together.step, together.seed = bnn.step, bnn.seed
+            made = None
+            if optimizer is not None:
+                made = self._steered(optimizer(trainable(together)), together)
+            result = fit(together, loader, optimizer=made, **training)
+        bnn.to(device_of(stack))
+        bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, num_data, together.steps_per_epoch
+        for epoch in result.history:
+            epoch.update({key: epoch[key] / stack.members for key in ("nll", "kl", "loss")})
+        found = stack.tensors()
+        own = {name: found.pop(name) for name in bnn.sites.names}
+        self.keep(bnn, Particles(own, buffers=found))
         return result
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
         """Predict with all networks of a stack in training, else as `ParticleMethod`."""
-        if isinstance(bnn.model, Abreast):
+        if isinstance(bnn.model, ParticleStack):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, inputs) for inputs in batches()], 1))
         return super().predictive(bnn, batches, samples, how, generator)
 
@@ -174,7 +190,7 @@ class SVGD(ParticleMethod):
         return self._steered(super().optimizer(bnn, lr), bnn)
 
     def _steered(self, optimizer: torch.optim.Optimizer, bnn: Bayesian) -> torch.optim.Optimizer:
-        if isinstance(bnn.model, Abreast) and not self.function_space:
+        if isinstance(bnn.model, ParticleStack) and not self.function_space:
             optimizer.register_step_pre_hook(lambda *_: self._steer(bnn))
         return optimizer
 

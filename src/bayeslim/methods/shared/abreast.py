@@ -1,33 +1,33 @@
-"""Networks trained abreast: S networks of one architecture as one module with stacked parameters.
+"""Networks trained abreast: S networks of one architecture as one, under one `vmap`.
 
-A training step of a small network is mostly overhead, so S steps under one `vmap` cost little more than one. Every
-parameter and buffer is stacked, (S, *shape), and nothing that one network computes depends on another: a step on the
-sum of their losses is a step of each on its own. The members of an ensemble each see batches of their own, (S, B, ...);
-the particles of `SVGD` all see the same batch.
+A training step of a small network is mostly overhead, so S steps at once cost little more than one. Every
+parameter and buffer is stacked, (S, *shape), inputs and outputs are (S, B, ...), and nothing that one network computes
+depends on another: a step on the sum of their losses is a step of each on its own.
 """
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
-from bayeslim.posteriors.particles import Particles, stacked, tensors_of
-from bayeslim.results import Fit
+from bayeslim.methods.base import Terms
+from bayeslim.noise import kept_random_state, vmapped
+from bayeslim.posteriors.particles import stacked, tensors_of
+from bayeslim.priors import Learnable, Prior
 from bayeslim.stochastic import plain_type
-from bayeslim.train.fit import fit
-from bayeslim.train.loaders import training_set_size
-from bayeslim.types import Inputs, Params, call, device_of
+from bayeslim.train.loaders import Loader
+from bayeslim.types import Batch, Params
 
-SKELETON = "skeleton."
-"""The prefix of a parameter's own name in the stack."""
+Settings = dict[int, Params]
+"""Tensors that are the hyperparameters of fixed priors, by the identity of the prior."""
 
 VMAPPED_TYPES = frozenset({
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
@@ -40,7 +40,9 @@ MAX_WEIGHTS_PER_NETWORK = {"cpu": 100_000, "cuda": 1_000_000}
 
 
 def is_faster(model: nn.Module) -> bool:
-    """Check whether networks train faster abreast: small ones of linear layers, without hooks.
+    """Check whether networks train faster abreast.
+
+    Small networks of linear layers without hooks do.
 
     Convolutions with different weights are slower under `vmap` than one network after the other.
     """
@@ -54,108 +56,143 @@ def is_faster(model: nn.Module) -> bool:
     )
 
 
-class Abreast(nn.Module):
-    """S networks as one.
+class _Loss(nn.Module):
+    """The terms of the loss of one network, as a module to call with its parameters."""
 
-    Args:
-        model: their architecture; it is copied.
-        networks: the parameters and buffers of each by name; the others are the model's own, the same for all.
-        one_batch: whether all networks see the same inputs, (B, ...). They then run vmapped only where that is faster,
-            else one after the other, which works for any module.
+    def __init__(self, bnn: Bayesian):
+        super().__init__()
+        self.bnn = bnn
+
+    def forward(self, batch: Batch, kl_weight: float | Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        objective = Bayesian.loss(self.bnn, batch, kl_weight=cast("float | None", kl_weight))
+        assert self.bnn.terms is not None
+        return objective, self.bnn.terms.nll, self.bnn.terms.kl
+
+
+class Stack(Bayesian):
+    """Several networks as one: their parameters and buffers are stacked, (S, *shape).
+
+    Its loss is the sum of theirs, so that optimizers, CUDA graphs and checkpoints need not know of it.
     """
 
-    def __init__(self, model: nn.Module, networks: list[Params], one_batch: bool = False):
-        super().__init__()
-        self.members, self.one_batch = len(networks), one_batch
-        self.together = not one_batch or is_faster(model)
-        self.skeleton = copy.deepcopy(model)
-        now, values = tensors_of(self.skeleton), stacked(networks)
-        stack_tensors(self.skeleton, {name: values[name] for name in now if name in values})
-        self.stacked = [name for name in now if name in values]
+    settings: Settings
+    one: _Loss
+    ready: bool
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Call every network on its inputs, to (S, B, ...)."""
-        inputs: Inputs = kwargs or args
-        tensors = tensors_of(self.skeleton)
-        if not self.together:
-            apart = {name: tensors[name].unbind() for name in self.stacked}
-            each = (tensors | {name: parts[k] for name, parts in apart.items()} for k in range(self.members))
-            return torch.stack([call(self.skeleton, inputs, own) for own in each])
-        in_dims = {name: 0 if name in self.stacked else None for name in tensors}, None if self.one_batch else 0
+    @classmethod
+    def of(cls, networks: Sequence[Bayesian]) -> Stack:
+        """Stack networks, each with its own tensors and hyperparameters; they are not changed."""
+        stack = cls.at(networks[0], [tensors_of(network) for network in networks])
+        stack._stack_priors(networks)
+        return stack
 
-        def of_one(own: Params, inputs: Inputs) -> Tensor:
-            return call(self.skeleton, inputs, own)
-
-        try:
-            outputs: Tensor = vmap(of_one, in_dims, randomness="different")(tensors, inputs)
-        except RuntimeError as error:
-            raise_if_of_vmap(
-                error,
-                f"{type(self.skeleton).__name__} cannot be trained abreast, under one vmap: {error} "
-                "Use DeepEnsemble(together=False).",
-            )
-            raise
-        return outputs
-
-    def tensors(self) -> Params:
-        """Return the stacked parameters and buffers by name, (S, *shape)."""
-        return {name: tensor.detach() for name, tensor in tensors_of(self.skeleton).items() if name in self.stacked}
-
-
-def stack_tensors(model: nn.Module, values: Params) -> None:
-    """Replace tensors of a model by stacks, in all slots of tied ones; parameters stay parameters."""
-    stacks: dict[Tensor, Tensor] = {}
-    for name, tensor in tensors_of(model).items():
-        if name in values:
+    @classmethod
+    def at(cls, bnn: Bayesian, starts: Sequence[Params]) -> Stack:
+        """Stack copies of a network that start at the given parameters and buffers, all of them by name."""
+        stack: Any = copy.deepcopy(bnn)
+        stack.__class__ = cls
+        values = stacked([{name: tensor.detach() for name, tensor in own.items()} for own in starts])
+        stacks: dict[Tensor, Tensor] = {}
+        for name, tensor in tensors_of(stack).items():
             is_parameter = isinstance(tensor, nn.Parameter)
             stacks[tensor] = nn.Parameter(values[name], tensor.requires_grad) if is_parameter else values[name]
-    for module in model.modules():
-        both: tuple[dict[str, Any], ...] = module._parameters, module._buffers
-        for slots in both:
-            slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
+        for module in stack.modules():
+            for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
+                slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
+        stack._set(settings={}, one=_Loss(stack), ready=False)
+        return cast("Stack", stack)
+
+    def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
+        """Stack the hyperparameters of fixed priors."""
+        for names in self._priors.shared():
+            prior = self._priors.given[names[0]]
+            if not isinstance(prior, Learnable) or prior.learned:
+                continue
+            like = tensors_of(self.model)[names[0]]
+            given = [cast("Learnable", network.priors.given[names[0]]) for network in networks]
+            settings = {
+                setting: torch.stack([own.setting_like(setting, like) for own in given])
+                for setting in prior.hyperparameters()
+            }
+            together = prior.with_settings(settings)
+            self.settings[id(together)] = settings
+            self._priors.given.update(dict.fromkeys(names, together))
+
+    def loss(self, batch: Batch, *, kl_weight: float | Tensor | None = None) -> Tensor:
+        """Sum the losses of all networks, each of its own batch, (S, B, ...)."""
+        tensors = {f"bnn.{name}": tensor for name, tensor in tensors_of(self).items()}
+        if not self.ready:
+            self._prepare(tensors, batch, kl_weight)
+
+        def of_one(tensors: Params, settings: Settings, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            return self._of_one(tensors, settings, batch, kl_weight)
+
+        try:
+            with nullcontext() if torch.compiler.is_compiling() else vmapped():
+                objective, nll, kl = vmap(of_one, randomness="different")(tensors, self.settings, batch)
+        except RuntimeError as error:
+            if "atching rule" not in str(error) and "vmap" not in str(error):
+                raise
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} with {self.method!r} cannot run under vmap: {error} Train the "
+                "networks one by one: bnn.fit for each, or DeepEnsemble(together=False)."
+            ) from error
+        weight = self._kl_weight_now(kl_weight)
+        self._set(terms=Terms(nll.sum(), kl.sum(), weight, self.data_size()).detached())
+        total: Tensor = objective.sum()
+        return total
+
+    def _kl_weight_now(self, kl_weight: float | Tensor | None) -> float | Tensor:
+        schedule = getattr(self.method, "kl_schedule", None)
+        if kl_weight is None:
+            kl_weight = 1.0 if schedule is None else self.scheduled(schedule)
+        return kl_weight * getattr(self.method, "temperature", 1.0)
+
+    def _of_one(
+        self, tensors: Params, settings: Settings, batch: Batch, kl_weight: float | Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the loss of one network, with its tensors in place of the stack's."""
+        stacked_priors = self._priors
+        own = copy.copy(stacked_priors)
+        made: dict[int, Prior] = {}
+        for prior in stacked_priors.given.values():
+            if id(prior) in settings and id(prior) not in made:
+                made[id(prior)] = cast("Learnable", prior).with_settings(settings[id(prior)])
+        own.given = {name: made.get(id(prior), prior) for name, prior in stacked_priors.given.items()}
+        self._set(_priors=own)
+        try:
+            found: tuple[Tensor, Tensor, Tensor] = functional_call(self.one, tensors, (batch, kl_weight))
+            return found
+        finally:
+            self._set(_priors=stacked_priors)
+
+    def _prepare(self, tensors: Params, batch: Any, kl_weight: float | Tensor | None) -> None:
+        """Call the loss of the first network: it settles which layers are noisy."""
+        first = {name: tensor.detach()[0].clone() for name, tensor in tensors.items()}
+        settings = {key: {name: value[0] for name, value in own.items()} for key, own in self.settings.items()}
+        with torch.no_grad(), kept_random_state():
+            self._of_one(first, settings, _first(batch), kl_weight)
+        self._set(ready=True)
+
+    @torch.no_grad()
+    def unstack(self, networks: Sequence[Bayesian]) -> None:
+        """Copy every network's share back to it."""
+        together = tensors_of(self)
+        for index, network in enumerate(networks):
+            for name, tensor in tensors_of(network).items():
+                tensor.copy_(together[name][index])
+            network.num_data = self.num_data
+            network.steps_per_epoch = self.steps_per_epoch
+            network.step = self.step
 
 
-def raise_if_of_vmap(error: RuntimeError, message: str) -> None:
-    """Raise an `UnsupportedModel` for an error of `vmap`; return for any other."""
-    if "atching rule" in str(error) or "vmap" in str(error):
-        raise UnsupportedModel(message) from error
-
-
-def fit_abreast(
-    bnn: Bayesian,
-    networks: list[Params],
-    loader: Any,
-    *,
-    one_batch: bool = False,
-    optimizer: Callable[[Bayesian], torch.optim.Optimizer] | None = None,
-    **training: Any,
-) -> tuple[Fit, Particles]:
-    """Train networks abreast, by the loss of the method of `bnn`.
-
-    `networks` holds the random and other trained tensors of each, by name; `optimizer` makes one for all of them. The
-    record has means over the networks; the counts of steps and examples go to `bnn`.
-    """
-    abreast = Abreast(bnn.model, networks, one_batch)
-    exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in bnn.sites.names}
-    together = Bayesian(abreast, bnn.method, bnn.likelihood, exact, list(exact), training_set_size(bnn, loader))
-    together.train(bnn.training)
-    together.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
-    together.step, together.seed = bnn.step, bnn.seed
-    batches = loader if one_batch else AbreastLoader(loader, len(networks))
-    made = None if optimizer is None else optimizer(together)
-    result = fit(together, batches, optimizer=made, **training)
-    bnn.to(device_of(abreast))
-    bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, together.num_data, together.steps_per_epoch
-    average_history(result, len(networks))
-    tensors = abreast.tensors()
-    values = {name: tensors.pop(name) for name in bnn.sites.names}
-    return result, Particles(values, buffers=tensors)
-
-
-def average_history(result: Fit, count: int) -> None:
-    """Divide the sums over networks in a record by their number."""
-    for epoch in result.history:
-        epoch.update({key: epoch[key] / count for key in ("nll", "kl", "loss")})
+def _first(batch: Any) -> Any:
+    """Take the first network's part of a stacked batch."""
+    if isinstance(batch, Mapping):
+        return {key: _first(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return tuple(_first(value) for value in batch)
+    return batch[0]
 
 
 class AbreastLoader:
@@ -176,6 +213,8 @@ class AbreastLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        if type(self.loader) is Loader:
+            return self.loader.side_by_side(self.members)
         passes = [iter(self.loader) for _ in range(self.members)]
         if len({id(one) for one in passes}) < self.members:
             raise TypeError(

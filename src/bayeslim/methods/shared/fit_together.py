@@ -3,29 +3,22 @@
     networks = [bl.bayesianize(make_network(), bl.Variational(), likelihood=...) for _ in range(8)]
     bl.fit_together(networks, loader, epochs=20)
 
-Every parameter is stacked, (S, *shape), and the losses of all networks are computed under one `vmap`. A step on their
-sum is a step of each: nothing that one network computes depends on another. The step of a small network is mostly
-overhead, which a stack has once. On a GPU its step is one CUDA graph. On a CPU networks of more than about 100,000
-weights gain nothing.
+Their parameters are one stack (`abreast.py`), whose step is one CUDA graph on a GPU. On a CPU networks of more than
+about 100,000 weights gain nothing.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.storage import encode
-from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.abreast import AbreastLoader, average_history, raise_if_of_vmap, stack_tensors
-from bayeslim.noise import kept_random_state, vmapped
-from bayeslim.posteriors.particles import stacked, tensors_of
+from bayeslim.methods.shared.abreast import AbreastLoader, Stack
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Learnable, Prior
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
@@ -33,7 +26,7 @@ from bayeslim.train.fit import fit
 from bayeslim.train.loaders import check_loader, training_set_size
 from bayeslim.train.options import check_names, check_values
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Batch, Params, chosen_device, device_of
+from bayeslim.types import Params, chosen_device, device_of
 
 REFUSED = {
     "optimizer": "all networks are one stack of parameters, and each method makes its own optimizer of it",
@@ -43,9 +36,6 @@ REFUSED = {
     "clip": "the norm would be that of the gradients of all networks",
 }
 """Options of training that need networks trained one by one, each with the reason."""
-
-Settings = dict[int, Params]
-"""Tensors that are the hyperparameters of fixed priors, by the identity of the prior."""
 
 
 def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None = None, **training: Any) -> Fit:
@@ -73,8 +63,6 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     check_loader(loader)
     check_values({**training, "seed": seed})
     check_names("fit_together", training, fit, REFUSED)
-    if training.get("compile") is True:
-        raise ValueError('compile=True cannot trace a vmapped loss. Use compile="auto": a CUDA graph on a GPU.')
     _check(networks, loader)
     device = training.pop("device", None)
     if device is not None:
@@ -85,7 +73,8 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     with seeded(seed, 0, loader):
         result = fit(stack, AbreastLoader(loader, len(networks)), **training)
     stack.unstack(networks)
-    average_history(result, len(networks))
+    for epoch in result.history:
+        epoch.update({key: epoch[key] / len(networks) for key in ("nll", "kl", "loss")})
     return result
 
 
@@ -153,129 +142,3 @@ def _kind(prior: Prior) -> Any:
 
 def _shape(setting: float | Tensor) -> tuple[int, ...]:
     return tuple(setting.shape) if isinstance(setting, Tensor) else ()
-
-
-class _Loss(nn.Module):
-    """The terms of the loss of one network, as a module to call with its parameters."""
-
-    def __init__(self, bnn: Bayesian):
-        super().__init__()
-        self.bnn = bnn
-
-    def forward(self, batch: Batch, kl_weight: float | Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        terms = self.bnn.method.loss(self.bnn, batch, cast("float | None", kl_weight))
-        log_hyperprior = self.bnn.priors.log_hyperprior()
-        if log_hyperprior is not None:
-            terms = terms.less(log_hyperprior)
-        return terms.objective, terms.nll, terms.kl
-
-
-class Stack(Bayesian):
-    """Several networks as one: their parameters and buffers are stacked, (S, *shape).
-
-    Its loss is the sum of theirs, so that optimizers, CUDA graphs and checkpoints need not know of it.
-    """
-
-    count: int
-    settings: Settings
-    ready: bool
-
-    @classmethod
-    def of(cls, networks: Sequence[Bayesian]) -> Stack:
-        """Stack the networks, which are not changed."""
-        stack: Any = copy.deepcopy(networks[0])
-        stack.__class__ = cls
-        stack._set(count=len(networks), settings={}, ready=False)
-        values = stacked([{n: t.detach() for n, t in tensors_of(network).items()} for network in networks])
-        stack_tensors(stack, values)
-        stack._stack_priors(networks)
-        return cast("Stack", stack)
-
-    def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
-        """Stack the hyperparameters of fixed priors."""
-        for names in self._priors.shared():
-            prior = self._priors.given[names[0]]
-            if not isinstance(prior, Learnable) or prior.learned:
-                continue
-            like = tensors_of(self.model)[names[0]]
-            given = [cast("Learnable", network.priors.given[names[0]]) for network in networks]
-            settings = {
-                setting: torch.stack([own.setting_like(setting, like) for own in given])
-                for setting in prior.hyperparameters()
-            }
-            together = prior.with_settings(settings)
-            self.settings[id(together)] = settings
-            self._priors.given.update(dict.fromkeys(names, together))
-
-    def loss(self, batch: Batch, *, kl_weight: float | Tensor | None = None) -> Tensor:
-        """Sum the losses of all networks, each of its own batch, (S, B, ...)."""
-        tensors = {f"bnn.{name}": tensor for name, tensor in tensors_of(self).items()}
-        if not self.ready:
-            self._prepare(tensors, batch, kl_weight)
-
-        def of_one(tensors: Params, settings: Settings, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            return self._of_one(tensors, settings, batch, kl_weight)
-
-        try:
-            with vmapped():
-                objective, nll, kl = vmap(of_one, randomness="different")(tensors, self.settings, batch)
-        except RuntimeError as error:
-            who = f"{type(self.model).__name__} with {self.method!r}"
-            raise_if_of_vmap(error, f"{who} cannot run under vmap: {error} Use bnn.fit for each network.")
-            raise
-        weight = self._kl_weight_now(kl_weight)
-        self._set(terms=Terms(nll.sum(), kl.sum(), weight, self.data_size()).detached())
-        total: Tensor = objective.sum()
-        return total
-
-    def _kl_weight_now(self, kl_weight: float | Tensor | None) -> float | Tensor:
-        schedule = getattr(self.method, "kl_schedule", None)
-        if kl_weight is None:
-            kl_weight = 1.0 if schedule is None else self.scheduled(schedule)
-        return kl_weight * getattr(self.method, "temperature", 1.0)
-
-    def _of_one(
-        self, tensors: Params, settings: Settings, batch: Batch, kl_weight: float | Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the loss of one network, with its tensors in place of the stack's."""
-        stacked_priors = self._priors
-        own = copy.copy(stacked_priors)
-        made: dict[int, Prior] = {}
-        for prior in stacked_priors.given.values():
-            if id(prior) in settings and id(prior) not in made:
-                made[id(prior)] = cast("Learnable", prior).with_settings(settings[id(prior)])
-        own.given = {name: made.get(id(prior), prior) for name, prior in stacked_priors.given.items()}
-        self._set(_priors=own)
-        try:
-            found: tuple[Tensor, Tensor, Tensor] = functional_call(_Loss(self), tensors, (batch, kl_weight))
-            return found
-        finally:
-            self._set(_priors=stacked_priors)
-
-    def _prepare(self, tensors: Params, batch: Any, kl_weight: float | Tensor | None) -> None:
-        """Call the loss of the first network: it settles which layers are noisy."""
-        first = {name: tensor.detach()[0].clone() for name, tensor in tensors.items()}
-        settings = {key: {name: value[0] for name, value in own.items()} for key, own in self.settings.items()}
-        with torch.no_grad(), kept_random_state():
-            self._of_one(first, settings, _first(batch), kl_weight)
-        self._set(ready=True)
-
-    @torch.no_grad()
-    def unstack(self, networks: Sequence[Bayesian]) -> None:
-        """Copy every network's share back to it."""
-        together = tensors_of(self)
-        for index, network in enumerate(networks):
-            for name, tensor in tensors_of(network).items():
-                tensor.copy_(together[name][index])
-            network.num_data = self.num_data
-            network.steps_per_epoch = self.steps_per_epoch
-            network.step = self.step
-
-
-def _first(batch: Any) -> Any:
-    """Take the first network's part of a stacked batch."""
-    if isinstance(batch, Mapping):
-        return {key: _first(value) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return tuple(_first(value) for value in batch)
-    return batch[0]
