@@ -32,7 +32,7 @@ from bayeslim.io.registry import register
 from bayeslim.io.storage import INDEX, read_folder, write_folder
 from bayeslim.methods.shared.chain_run import between_ranks, check_whole, joined
 from bayeslim.methods.shared.full_batch import FullBatch
-from bayeslim.methods.shared.hamiltonian import Trace, Walk, hamiltonian_monte_carlo
+from bayeslim.methods.shared.hamiltonian import Walk, hamiltonian_monte_carlo
 from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.moving import frozen, moving_weights
 from bayeslim.methods.shared.particle_method import ParticleMethod
@@ -138,7 +138,7 @@ class HMC(ParticleMethod):
         if self.chains * world > 1 and self.subset == "all" and start is None:
             check_resettable(bnn.model)
         step = bnn.step
-        begun, found, traces = time.monotonic(), [], []
+        begun, found, walks = time.monotonic(), [], []
         result = Fit()
         with restored_on_failure(bnn):
             try:
@@ -163,12 +163,14 @@ class HMC(ParticleMethod):
                             potential = FullBatch(bnn, moving, loader, self.temperature)
                             kept = self._kept(potential, dtype, folder)
                             journal = None if folder is None else Journal(folder, bnn, loader)
-                            traces.append(self._chain(potential, kept, journal, progress and rank == 0))
+                            walks.append(self._chain(potential, kept, journal, progress and rank == 0))
                             found.append(kept.particles(bnn))
             finally:
                 bnn.step = step
         self.keep(bnn, between_ranks(joined(found)))
-        result.details.update(chains=self.chains * world, **_facts(traces))
+        result.details["chains"] = self.chains * world
+        for fact in ("acceptance", "divergences", "step_size", "energies"):
+            result.details[fact] = [getattr(walk, fact) for walk in walks]
         result.seconds = time.monotonic() - begun
         return result
 
@@ -184,7 +186,7 @@ class HMC(ParticleMethod):
         steps = range(self.warmup + 1, self.warmup + self.samples + 1)
         return KeptNetworks(moving.names, buffers, steps, dtype, None if folder is None else folder / "samples")
 
-    def _chain(self, potential: FullBatch, kept: KeptNetworks, journal: Journal | None, shown: bool) -> Trace:
+    def _chain(self, potential: FullBatch, kept: KeptNetworks, journal: Journal | None, shown: bool) -> Walk:
         start = potential.vector()
 
         def after(walk: Walk) -> None:
@@ -252,12 +254,3 @@ class Journal:
             raise CorruptFile(f"{self.folder} is not a complete checkpoint: {error!r}.") from error
         restore_random(self.loader, states)
         return walk
-
-
-def _facts(traces: list[Trace]) -> dict[str, Any]:
-    return {
-        "acceptance": [trace.acceptance for trace in traces],
-        "divergences": [trace.divergences for trace in traces],
-        "step_size": [trace.step_size for trace in traces],
-        "energies": [trace.energies for trace in traces],
-    }

@@ -25,31 +25,8 @@ DIVERGENCE_ENERGY_ERROR = 1000.0
 
 
 @dataclass
-class Trace:
-    """The result of a chain.
-
-    Attributes:
-        draws: (S, D), after the warm-up; of a resumed chain, those since it was resumed.
-        potentials: U of every draw.
-        energies: H of every draw: at the end of its trajectory, or at the start of one that was rejected.
-        acceptance: the mean acceptance probability of the draws.
-        divergences: number of trajectories after the warm-up that diverged.
-        step_size: ε, set in the warm-up.
-        inverse_mass: the diagonal of M⁻¹, (D,), set in the warm-up.
-    """
-
-    draws: Tensor
-    potentials: list[float]
-    energies: list[float]
-    acceptance: float
-    divergences: int
-    step_size: float
-    inverse_mass: Tensor
-
-
-@dataclass
 class Walk:
-    """The state of a chain between two iterations, without generators.
+    """The state of a chain between two iterations, without generators; at the end, its result.
 
     Attributes:
         q: the weights.
@@ -60,9 +37,10 @@ class Walk:
         variances: the running variances of the current warm-up window.
         iteration: number of iterations done.
         potentials: U of every draw so far.
-        energies: H of every draw so far.
-        accepted: the sum of acceptance probabilities.
-        divergences: number of trajectories that diverged.
+        energies: H of every draw so far: at the end of its trajectory, or at the start of one that was rejected.
+        accepted: the sum of acceptance probabilities after the warm-up.
+        divergences: number of trajectories after the warm-up that diverged.
+        kept: the draws; of a resumed chain, those since it was resumed.
     """
 
     q: Tensor
@@ -76,6 +54,22 @@ class Walk:
     energies: list[float] = field(default_factory=list)
     accepted: float = 0.0
     divergences: int = 0
+    kept: list[Tensor] = field(default_factory=list)
+
+    @property
+    def draws(self) -> Tensor:
+        """The draws kept, (S, D)."""
+        return torch.stack(self.kept) if self.kept else self.q.new_empty(0, len(self.q))
+
+    @property
+    def acceptance(self) -> float:
+        """The mean acceptance probability of the draws."""
+        return self.accepted / max(1, len(self.potentials))
+
+    @property
+    def step_size(self) -> float:
+        """ε, set in the warm-up."""
+        return self.averaging.settled
 
     @classmethod
     def begin(cls, potential: Potential, start: Tensor, target_acceptance: float) -> Self:
@@ -92,8 +86,9 @@ class Walk:
         return walk
 
     def state(self) -> dict[str, Any]:
-        """Return the state as numbers, lists and tensors."""
-        return {**vars(self), "averaging": dict(vars(self.averaging)), "variances": dict(vars(self.variances))}
+        """Return the state without the draws, as numbers, lists and tensors."""
+        own = {name: value for name, value in vars(self).items() if name != "kept"}
+        return own | {"averaging": dict(vars(self.averaging)), "variances": dict(vars(self.variances))}
 
     @classmethod
     def restore(cls, state: dict[str, Any], like: Tensor) -> Self:
@@ -119,7 +114,7 @@ def hamiltonian_monte_carlo(
     watch: Callable[[Iterable[int]], Iterable[int]] = iter,
     resume: Walk | None = None,
     after: Callable[[Walk], object] = lambda walk: None,
-) -> Trace:
+) -> Walk:
     """Draw from a density by Hamiltonian Monte Carlo, with torch's global generator.
 
     Args:
@@ -134,7 +129,7 @@ def hamiltonian_monte_carlo(
         after: called after every iteration.
     """
     walk = Walk.begin(potential, start, target_acceptance) if resume is None else resume
-    averaging, draws = walk.averaging, []
+    averaging = walk.averaging
     windows = [window for window in _windows(warmup) if window[1] > walk.iteration]
     for iteration in watch(range(walk.iteration, warmup + samples)):
         warming = iteration < warmup
@@ -151,7 +146,7 @@ def hamiltonian_monte_carlo(
             walk.q, walk.energy, walk.gradient = new_q, new_energy, new_gradient
             before += error
         if not warming:
-            draws.append(walk.q)
+            walk.kept.append(walk.q)
             walk.potentials.append(walk.energy)
             walk.energies.append(before)
             walk.accepted += probability
@@ -167,15 +162,7 @@ def hamiltonian_monte_carlo(
                 averaging.restart(_first_step_size(potential, walk.q, walk.energy, walk.gradient, walk.inverse_mass))
         walk.iteration = iteration + 1
         after(walk)
-    return Trace(
-        torch.stack(draws) if draws else walk.q.new_empty(0, len(walk.q)),
-        walk.potentials,
-        walk.energies,
-        walk.accepted / samples,
-        walk.divergences,
-        averaging.settled,
-        walk.inverse_mass,
-    )
+    return walk
 
 
 def _trajectory(
