@@ -272,7 +272,7 @@ class Bayesian(StateOfModel):
 
     @property
     def objective(self) -> Objective:
-        """A module whose forward is the loss, to wrap for distributed training or to compile."""
+        """A module whose forward is the loss, to wrap in DDP or to compile."""
         return Objective(self)
 
     def optimizer(self, lr: float | None = None, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:

@@ -295,11 +295,11 @@ def _refuse(likelihood: Likelihood, how: str, *known: str) -> None:
         raise ValueError(f"how={how!r} is for categorical outputs. A {likelihood.name} likelihood has {ways}.")
 
 
-def root_of(covariance: Tensor) -> Tensor:
-    """Compute a root of each matrix, (..., R, R): Cholesky, or eigenvectors if it fails."""
+def root_of(covariance: Tensor, least_jitter: float = 0.0) -> Tensor:
+    """Compute a root of each matrix, (..., R, R); by eigenvectors if Cholesky fails."""
     tiny = 1e-6 if covariance.dtype == torch.float32 else 1e-12
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=torch.finfo(covariance.dtype).tiny)
+    jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=least_jitter)
     root: Tensor
     root, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(jitter.expand(diagonal.shape)))
     if bool(info.any()):

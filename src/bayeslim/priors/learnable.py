@@ -88,7 +88,7 @@ class Learnable(Prior):
         return torch.full((), value, dtype=weight.dtype, device=weight.device)  # made on the device: nothing is copied
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """Make a fixed copy with other hyperparameters, unchecked: it would wait for a GPU."""
+        """Make a fixed copy with other settings, unchecked: a check waits for a GPU."""
         other = copy.copy(self)
         for name, value in {**settings, "learn": False, "hyperprior": None}.items():
             object.__setattr__(other, name, value)

@@ -174,7 +174,7 @@ class Loader:
             yield self.dataset[order[start : min(start + self.batch_size, self.share)]]
 
     def side_by_side(self, count: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """Go over the next epochs at once, their batches stacked, (count, B, ...): one gather for all of them."""
+        """Go over the next epochs at once, their batches stacked, (count, B, ...)."""
         epochs = range(self.epoch, self.epoch + count)
         self.epoch += count
         orders = torch.stack([self._order(epoch) for epoch in epochs]).to(self.dataset.y.device)

@@ -62,7 +62,7 @@ def data_table(entries: Sequence[Entry]) -> Table:
 
 
 def _table(headings: Sequence[str], rows: Sequence[tuple[Sequence[str], str]], title: str | None = None) -> Table:
-    """Build a table of rows with their styles; numbers are to the right, names to the left."""
+    """Build a table of rows with their styles, names to the left."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)

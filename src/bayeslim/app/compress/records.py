@@ -122,7 +122,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
 
 
 def _rows(found: Any) -> dict[str, Row]:
-    rows = _built(dict[str, Row], found)
+    rows: dict[str, Row] = _built(dict[str, Row], found)
     missing = [name for name in (DENSE, SLIM) if name not in rows]
     if missing:
         raise ValueError(f"no row for {', '.join(missing)}")
@@ -148,7 +148,7 @@ def _benchmark(found: Any) -> Benchmark:
 
 
 def _built(kind: Any, value: Any) -> Any:
-    """Build a value of a type from JSON, and check every part of it; a bool is no number."""
+    """Build a value of a type from JSON, every part checked; a bool is no number."""
     inner = get_args(kind)
     if isinstance(kind, UnionType):
         return None if value is None else _built(inner[0], value)
@@ -160,8 +160,9 @@ def _built(kind: Any, value: Any) -> Any:
     origin = get_origin(kind) or kind
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else origin):
         raise TypeError(f"{value!r:.80} is not of type {origin.__name__}")
+    parts: Any = value
     if inner and origin is list:
-        return [_built(inner[0], part) for part in value]
+        return [_built(inner[0], part) for part in parts]
     if inner and origin is dict:
-        return {_built(str, name): _built(inner[1], part) for name, part in value.items()}
+        return {_built(str, name): _built(inner[1], part) for name, part in parts.items()}
     return float(value) if kind is float else value

@@ -20,7 +20,7 @@ CHECKED_OUTPUTS = 8
 
 
 def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
-    """Find the modules that run exactly once on `inputs` and share their weights with none.
+    """Find the modules that run exactly once on `inputs` and share no weights.
 
     The pass is in the model's own mode, since a module may behave differently in another. It changes no
     gradients, no random state and no buffers.

@@ -31,7 +31,7 @@ class NoisyNetwork(PointNetwork):
 
     @abstractmethod
     def noisy_pass(self, bnn: Bayesian, batches: list[Any], local: bool) -> Tensor:
-        """Compute the outputs of prepared inputs with one draw of the noise, or one per example."""
+        """Compute the outputs with one draw of the noise, or one per example."""
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None

@@ -50,7 +50,8 @@ class Outputs:
             return cls(moments.mu, None, variance.sqrt(), last)
         own = (variance - common.variance()).clamp_(min=0)
         if variance.shape[1] <= MAX_EXACT_UNITS:
-            return cls(moments.mu, root_of(common.covariance() + torch.diag_embed(own)), None, last)
+            whole = common.covariance() + torch.diag_embed(own)
+            return cls(moments.mu, root_of(whole, torch.finfo(whole.dtype).tiny), None, last)
         return cls(moments.mu, common.root(), own.sqrt(), last)
 
     @classmethod

@@ -58,7 +58,7 @@ class SharedNoise:
 
     def root(self) -> Tensor:
         """Compute F with F Fᵀ the covariance, (N, units, R)."""
-        factor: Tensor = (root_of(self.core.movedim(-1, 0)).mT @ self.basis.T).mT
+        factor: Tensor = (root_of(self.core.movedim(-1, 0), torch.finfo(self.core.dtype).tiny).mT @ self.basis.T).mT
         return factor if self.slope is None else factor * self.slope.unsqueeze(-1)
 
 
