@@ -217,7 +217,7 @@ class _Job:
                 starts.append({name: tensor.detach().clone() for name, tensor in tensors_of(bnn).items()})
             stack = Stack.at(bnn, starts)
             stack.num_data = training_set_size(bnn, self.loader)
-            result = fit(stack, AbreastLoader(self.loader, self.count), **self._options(stack, _TOGETHER))
+            result = fit(stack, AbreastLoader([self.loader] * self.count), **self._options(stack, _TOGETHER))
         bnn.to(device_of(stack.model))
         bnn.step, bnn.num_data, bnn.steps_per_epoch = stack.step, stack.num_data, stack.steps_per_epoch
         noise = noise_of(stack.likelihood)
