@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from bayeslim.attention import ExplicitAttention
 from bayeslim.noise import current_generator, is_transformed, standard_normal_like
 from bayeslim.sites import owner
-from bayeslim.types import modules_of
 
 if TYPE_CHECKING:
     from bayeslim.families import DiagonalGaussian
@@ -314,7 +313,7 @@ def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]]
         on: whether they draw.
         given: μ and σ of all random parameters by name (σ² for local layers), to use instead of their own.
     """
-    changed = [m for m in modules_of(model) if is_noisy(m) and m.training != on]
+    changed = [m for m in model.modules() if is_noisy(m) and m.training != on]
     for layer in changed:
         layer.training = on
     told: dict[nn.Module, dict[str, tuple[Tensor, Tensor]]] = {}

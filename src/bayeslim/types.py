@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -237,25 +238,4 @@ def chosen_device(device: torch.device | str) -> torch.device:
 
 def device_of(model: nn.Module) -> torch.device:
     """Find the device of a model's first parameter or buffer; without any, the CPU."""
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None:
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    return parameter.device
-            waiting.extend(reversed(module._modules.values()))
-    return next((buffer.device for buffer in model.buffers()), torch.device("cpu"))
-
-
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """List the modules of a model once each, faster than `model.modules()`."""
-    found: dict[nn.Module, None] = {}
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and module not in found:
-            found[module] = None
-            if module._modules:
-                waiting.extend(reversed(module._modules.values()))
-    return list(found)
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))

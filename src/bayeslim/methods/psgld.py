@@ -52,6 +52,8 @@ class PreconditionedLangevin(Sampler):
     ):
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be in [0, 1). Got {decay}.")
+        if not floor > 0:
+            raise ValueError(f"floor must be positive. Got {floor}.")
         own: dict[str, Any] = {"decay": decay, "floor": floor, "adapt_steps": adapt_steps, "steps": 0}
         super().__init__(params, lr, num_data=num_data, **own, **settings)
 
@@ -96,11 +98,6 @@ class PSGLD(ChainMethod):
 
     name: ClassVar[str] = "psgld"
     usual_lr: ClassVar[float] = 3e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.decay < 1 or not self.floor > 0:
-            raise ValueError(f"decay must be in [0, 1) and floor positive. Got {self.decay} and {self.floor}.")
 
     @property
     def measures(self) -> bool:

@@ -71,13 +71,8 @@ class StochasticHamiltonian(Sampler):
     ):
         if not 0 < friction <= 1:
             raise ValueError(f"friction must be in (0, 1]. Got {friction}.")
-        own: dict[str, Any] = {
-            "friction": friction,
-            "adapt_steps": adapt_steps,
-            "independent": independent,
-            "floor": floor,
-        }
-        super().__init__(params, lr, num_data=num_data, **own, steps=0, **settings)
+        settings |= {"friction": friction, "adapt_steps": adapt_steps, "independent": independent, "floor": floor}
+        super().__init__(params, lr, num_data=num_data, steps=0, **settings)
 
     def damping(self, group: dict[str, Any]) -> float:
         """Return the friction."""
@@ -163,11 +158,6 @@ class SGHMC(ChainMethod):
 
     name: ClassVar[str] = "sghmc"
     usual_lr: ClassVar[float] = 0.03
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.friction <= 1:
-            raise ValueError(f"friction must be in (0, 1]. Got {self.friction}.")
 
     @property
     def measures(self) -> bool:

@@ -18,7 +18,6 @@ from bayeslim.types import (
     batch_size,
     device_of,
     inputs_of,
-    modules_of,
     rows_of,
     to_device,
 )
@@ -65,7 +64,7 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
 
 def _examples_per_chunk(values: tuple[Tensor, ...], model: nn.Module, device: str) -> int:
     numbers = sum(value.numel() for value in values) // len(values[0])
-    growth = next((ratio for ratio in map(_growth, modules_of(model)) if ratio is not None), 1.0)
+    growth = next((ratio for ratio in map(_growth, model.modules()) if ratio is not None), 1.0)
     numbers = max(numbers, int(numbers * growth))
     most = MAX_NUMBERS_PER_CHUNK.get(device, MAX_NUMBERS_PER_CHUNK["cuda"]) // max(numbers, 1)
     return min(max(most, MIN_EXAMPLES_PER_CHUNK), MAX_EXAMPLES_PER_CHUNK)

@@ -58,6 +58,8 @@ class Learnable(Prior):
 
     learn: bool | str | tuple[str, ...] = field(default=False, kw_only=True)
     hyperprior: Density | Mapping[str, Density] | None = field(default=None, kw_only=True)
+    limits: ClassVar[Mapping[str, Constraint]]
+    """The constraint of each hyperparameter."""
     closed_form: ClassVar[str | None] = None
     """The hyperparameter that has a closed-form optimum."""
 
@@ -73,7 +75,7 @@ class Learnable(Prior):
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
         """Return the constraint of each hyperparameter, by name."""
-        raise NotImplementedError
+        return self.limits
 
     def setting(self, name: str) -> float | Tensor:
         """Read a hyperparameter as it was given."""

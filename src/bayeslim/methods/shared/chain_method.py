@@ -93,6 +93,7 @@ class ChainMethod(ParticleMethod):
             raise ValueError(f"temperature must be positive and finite. Got {self.temperature}.")
         if self.samples < self.time.windows:
             raise ValueError(f"{self.cycles} cycles need a sample each. Got samples={self.samples}.")
+        self.sampler([nn.Parameter(torch.zeros(1))], 1.0, None, num_data=1)  # it checks its own settings
 
     @property
     def time(self) -> SamplingSchedule:
