@@ -64,13 +64,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A speed-up, with its quartiles over rounds.
-
-    Attributes:
-        median: the middle one.
-        low: the lower quartile.
-        high: the upper quartile.
-    """
+    """A speed-up: the median over rounds, with its quartiles."""
 
     median: float
     low: float

@@ -43,14 +43,10 @@ def register_network(factory: Callable[P, M]) -> Callable[P, M]:
 
 
 def create(name: str, **arguments: Any) -> nn.Module:
-    """Build a network by its name.
+    """Build a network by one of `names()`, with the arguments of its function.
 
     >>> create("lenet5", classes=5).fc2
     Linear(in_features=500, out_features=5, bias=True)
-
-    Args:
-        name: one of `names()`.
-        **arguments: the arguments of its function.
     """
     factory = registered("network", name)
     accepted = inspect.signature(factory).parameters

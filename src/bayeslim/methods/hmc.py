@@ -217,11 +217,6 @@ class Journal:
 
     The networks it keeps are written beside it (`KeptNetworks`), each before the state that follows it. A network that
     was written after the last state is drawn and written again, with the same values.
-
-    Args:
-        folder: where to write.
-        bnn: the network.
-        loader: the data; its state is part of the run.
     """
 
     def __init__(self, folder: Path, bnn: Bayesian, loader: Any):
@@ -238,11 +233,7 @@ class Journal:
         write_folder(self.folder, "hmc", config, tensors)
 
     def read(self, like: Tensor) -> Walk | None:
-        """Read an interrupted chain and restore the generators; None if there is no chain.
-
-        Args:
-            like: a vector of the weights, for shape and device.
-        """
+        """Read an interrupted chain and restore the generators; None if there is none."""
         if not (self.folder / INDEX).is_file():
             return None
         _, config, tensors = read_folder(self.folder, ("hmc",))

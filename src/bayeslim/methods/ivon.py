@@ -205,13 +205,7 @@ class IVON(Variational):
         return NaturalGradient(means, log_stds, points, lr, num_data=num_data, curvature=self.curvature, betas=betas)
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
-        """Train.
-
-        Args:
-            bnn: the network.
-            loader: batches of inputs and targets.
-            **options: the options of `bayeslim.train.fit`.
-        """
+        """Train, with the options of `bayeslim.train.fit` but for an optimizer."""
         if options.get("optimizer") is not None:
             raise TypeError(
                 "IVON is itself an optimizer and takes no optimizer=. Use bl.Variational() to train with another one."

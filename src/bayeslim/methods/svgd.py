@@ -206,12 +206,7 @@ class SVGD(ParticleMethod):
 
 
 def kernel(points: Tensor, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:
-    """Compute K (n, n) between all points (n, D), and its bandwidth h.
-
-    Args:
-        points: one per row.
-        bandwidth: h; from the median distance if not given.
-    """
+    """Compute K (n, n) of all points (n, D), and h, by the median rule if not given."""
     n = len(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
     if bandwidth is not None:
@@ -226,13 +221,9 @@ def kernel(points: Tensor, bandwidth: float | None = None) -> tuple[Tensor, Tens
 
 
 def descent(points: Tensor, gradients: Tensor, num_data: int, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:
-    """Compute −φ / N, and (1/n) Σ_j k(x_j, x_i) of every point.
+    """Compute −φ / N, and (1/n) Σ_j k(x_j, x_i), of all points (n, D).
 
-    Args:
-        points: (n, D).
-        gradients: of every point's own loss, −log p / N, (n, D).
-        num_data: N.
-        bandwidth: h; from the median distance if not given.
+    The gradients, (n, D), are those of each point's own loss, −log p / N.
     """
     k, h = kernel(points, bandwidth)
     total = k.sum(1, keepdim=True)

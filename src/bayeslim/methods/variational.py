@@ -310,13 +310,7 @@ class Variational(Method):
         return optimizer
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
-        """Train, and warn if standard deviations still move at the end.
-
-        Args:
-            bnn: the network.
-            loader: batches of inputs and targets.
-            **options: the options of `bayeslim.train.fit`.
-        """
+        """Train as `bayeslim.train.fit`, and warn if deviations still move at the end."""
         if not self.trains_plain_stds:
             return super().fit(bnn, loader, **options)
         widths = Widths(lambda: self._log_stds(bnn))

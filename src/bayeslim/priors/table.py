@@ -18,13 +18,9 @@ if TYPE_CHECKING:
 
 
 class Hyperparameters(nn.Module):
-    """The learned hyperparameters of one prior.
+    """The learned hyperparameters of one prior, from its values as it was given.
 
     Each is kept as `raw_<name>` on an unconstrained scale: log s for a scale s.
-
-    Args:
-        prior: the prior as it was given; its values are the initial ones.
-        like: the parameters that it is the prior of.
     """
 
     def __init__(self, prior: Learnable, like: list[Tensor]):

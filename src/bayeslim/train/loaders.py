@@ -79,9 +79,7 @@ def size_of_data(loader: Any) -> int | None:
 class TensorPairs:
     """Inputs and targets with equal first dimensions, indexed together.
 
-    Args:
-        x: a tensor, or a tuple or dict of tensors.
-        y: the targets.
+    Inputs are a tensor, or a tuple or dict of tensors.
     """
 
     def __init__(self, x: Inputs, y: Tensor):

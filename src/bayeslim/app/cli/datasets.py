@@ -27,16 +27,7 @@ MISSING = "not here"
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set in the list.
-
-    Attributes:
-        name: as it is asked for.
-        task: the kind of its targets.
-        examples: training and test examples.
-        shape: of one example.
-        where: the folder it was found in, if it was.
-        is_here: whether nothing is missing.
-    """
+    """A data set in the list, with the folder it was found in, if nothing is missing."""
 
     name: str
     task: str

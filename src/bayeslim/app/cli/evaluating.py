@@ -50,14 +50,9 @@ class Quality:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `bayeslim evaluate`.
+    """The result of `bayeslim evaluate`: the quality of the mean network and of the posterior.
 
-    Attributes:
-        data: the data set.
-        part: its part.
-        examples: the number of examples.
-        rows: the quality of the mean network and of the posterior.
-        against: for every other data set, the AUROC by kind of uncertainty.
+    `against` has the AUROC by kind of uncertainty for every other data set.
     """
 
     data: str

@@ -26,12 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """The files that an export wrote.
-
-    Attributes:
-        files: the SHA-256 of each file, by its name in the run's folder.
-        notes: the formats that were left out, and why.
-    """
+    """The SHA-256 of the files that an export wrote, and notes on formats left out."""
 
     files: Mapping[str, str]
     notes: tuple[str, ...]

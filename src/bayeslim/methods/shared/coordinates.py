@@ -24,10 +24,10 @@ from bayeslim.types import Params, call_with
 
 
 class Coordinates(nn.Module):
-    """The network of `bnn` as a module whose only parameter is z.
+    """The network of `bnn` as a module whose only parameter is z; it is never changed itself.
 
     Args:
-        bnn: the network; it is not a submodule and is never changed.
+        bnn: the network, no submodule.
         moving: the weights that move.
         centre: ŵ of the weights that move, flattened, (D,).
         directions: P, (D, K).

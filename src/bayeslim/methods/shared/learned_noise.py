@@ -23,10 +23,7 @@ def noise_of(likelihood: nn.Module) -> Params:
 def average_noise_(likelihood: nn.Module, noises: Sequence[Params], *, between_ranks: bool = False) -> None:
     """Set a likelihood to the average of its parameters with each network.
 
-    Args:
-        likelihood: the likelihood.
-        noises: its parameters with each network, from `noise_of`.
-        between_ranks: whether to average over ranks too, which must have equally many.
+    Ranks have equally many networks; `between_ranks` averages over them too.
     """
     mean = {name: torch.stack([each[name] for each in noises]).mean(0) for name in noises[0]}
     world = rank_and_world()[1]

@@ -50,10 +50,7 @@ def check_resettable(model: nn.Module) -> None:
 def reinitialise_(model: nn.Module, factory: Callable[[], nn.Module] | None = None) -> None:
     """Draw new random weights for a model, in place; frozen parameters stay.
 
-    Args:
-        model: the network.
-        factory: makes a new network of the same architecture, whose weights are copied; if not given, every module
-            draws its own.
+    The weights are those of a network that the factory makes, or every module draws its own.
     """
     frozen = [
         (tensor, tensor.detach().clone())

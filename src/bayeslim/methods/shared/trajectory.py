@@ -26,11 +26,9 @@ MODEL = "model."
 
 
 class Trajectory:
-    """Running moments of networks.
+    """Running moments of networks: K deviations, or for None the mean alone.
 
-    Args:
-        rank: K, the number of deviations to keep; None for the mean alone.
-        names: the parameters with a variance; of the others only the mean is kept.
+    Parameters that are not named have only a mean.
     """
 
     def __init__(self, rank: int | None, names: Iterable[str]):
