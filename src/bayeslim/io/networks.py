@@ -74,14 +74,13 @@ def config_of(network: nn.Module) -> dict[str, Any] | None:
 
 def _settings(network: nn.Module) -> dict[str, tuple[type[nn.Module], dict[str, Any]]]:
     """Collect the class and the settings of every module, but for sizes."""
-    return {path: (plain_type(module), _settings_of(module)) for path, module in network.named_modules()}
-
-
-def _settings_of(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name != "training" and _is_setting(name, value)}
+    return {
+        path: (plain_type(module), {name: value for name, value in vars(module).items() if _is_setting(name, value)})
+        for path, module in network.named_modules()
+    }
 
 
 def _is_setting(name: str, value: Any) -> bool:
     if name == "forward" or type(value) in (bool, float, str):
-        return True
+        return name != "training"
     return name in _COUNTS if type(value) is int else type(value) is tuple and name not in _SIZES

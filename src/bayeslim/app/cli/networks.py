@@ -63,16 +63,20 @@ def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.
 
 def fit_settings(folder: Path) -> FitSettings | None:
     """Read the settings of the `bayeslim fit` that wrote a folder; None without any."""
-    file = next((f for f in (folder / FILE, folder.parent / FILE) if f.is_file()), None)
-    if file is None or (file.parent != folder and folder.name != NETWORK):
-        return None
-    return FitSettings.read(file, {})
+    file = _beside(folder, FILE)
+    return None if file is None else FitSettings.read(file, {})
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    """Find a file that `bayeslim fit` wrote, in its folder or beside that of the network."""
+    places = (folder, folder.parent) if folder.name == NETWORK else (folder,)
+    return next((place / name for place in places if (place / name).is_file()), None)
 
 
 def rules_in(folder: Path) -> TableRules | None:
     """Read the rules of the table that a network was fitted to; None without any."""
-    file = next((f for f in (folder / RULES, folder.parent / RULES) if f.is_file()), None)
-    if file is None or (file.parent != folder and folder.name != NETWORK):
+    file = _beside(folder, RULES)
+    if file is None:
         return None
     if file.stat().st_size > MAX_RULES_BYTES:
         raise CorruptFile(f"{file} is larger than any that bayeslim writes.")

@@ -36,7 +36,7 @@ from bayeslim.app.compress.job import (
 )
 from bayeslim.app.compress.notes import not_faster, too_much, untrained
 from bayeslim.app.compress.result import Compressed
-from bayeslim.app.report.overview import DENSE, SLIM, Row, latencies, measure_rows
+from bayeslim.app.report.overview import DENSE, SLIM, latencies, measure_rows
 from bayeslim.app.report.report import report
 from bayeslim.app.report.scores import collected
 from bayeslim.bayesian import Bayesian
@@ -200,7 +200,17 @@ class _Run:
             stage(
                 "report.html",
                 settings,
-                lambda p: self._report(bnn, pruned, slim, rows, timed, [*files, last], p),
+                lambda path: report(
+                    bnn,
+                    pruned,
+                    slim,
+                    path,
+                    validate=self.test,
+                    example=self.example,
+                    rows=rows,
+                    benchmark=timed,
+                    files=[*files, last],
+                ),
                 records.is_written,
                 Path,
             )
@@ -305,20 +315,6 @@ class _Run:
     def _benchmark(self, networks: Mapping[str, nn.Module]) -> Benchmark:
         others = {name: network for name, network in networks.items() if name not in (DENSE, SLIM)}
         return benchmark(networks[DENSE], networks[SLIM], example=self.example, others=others)
-
-    def _report(
-        self,
-        bnn: Bayesian,
-        pruned: Bayesian,
-        slim: nn.Module,
-        rows: Mapping[str, Row],
-        timed: Benchmark,
-        files: Sequence[str],
-        path: Path,
-    ) -> Path:
-        return report(
-            bnn, pruned, slim, path, validate=self.test, example=self.example, rows=rows, benchmark=timed, files=files
-        )
 
     def _load(self, path: Path) -> Bayesian:
         return cast("Bayesian", load(path, self.architecture))
