@@ -15,10 +15,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.kfac import MAX_FACTOR_SIDE
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
 from bayeslim.evidence import marginal_likelihood, tune_prior
@@ -36,9 +37,6 @@ from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.train import fit as train
 from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Batches, call, device_of, split_batch, to_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 MAX_SOLVED_OUTPUTS = 512
 """With more outputs an example than this, the linearised network is sampled rather than solved for."""
@@ -275,10 +273,7 @@ class Laplace(FoundPosterior):
         )
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence:
-        """Compute the marginal likelihood of the Gaussian.
-
-        It is exact for a linear network with a Gaussian likelihood.
-        """
+        """Compute the Gaussian's marginal likelihood; exact for linear-Gaussian networks."""
         posterior = current(bnn)
         data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
         value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, tune_prior.prior_mean(bnn))

@@ -53,11 +53,8 @@ class Subnetwork(NamedTuple):
     ) -> Params:
         """Choose weights: ascending flat indices by name, of parameters that have any.
 
-        Args:
-            mean: the weights.
-            curvature: the diagonal h by name; not read for a random choice.
-            prior: δ by name, of the weights' shapes.
-            masks: weights that may be chosen (True), by name; parameters without a mask are free.
+        The diagonal h of the curvature is not read for a random choice. The prior holds δ of the weights' shapes; masks
+        say which weights may be chosen (True), and parameters without one are free.
         """
         free = _flat({name: masks.get(name, torch.ones_like(w, dtype=torch.bool)) for name, w in mean.items()}).bool()
         count = int(free.sum())
