@@ -30,7 +30,7 @@ class Bits:
         """Code one bit and update the counts.
 
         Args:
-            coder: the writer, reader or meter.
+            coder: the writer or reader.
             value: the bit; a reader ignores it.
             *contexts: from coarse to fine.
         """
@@ -62,13 +62,7 @@ class Naturals:
         self._max_length, self._bits = (largest + 1).bit_length(), Bits()
 
     def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
-        """Code one number and update the counts.
-
-        Args:
-            coder: the writer, reader or meter.
-            value: the number; a reader ignores it.
-            *contexts: from coarse to fine.
-        """
+        """Code one number and update the counts; see `Bits.code`."""
         contexts = (None, *contexts)
         wanted, length = (value + 1).bit_length(), 1
         while length < self._max_length:

@@ -80,7 +80,7 @@ def code_counts(
     """Code the number of non-zeros of every row.
 
     Args:
-        coder: the writer, reader or meter.
+        coder: the writer or reader.
         given: the numbers; None when reading.
         rows: the number of rows.
         row_size: the columns of a row.
@@ -109,7 +109,7 @@ def code_columns(
     """Code the columns of every row's non-zeros, in rising order.
 
     Args:
-        coder: the writer, reader or meter.
+        coder: the writer or reader.
         given: the columns row by row; None when reading.
         counts: the number of non-zeros of each row.
         features: of the columns, before the first row.

@@ -64,8 +64,8 @@ class Values:
         self._steps, self._sizes, self._kinds = Steps(), Naturals(_MAX_CODE), Symbols(4)
         self._tables: list[tuple[Patterns, Patterns]] = []
 
-    def best_kind(self, patterns: Patterns, nonzeros: NonZeros, form: Format) -> int:
-        """Choose the representation with the lowest estimated cost."""
+    def costs(self, patterns: Patterns, nonzeros: NonZeros, form: Format) -> dict[int, float]:
+        """Estimate the bits of each representation that the values have."""
         costs = {RAW: _entropy(patterns >> np.uint64(form.fraction)) + len(patterns) * form.fraction}
         listed = np.unique(patterns)
         if len(listed) <= _MAX_TABLE_SIZE:
@@ -78,25 +78,13 @@ class Values:
                 continue
             is_alphabet = np.abs(codes).max() <= MAX_ALPHABET
             costs[kind] = _BITS_PER_STEP * len(parts) + (_entropy(codes) if is_alphabet else _elias_gamma(codes))
-        return min(costs, key=lambda kind: costs[kind])
-
-    @staticmethod
-    def lie_on_grids(patterns: Patterns, nonzeros: NonZeros, form: Format) -> bool:
-        """Check whether values are small integers times one step, or one step per row."""
-        for parts in ([patterns], nonzeros.split(patterns)):
-            try:
-                for part in parts:
-                    _on_step(part, form)
-            except DoesNotFit:
-                continue
-            return True
-        return False
+        return costs
 
     def code(self, coder: Coder, kind: int, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
         """Code the values of all non-zeros of a tensor, row by row.
 
         Args:
-            coder: the writer, reader or meter.
+            coder: the writer or reader.
             kind: the representation; a reader ignores it.
             patterns: the bits of the values; None when reading.
             nonzeros: their positions.
