@@ -12,7 +12,38 @@ from bayeslim.export.c.activations import NEEDS_MATH_LIBRARY
 from bayeslim.export.c.layers import body_of, tables_of
 from bayeslim.export.c.memory import place_tensors
 from bayeslim.export.c.steps import Program, Step, Weighted
-from bayeslim.export.c.weights import LANES, PRELUDE, Kernel, dense_kernel, sparse_kernel
+from bayeslim.export.c.weights import LANES, Kernel, dense_kernel, sparse_kernel
+
+PRELUDE = """\
+#if defined(__GNUC__)
+typedef float {name}_pack __attribute__((vector_size(16)));
+#else
+typedef struct {{ float f[4]; }} {name}_pack;
+#endif
+
+/* Add w * p[0], ..., w * p[3] to four sums. */
+static inline {name}_pack {name}_add({name}_pack sums, float w, const float *p)
+{{
+#if defined(__GNUC__)
+    {name}_pack x;
+    memcpy(&x, p, sizeof x);
+    return sums + w * x;
+#else
+    for (int k = 0; k < 4; ++k)
+        sums.f[k] += w * p[k];
+    return sums;
+#endif
+}}
+
+static inline {name}_pack {name}_zeros(void)
+{{
+    const float zeros[4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    {name}_pack sums;
+    memcpy(&sums, zeros, sizeof sums);
+    return sums;
+}}
+"""
+"""The type of packs, and the functions on them."""
 
 
 @dataclass(frozen=True)
