@@ -29,7 +29,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.student import Student
-from bayeslim.distill.targets import Online, inputs_of, stored
+from bayeslim.distill.targets import Online, stored
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.methods.base import Method
@@ -42,7 +42,7 @@ from bayeslim.replica import replicate
 from bayeslim.train import fit as train
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import Loader, check_inputs, check_loader
-from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
+from bayeslim.types import Inputs, Params, batch_size, call, device_of, inputs_of, to_device
 
 MAX_DIFFERENCE_NATS, MAX_RATIO = 0.02, 3
 """A student whose epistemic uncertainty differs from its teacher's by more than both of these gets a warning."""

@@ -18,7 +18,7 @@ from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction
 from bayeslim.train.loaders import Loader
 from bayeslim.train.progress import progress as progress_bar
-from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
+from bayeslim.types import Inputs, arguments, batch_size, call, device_of, inputs_of, to_device
 
 MAX_INPUTS_PER_PREDICTION = 8192
 """Inputs that the teacher predicts at once, with the same draws."""
@@ -159,14 +159,3 @@ def _joined(parts: list[Inputs]) -> Inputs:
             f"The inputs cannot be joined into one tensor: {error}. Give all inputs one shape, unlabelled ones too; "
             'or, if the teacher takes several shapes, use how="online", which takes batches one by one.'
         ) from error
-
-
-def inputs_of(batch: Any) -> Inputs:
-    """Return the inputs of a batch with or without targets."""
-    if isinstance(batch, Tensor):
-        return batch
-    if isinstance(batch, Mapping) and not any(key in batch for key in TARGET_KEYS):
-        return batch
-    if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return batch[0]
-    return split_batch(batch)[0]
