@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayeslim.errors import CorruptFile, ShapeMismatch
 from bayeslim.io.registry import register, registered
-from bayeslim.posteriors.base import Posterior, check_masks, like_means
+from bayeslim.posteriors.base import Posterior, check_masks, keyed, like_means, unkeyed
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solve, Solver
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
@@ -49,6 +49,13 @@ class Restriction(ABC):
 
 class Gaussian(Posterior):
     """A Gaussian with precision P. Products take one parameter setting, or several stacked in front."""
+
+    _mean: Params
+
+    @property
+    def mean(self) -> Params:
+        """μ by name."""
+        return self._mean
 
     @abstractmethod
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
@@ -204,11 +211,6 @@ class Conditioned(Gaussian):
         """P_RR."""
         return self.base.restrict(self.masks, self.solver)
 
-    @property
-    def mean(self) -> Params:
-        """The conditional mean, zero where cut."""
-        return self._mean
-
     @cached_property
     def variance(self) -> Params:
         """The diagonal of P_RR⁻¹, zero where cut.
@@ -266,11 +268,8 @@ class Conditioned(Gaussian):
 
     def tensors(self) -> Params:
         """Collect means, masks, and all tensors of the base."""
-        tensors = {f"mean:{name}": t for name, t in self._mean.items()}
-        tensors |= {f"mask:{name}": t for name, t in self.masks.items()}
-        return {k: t.detach().contiguous() for k, t in tensors.items()} | {
-            f"base/{name}": t for name, t in self.base.tensors().items()
-        }
+        base = {f"base/{name}": t for name, t in self.base.tensors().items()}
+        return keyed(mean=self._mean, mask=self.masks) | base
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
@@ -278,13 +277,8 @@ class Conditioned(Gaussian):
         base_class = registered("posterior", config["base"])
         if not issubclass(base_class, Gaussian):
             raise CorruptFile(f'A conditioned posterior needs a Gaussian base. Got "{config["base"]}".')
-        inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
-        return cls(
-            base_class.restore(config["base_config"], inner),
-            {n.removeprefix("mask:"): t for n, t in tensors.items() if n.startswith("mask:")},
-            {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")},
-            Solver(**config["solver"]),
-        )
+        base = base_class.restore(config["base_config"], unkeyed(tensors, "base", "/"))
+        return cls(base, unkeyed(tensors, "mask"), unkeyed(tensors, "mean"), Solver(**config["solver"]))
 
     def _cut(self, params: Mapping[str, Tensor]) -> Params:
         return {name: params[name] * mask for name, mask in self.masks.items()}
