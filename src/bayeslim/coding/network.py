@@ -25,12 +25,7 @@ _MAX_INTEGER = 1 << 64
 
 
 class NetworkCoder:
-    """Codes all tensors of one network.
-
-    Args:
-        coder: the writer or reader.
-        outline: tensors by name, for their shapes and types.
-        given: the tensors; None when reading.
+    """Codes all tensors of one network; what is `given` is None when reading, here and below.
 
     Attributes:
         bits: the cost of each part of each tensor, by (name, part).

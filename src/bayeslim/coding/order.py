@@ -23,10 +23,6 @@ def sort_units(network: nn.Module, example: Inputs) -> nn.Module:
 
     Layers whose units cannot be permuted, by a check on inputs like the example, stay as they are.
 
-    Args:
-        network: a plain network; it is not changed.
-        example: inputs on which to trace and check it.
-
     Raises:
         UnsupportedModel: if the network cannot be traced.
     """

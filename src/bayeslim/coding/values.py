@@ -81,14 +81,7 @@ class Values:
         return costs
 
     def code(self, coder: Coder, kind: int, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
-        """Code the values of all non-zeros of a tensor, row by row.
-
-        Args:
-            coder: the writer or reader.
-            kind: the representation; a reader ignores it.
-            patterns: the bits of the values; None when reading.
-            nonzeros: their positions.
-            form: their floating-point format.
+        """Code the values of all non-zeros of a tensor, row by row; None when reading.
 
         Raises:
             DoesNotFit: if these values have no such representation.

@@ -114,11 +114,7 @@ class Backward:
 
 
 class ExampleGradients:
-    """Send columns backwards to the layers of chosen parameters.
-
-    Args:
-        model: a replica of the network, in evaluation mode.
-        names: the parameters.
+    """Send columns backwards to the layers of chosen parameters of a replica.
 
     Attributes:
         direct: layer and attribute of each parameter read through hooks, known after the first forward.

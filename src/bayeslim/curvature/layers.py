@@ -32,11 +32,7 @@ from bayeslim.posteriors.layer_matrix import LayerMatrix
 
 
 class MatrixLayer:
-    """A layer seen as matrices: `Linear`, and the base of the others.
-
-    Args:
-        module: the user's layer.
-    """
+    """A layer seen as matrices: `Linear`, and the base of the others."""
 
     inputs_first = False
 
@@ -173,11 +169,7 @@ class EmbeddingLayer(MatrixLayer):
 
 
 class ScaleLayer:
-    """A normalisation layer y = w ⊙ x̂ + b.
-
-    Args:
-        module: the user's layer.
-    """
+    """A normalisation layer y = w ⊙ x̂ + b."""
 
     def __init__(self, module: Any):
         self.module = module

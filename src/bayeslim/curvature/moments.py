@@ -45,12 +45,6 @@ class InputMoment:
     """The second moment of a layer's features, with a constant 1 as the last one where there is a bias.
 
     The constant is never appended to the data: its products are the features' sum and their count.
-
-    Args:
-        view: the layer.
-        bias: whether there is a bias.
-        dtype: to accumulate in.
-        diagonal: whether only the diagonal is kept; that of an embedding always is.
     """
 
     def __init__(self, view: MatrixLayer, bias: bool, dtype: torch.dtype, diagonal: bool = False):

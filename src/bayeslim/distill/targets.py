@@ -116,17 +116,7 @@ def stored(
     size: int = 128,
     progress: bool = True,
 ) -> Loader:
-    """Make a loader of all inputs with the teacher's predictions as targets.
-
-    Args:
-        teacher: a fitted Bayesian network.
-        loader: batches of inputs and targets.
-        unlabelled: more inputs, a tensor or batches with or without targets.
-        samples: the number of networks that the teacher averages.
-        dirichlet: whether to store the targets of a Dirichlet student.
-        size: the batch size of the student.
-        progress: show a progress bar.
-    """
+    """Make a loader of all inputs with the teacher's predictions as targets."""
     more = [] if unlabelled is None else [unlabelled] if isinstance(unlabelled, Tensor) else unlabelled
     x = _joined([inputs_of(batch) for source in (loader, more) for batch in source])
     rows = Loader(x, torch.zeros(batch_size(x)), MAX_INPUTS_PER_PREDICTION, shuffle=False)

@@ -156,9 +156,6 @@ class Gated(Posterior):
 
         A plan ranks weights. A closed gate also scales a convolution's bias, or a norm's scale and shift. These go with
         the weights, so that training cannot bring them back.
-
-        Args:
-            masks: of the weights, True = kept; those without a mask stay.
         """
         kept = check_masks({n: m for n, m in masks.items() if n in self.base.mean}, self.base.mean)
         found: Params = {}

@@ -113,10 +113,7 @@ class Gaussian(Posterior):
         return 0.5 * (self.log_det_precision() - self.quadratic(params) - count * math.log(2 * math.pi))
 
     def functional_covariance(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        """Compute J P⁻¹ Jᵀ of materialised Jacobians.
-
-        Args:
-            jacobian: (B, C, *shape) by name.
+        """Compute J P⁻¹ Jᵀ, (B, C, C), of Jacobians (B, C, *shape) by name.
 
         Returns:
             (B, C, C).

@@ -129,12 +129,7 @@ def _(posterior: Kronecker, groups: Sequence[Group]) -> Tensor:
 
 
 class UnitSaliency:
-    """The costs of sets of weights in one Kronecker layer.
-
-    Args:
-        block: the layer.
-        mean: the posterior's mean by name.
-    """
+    """The costs of sets of weights in one Kronecker layer."""
 
     def __init__(self, block: KroneckerBlock, mean: Mapping[str, Tensor]):
         self.block = block

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 def apply_plan(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
-    """Carry a plan out on a copy of `bnn`, on top of earlier cuts.
-
-    Args:
-        bnn: the network; it is not changed.
-        plan: what to cut.
-        how: how the survivors of correlated posteriors are solved for; see `Gaussian.condition`.
-    """
+    """Carry a plan out on a copy of `bnn`, on top of earlier cuts."""
     plan.check(bnn)
     whole = _with_earlier_cuts(plan, bnn)
     whole.check(bnn)

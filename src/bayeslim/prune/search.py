@@ -68,14 +68,7 @@ def most(harmless: Callable[[int], bool], low: int, high: int, total: int) -> in
 
 
 def harm(bnn: Bayesian, budget: Budget, validate: Iterable[Any], share: float) -> Callable[[Bayesian], bool]:
-    """Make the test that a pruned network is still within the goal.
-
-    Args:
-        bnn: the network to compare with.
-        budget: with the goal "max_error_increase" or "evidence".
-        validate: validation data, as a loader.
-        share: the fraction of the error's increase that may be used.
-    """
+    """Make the test that a pruned network is still within the goal, or a share of it."""
     if budget.goal == "evidence":
         reference = _evidence(bnn, validate)
         return lambda pruned: _evidence(pruned, validate) >= reference
@@ -104,11 +97,6 @@ def error_of_predictions(
     """Measure the error of predictions over a loader.
 
     It is in per cent for classes (True), else the root mean squared error (False).
-
-    Args:
-        predicted: predicts for a batch of inputs.
-        loader: batches of inputs and targets.
-        device: moves batches there.
     """
     wrong, count, percent = 0.0, 0, True
     for batch in loader:

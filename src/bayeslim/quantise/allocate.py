@@ -32,11 +32,7 @@ class TooSmall(ValueError):
 
 
 def allocate(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
-    """Choose one option for every group.
-
-    Args:
-        options: for each group (rate, loss) of its options, in any order.
-        budget: the largest sum of rates.
+    """Choose one option (rate, loss) for every group, the rates at most the budget.
 
     Returns:
         for each group, the index of its option.

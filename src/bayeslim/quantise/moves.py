@@ -71,13 +71,7 @@ class Rounding:
 
 @singledispatch
 def round_jointly(posterior: Posterior, task: Rounding, parts: int) -> Params:
-    """Round all kept weights to codes by name, flat; the others get code zero.
-
-    Args:
-        posterior: its correlations determine how weights move; without any, none moves.
-        task: the weights to round.
-        parts: the number of parts in which large layers are rounded.
-    """
+    """Round all kept weights to codes by name, flat; the others get code zero."""
     return _in_parts(None, task, 1)
 
 

@@ -61,11 +61,7 @@ _TRACED_ROWS = 2
 
 
 def read_program(network: nn.Module, example: Inputs) -> Program:
-    """Translate a network to steps.
-
-    Args:
-        network: a plain network in eval mode.
-        example: inputs, with a batch dimension.
+    """Translate a plain network in eval mode to steps, by the shapes of an example.
 
     Raises:
         UnsupportedModel: if an operation, a type or a shape is not supported; the message names it.

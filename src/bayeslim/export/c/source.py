@@ -76,14 +76,7 @@ def identifier(stem: str) -> str:
 
 
 def kernels_of(step: Weighted, name: str, prefix: str, with_values: bool = True) -> dict[bool, Kernel]:
-    """Write the kernels that a layer may have, by whether they are sparse.
-
-    Args:
-        step: the layer.
-        name: the prefix of its own names.
-        prefix: of the names that all layers share.
-        with_values: whether dense weights are written; a kernel that is only timed needs none.
-    """
+    """Write the kernels that a layer may have, by whether they are sparse."""
     dense = dense_kernel(step, name, prefix, with_values)
     found = {True: sparse_kernel(step, name, prefix)}
     return found if dense is None else found | {False: dense}
