@@ -38,10 +38,7 @@ class Bits:
 
 
 def _code_bit(coder: Coder, value: int, counts: Sequence[list[int]], pseudocount: int = 1) -> int:
-    """Code one bit by the counts in each of its contexts, and update the counts.
-
-    The counts are of zeros and of ones.
-    """
+    """Code a bit by the counts (zeros, ones) in its contexts, and update the counts."""
     probability = _ONE >> 1
     for zeros, ones in counts:
         probability = (ones * _ONE + pseudocount * probability) // (zeros + ones + pseudocount)

@@ -66,10 +66,7 @@ class ContextModel:
 
 
 def is_sorted(rows: Sequence[Integers]) -> bool:
-    """Check whether rows are sorted.
-
-    Rows with more non-zeros come first; among equals, the row with the earlier first column.
-    """
+    """Check that rows fall in length, and among equals rise in their first column."""
     keys = [(-len(columns), int(columns[0]) if len(columns) else 0) for columns in rows]
     return keys == sorted(keys)
 

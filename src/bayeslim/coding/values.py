@@ -167,19 +167,13 @@ def _on_step(patterns: Patterns, form: Format) -> tuple[Step, Integers]:
 
 
 def _entropy(symbols: NDArray[Any]) -> float:
-    """Estimate the bits of adaptive symbols.
-
-    They are the entropy of the symbols, and four bits per distinct symbol.
-    """
+    """Estimate the bits of adaptive symbols: entropy, and four bits for each."""
     counts = np.unique(symbols, return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum()) + 4.0 * len(counts)
 
 
 def _elias_gamma(codes: Integers) -> float:
-    """Estimate the bits of codes with a large alphabet.
-
-    They are the bits of the sign, of the adaptive length and of the digits.
-    """
+    """Estimate the bits of codes with a large alphabet: sign, length and digits."""
     digits = np.floor(np.log2(np.abs(codes)))
     return float(digits.sum()) + len(codes) + _entropy(digits)
 

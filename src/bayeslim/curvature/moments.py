@@ -109,10 +109,7 @@ class InputMoment:
         return self.outer, self.total, self.count
 
     def mean(self) -> Tensor:
-        """Average to the second moment, (groups, I, I), or its diagonal (groups, I).
-
-        The features are in the weights' order.
-        """
+        """Average to the second moment or its diagonal, in the weights' order."""
         self._flush()
         count = self.count.to(self.outer.device, self.outer.dtype)
         order = self.view.order

@@ -134,10 +134,7 @@ def distill(
 
 
 def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples: int | None) -> None:
-    """Warn if a student's epistemic uncertainty is far from its teacher's.
-
-    They are compared on the first batch.
-    """
+    """Warn if the first batch's epistemic uncertainty is far from the teacher's."""
     with kept_random_state():
         mine, others = (float(p.epistemic.mean()) for p in (predict(student, first), predict(teacher, first, samples)))
     if abs(mine - others) > MAX_DIFFERENCE_NATS and not 1 / MAX_RATIO < mine / max(others, 1e-9) < MAX_RATIO:
@@ -151,10 +148,7 @@ def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples
 
 
 def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
-    """Return a loader and its first batch.
-
-    An iterator, which can be read only once, becomes a list.
-    """
+    """Return a loader, an iterator as a list, and its first batch."""
     if isinstance(loader, Iterator):
         loader = list(loader)
     for batch in loader:
@@ -175,10 +169,7 @@ def _start(source: nn.Module) -> tuple[nn.Module, Params]:
 
 
 def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelihood:
-    """Choose the student's likelihood.
-
-    It is the teacher's, or for values the Gaussian that fits the number of outputs.
-    """
+    """Choose the student's likelihood; for values by the number of its outputs."""
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)

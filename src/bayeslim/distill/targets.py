@@ -38,10 +38,7 @@ class Online:
 
     @classmethod
     def of(cls, teacher: Bayesian, loader: Any, unlabelled: Any, size: int) -> Online:
-        """Combine a loader with unlabelled inputs.
-
-        A tensor of unlabelled inputs is cut into batches of `size`.
-        """
+        """Combine a loader with unlabelled inputs; a tensor is cut into batches."""
         if isinstance(unlabelled, Tensor):
             unlabelled = Loader(unlabelled, torch.zeros(len(unlabelled)), size) if len(unlabelled) else None
         return cls(teacher, (loader,) if unlabelled is None else (loader, unlabelled))

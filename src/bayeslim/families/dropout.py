@@ -103,10 +103,7 @@ class DropoutGaussian(DiagonalGaussian):
         return shape
 
     def log_alpha_of(self, module: nn.Module, leaf: str) -> Tensor | None:
-        """Return the log α of a module's parameter; None if it is not random.
-
-        It is differentiable, and broadcasts to the parameter.
-        """
+        """Return the log α of a parameter, which broadcasts to it; None if not random."""
         log_alpha: Tensor | None = getattr(module, leaf + self.suffix, None)
         if log_alpha is None or self.largest is None:
             return log_alpha

@@ -158,10 +158,7 @@ class Gaussian(Posterior):
         return survivors(self, self.restrict(kept, solver), kept, self.mean), {}
 
     def rowwise_mean(self, kept: Mapping[str, Tensor]) -> Params:
-        """Compute the conditional mean of each output's row alone.
-
-        Only families with rows can compute it; others raise.
-        """
+        """Compute the conditional mean row by row; families without rows raise."""
         raise ValueError(
             f'how="row" needs a Kronecker posterior. {type(self).__name__} is solved exactly by how="joint".'
         )

@@ -144,10 +144,7 @@ class Kronecker(Gaussian):
         )
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Kronecker:
-        """Keep the curvature, and take another prior precision.
-
-        One number a layer needs no new eigendecomposition.
-        """
+        """Change the prior precision; one number a layer needs no decomposition."""
         return Kronecker(self._mean, self.factors, prior_precision, rest=self.rest_curvature, damping=self.damping)
 
     def config(self) -> dict[str, Any]:

@@ -43,10 +43,7 @@ def slice_indices(shape: Sequence[int], dim: int, index: int | Sequence[int] | T
 
 
 def saliency(posterior: Posterior) -> Params:
-    """Compute μ² / 2Σ_ii of each weight alone.
-
-    It is infinite for a point mass away from zero, zero for one at zero.
-    """
+    """Compute μ² / 2Σ_ii of each weight alone; zero for a point mass at zero."""
     variance = posterior.variance
     return {
         name: (value.to(variance[name]).square() / (2 * variance[name])).nan_to_num(0.0, posinf=torch.inf)

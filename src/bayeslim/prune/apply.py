@@ -62,10 +62,7 @@ def _once(words: str) -> str:
 
 
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
-    """Set the mean of unread weights to zero, in place.
-
-    No other weight compensates for them.
-    """
+    """Set the mean of unread weights to zero, in place; none compensates for them."""
     posterior = bnn.posterior_ if unread else None
     if not isinstance(posterior, Gaussian):
         return
@@ -85,10 +82,7 @@ def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
 
 
 def condition(bnn: Bayesian, masks: Params, how: How) -> None:
-    """Condition a network's posterior on masks, in place.
-
-    Parameters without a posterior are set to zero.
-    """
+    """Condition a posterior in place; parameters without one are set to zero."""
     posterior = bnn.posterior_
     inside = {name: mask for name, mask in masks.items() if name in posterior.names}
     # Independent survivors do not move, whether they are solved for jointly or by rows.

@@ -94,10 +94,7 @@ def validation_error(bnn: Bayesian, loader: Iterable[Any]) -> tuple[float, bool]
 def error_of_predictions(
     predicted: Callable[[Inputs], Prediction], loader: Iterable[Any], device: torch.device
 ) -> tuple[float, bool]:
-    """Measure the error of predictions over a loader.
-
-    It is in per cent for classes (True), else the root mean squared error (False).
-    """
+    """Measure the error: in per cent for classes (True), else the RMSE (False)."""
     wrong, count, percent = 0.0, 0, True
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device)

@@ -197,10 +197,7 @@ def _read_from_before(steps: Sequence[Step]) -> set[int]:
 
 
 def _calls(program: Program, name: str, first: int, lanes: int, ends: Mapping[int, str]) -> tuple[str, int]:
-    """Write the calls of a program's steps.
-
-    Returns them, and the number of floats of scratch memory.
-    """
+    """Write the calls of a program's steps, and count the floats of scratch memory."""
     placed, work = place_tensors(program)
     suffix = "_lanes" if lanes > 1 else ""
 

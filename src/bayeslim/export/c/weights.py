@@ -112,10 +112,7 @@ class _Finish:
 
 
 def _values(step: Weighted, name: str, is_kept: NDArray[np.bool_]) -> tuple[str, str, int]:
-    """Write the values of the taps.
-
-    Returns the tables, the expression of tap `t`, and the bytes.
-    """
+    """Write the taps' values: the tables, the expression of tap `t`, and the bytes."""
     if step.levels is None:
         values = step.weight.reshape(len(step.weight), -1)[is_kept]
         return (
@@ -186,10 +183,7 @@ class _Block:
 
 
 def _block(step: Weighted, max_packs: int) -> _Block:
-    """Choose the size of blocks.
-
-    Where blocks do not fill the image, the last ones overlap those before.
-    """
+    """Choose the size of blocks; the last ones of an image may overlap others."""
     _, height, width = step.conv_shape
     pool_height, pool_width = (step.pool.height, step.pool.width) if step.pool else (1, 1)
     lines, places = height // pool_height, width // pool_width
@@ -354,10 +348,7 @@ def _dense_vector(step: Weighted, name: str, finish: _Finish, prefix: str) -> st
 
 
 def _dense_image(step: Weighted, name: str, finish: _Finish, prefix: str) -> str:
-    """Write a kernel that computes blocks of pixels of four outputs at once.
-
-    The four outputs share the loads of inputs.
-    """
+    """Write a kernel for blocks of pixels of four outputs, which share the loads."""
     outputs, channels, kernel_height, kernel_width = step.weight.shape
     block = _block(step, MAX_PACKS // _OUTPUTS_PER_BLOCK)
     pixels = step.in_shape[1] * step.in_shape[2]
