@@ -171,8 +171,10 @@ def _taken_beyond(network: nn.Module, trace: Trace) -> _Beyond:
     usual = path_at(quiet_copy(network), trace.example)
     if usual is None:
         return _Beyond([], False)
-    found = [inputs for inputs in _with_size_one(trace.guards, trace.example) if _holds(usual.guards, inputs)]
-    for inputs, path in paths_beyond(network, [trace.guards, usual.guards], trace.example):
+    # Sizes of one are tried, not followed: each doubles the number of paths.
+    found = list(_with_size_one(trace.guards, trace.example))
+    within = [guard for guard in (*trace.guards, *usual.guards) if guard.excludes_size_one]
+    for inputs, path in paths_beyond(network, [trace.guards, usual.guards], trace.example, within=within):
         if path is None or not (path.fails or _same(path, usual, inputs)):
             return _Beyond([], False)
         found += [] if path.fails else [inputs]
