@@ -68,14 +68,7 @@ def most(harmless: Callable[[int], bool], low: int, high: int, total: int) -> in
 
 
 def harm(bnn: Bayesian, budget: Budget, validate: Iterable[Any], share: float) -> Callable[[Bayesian], bool]:
-    """Make the test that a pruned network is still within the goal.
-
-    Args:
-        bnn: the network to compare with.
-        budget: with the goal "max_error_increase" or "evidence".
-        validate: validation data, as a loader.
-        share: the fraction of the error's increase that may be used.
-    """
+    """Make the test that a pruned network is still within the goal, or a share of it."""
     if budget.goal == "evidence":
         reference = _evidence(bnn, validate)
         return lambda pruned: _evidence(pruned, validate) >= reference
@@ -101,15 +94,7 @@ def validation_error(bnn: Bayesian, loader: Iterable[Any]) -> tuple[float, bool]
 def error_of_predictions(
     predicted: Callable[[Inputs], Prediction], loader: Iterable[Any], device: torch.device
 ) -> tuple[float, bool]:
-    """Measure the error of predictions over a loader.
-
-    It is in per cent for classes (True), else the root mean squared error (False).
-
-    Args:
-        predicted: predicts for a batch of inputs.
-        loader: batches of inputs and targets.
-        device: moves batches there.
-    """
+    """Measure the error: in per cent for classes (True), else the RMSE (False)."""
     wrong, count, percent = 0.0, 0, True
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device)

@@ -15,10 +15,7 @@ from bayeslim.types import Inputs, call, device_of
 
 
 def error_of(network: nn.Module, likelihood: Likelihood, loader: Iterable[Any]) -> tuple[float, bool]:
-    """Compute the validation error, and whether it is in per cent.
-
-    It is in per cent for classes, else the root mean squared error.
-    """
+    """Compute the validation error: in per cent for classes (True), else the RMSE."""
     network = network.eval()
 
     def predicted(inputs: Inputs) -> Prediction:
