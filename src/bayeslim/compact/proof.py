@@ -89,9 +89,10 @@ class Reference:
         return Proof(float("inf"), False)
 
     def agrees_elsewhere(self, network: nn.Module, trace: Trace) -> bool:
-        """Return whether another network agrees wherever the reference's own code branches otherwise.
+        """Return whether another network agrees on the other branches.
 
-        That is enough if the networks are equal at all inputs that take the path of the trace.
+        These are the branches of the reference's own code. That is enough if the networks are equal at all inputs that
+        take the path of the trace.
 
         Args:
             network: the other network.
@@ -171,7 +172,10 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
 
 
 def _taken_elsewhere(network: nn.Module, trace: Trace) -> list[Inputs] | None:
-    """List inputs of each path on which a network's own code branches otherwise; None if paths are not known."""
+    """List inputs of each path on which a network's own code branches otherwise.
+
+    None stands for paths that are not known.
+    """
     usual = path_at(quiet_copy(network), trace.example)
     if usual is None:
         return None
@@ -186,7 +190,10 @@ def _taken_elsewhere(network: nn.Module, trace: Trace) -> list[Inputs] | None:
 
 
 def _taken_beyond(network: nn.Module, trace: Trace) -> list[Inputs] | None:
-    """List inputs of each path beyond the guards of a trace; None if some path has other operations."""
+    """List inputs of each path beyond the guards of a trace.
+
+    It is None if some path has other operations, or is not known.
+    """
     usual = path_at(quiet_copy(network), trace.example)
     if usual is None:
         return None
