@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
-from bayeslim.methods.shared.abreast import Abreast, AbreastLoader
+from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.methods.shared.particle_method import snapshot
 from bayeslim.methods.shared.reinitialise import reinitialise_
 from bayeslim.train.fit import fit
@@ -145,8 +145,8 @@ def test_abreast_with_tied_weights():
 
 def test_auto_is_together_where_nothing_needs_one_at_a_time(monkeypatch):
     used = []
-    original = Abreast.forward
-    monkeypatch.setattr(Abreast, "forward", lambda self, *a, **k: used.append(1) or original(self, *a, **k))
+    original = Stack.loss
+    monkeypatch.setattr(Stack, "loss", lambda self, *a, **k: used.append(1) or original(self, *a, **k))
 
     class Custom(nn.Sequential):
         pass
@@ -169,16 +169,17 @@ def test_every_member_has_an_order_of_its_own(together):
     seen = []
 
     class Watching(bl.data.Loader):
-        def _batches(self, epoch):
-            seen.append(self._order(epoch).tolist())
-            return super()._batches(epoch)
+        def _order(self, epoch):
+            order = super()._order(epoch)
+            seen.append(order.tolist())
+            return order
 
     bnn = bayesian(bl.DeepEnsemble(3, together=together))
     bnn.fit(Watching(X, Y, 20), epochs=1, progress=False)
     assert len(seen) == 3
     assert len({tuple(order) for order in seen}) == 3
     shuffled = DataLoader(TensorDataset(X, Y), batch_size=60, shuffle=True)
-    (x, _) = next(iter(AbreastLoader(shuffled, 3)))
+    (x, _) = next(iter(AbreastLoader([shuffled] * 3)))
     assert not torch.equal(x[0], x[1])
     torch.testing.assert_close(x[0].sum(0), x[1].sum(0))
 
@@ -193,15 +194,15 @@ def test_resume_is_exact(together, stop_after, tmp_path):
         pass
 
     bnn, data = bayesian(method, normed()), loader()
-    original, epochs = data._batches, []
+    original, epochs = data._order, []
 
-    def batches(epoch):
+    def order(epoch):
         epochs.append(epoch)
         if len(epochs) > stop_after * (2 if together else 1):
             raise Stop
         return original(epoch)
 
-    data._batches = batches
+    data._order = order
     try:
         bnn.fit(data, lr=0.05, progress=False, checkpoint=tmp_path / "run", **options)
     except Stop:
@@ -534,5 +535,5 @@ def test_networks_that_cannot_be_trained_abreast_say_so():
             return self.head(self.inner(x)[0][:, -1])
 
     bnn = bl.bayesianize(Recurrent(), bl.DeepEnsemble(2, together=True), likelihood=bl.likelihoods.Gaussian(0.1))
-    with pytest.raises(UnsupportedModel, match=r"Recurrent cannot be trained abreast.*together=False"):
+    with pytest.raises(UnsupportedModel, match=r"Recurrent with .* cannot run under vmap.*together=False"):
         bnn.fit([(torch.randn(4, 5, 3), torch.randn(4, 1))], epochs=1, progress=False)

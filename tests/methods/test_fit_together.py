@@ -13,7 +13,7 @@ import bayeslim as bl
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.families import DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point, SparseGaussian
 from bayeslim.gates import HardConcrete, NormalJeffreys
-from bayeslim.methods.shared.fit_together import Stack
+from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Laplace, LogUniform, Normal, RelevanceDetermination, ScaleMixture, per_layer
 
@@ -64,6 +64,28 @@ def test_without_noise_each_network_learns_as_it_does_alone(method, priors, make
             torch.testing.assert_close(tensors_of(one)[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
     apart = together[0].model[0].weight - together[1].model[0].weight
     assert float(apart.detach().abs().min()) > 0
+
+
+def test_every_network_may_have_data_of_its_own():
+    halves = [in_order(X[:30], Y[:30]), in_order(X[30:], Y[30:])]
+    together = some(bl.Variational(estimator="mean"), [Normal(1.0)] * 2)
+    alone = copy.deepcopy(together)
+    bl.fit_together(together, halves, epochs=3, lr=0.02, seed=0, progress=False)
+    for network, single, own in zip(together, alone, halves, strict=True):
+        assert network.num_data == 30
+        single.fit(own, epochs=3, lr=0.02, seed=0, progress=False)
+        for name, tensor in tensors_of(single).items():
+            torch.testing.assert_close(tensors_of(network)[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_loaders_that_do_not_fit_are_refused():
+    networks = some(bl.Variational(), [Normal(1.0)] * 2)
+    with pytest.raises(ValueError, match="Got 1 for 2"):
+        bl.fit_together(networks, [in_order()], epochs=1)
+    with pytest.raises(ValueError, match="2 batches of 40 examples, 3 batches of 60"):
+        bl.fit_together(networks, [in_order(), in_order(X[:40], Y[:40])], epochs=1)
+    with pytest.raises(ValueError, match="one loader"):
+        bl.fit_together(networks, [in_order(), in_order()], epochs=1, checkpoint="run")
 
 
 @pytest.mark.parametrize("estimator", ["local", "shared", "flipout"])
@@ -137,6 +159,35 @@ def test_a_large_network_on_a_cpu_has_noise_of_its_own():
     assert not torch.equal(networks[0].model.weight, networks[1].model.weight)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
+def test_a_compiler_traces_the_loss_whole_and_every_network_has_noise_of_its_own():
+    gradients = {}
+    for estimator in ("mean", "shared"):
+        networks = some(bl.Variational(estimator=estimator), [Normal(1.0), Normal(0.5)])
+        networks[1].model.load_state_dict(networks[0].model.state_dict())
+        stack = Stack.of(networks)
+        stack.num_data = 60
+        batch = X.expand(2, -1, -1), Y.expand(2, -1)
+        stack.loss(batch, kl_weight=0.0).backward()  # settles where noise is drawn
+        weight = stack.model[0].weight
+        eager, weight.grad = weight.grad, None
+        torch.compile(stack.objective, backend="aot_eager", fullgraph=True)(batch, 0.0).backward()
+        gradients[estimator] = eager, weight.grad
+    torch.testing.assert_close(*gradients["mean"])
+    assert torch.equal(*gradients["mean"][1])
+    assert not torch.equal(*gradients["shared"][1])
+
+
+def test_stacked_batches_of_a_loader_are_those_of_its_next_epochs():
+    class Plain(bl.data.Loader):
+        pass
+
+    fast, slow = (list(AbreastLoader([kind(X, Y, 25, seed=4)] * 3)) for kind in (bl.data.Loader, Plain))
+    assert [len(x[0]) for x, _ in fast] == [25, 25, 10]
+    for one, other in zip(fast, slow, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 class Failing:
     """A loader that fails in its third epoch."""
 
@@ -201,7 +252,6 @@ class Recurrent(nn.Module):
         (lambda: [bl.prune(b, bl.Budget(sparsity=0.5)) for b in some(bl.Variational(), [None] * 2)], {}, "pruned"),
         (lambda: some(bl.Variational(estimator="shared"), [None] * 2, Recurrent), {}, "cannot run under vmap"),
         (lambda: some(bl.Variational(), [None] * 2), {"validate": [0]}, "it measures one network"),
-        (lambda: some(bl.Variational(), [None] * 2), {"compile": True}, "cannot trace"),
         (lambda: some(bl.Variational(), [None]) * 2, {}, "twice"),
         (list, {}, "at least one"),
     ],

@@ -11,7 +11,6 @@ Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,14 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.abreast import SKELETON, Abreast, AbreastLoader, is_faster
+from bayeslim.methods.shared.abreast import AbreastLoader, Stack, is_faster
 from bayeslim.methods.shared.adversarial import adversarial_loss
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.posteriors import Particles
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
@@ -81,18 +81,14 @@ class DeepEnsemble(ParticleMethod):
             raise ValueError(f'together must be True, False or "auto". Got {self.together!r}.')
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """Compute the MAP loss of one network, or the sum over vmapped members."""
+        """Compute the MAP loss of one network."""
         inputs, targets = split_batch(batch)
-        abreast = isinstance(bnn.model, Abreast)
-        members = bnn.model.members if isinstance(bnn.model, Abreast) else 1
 
         def nll(at: Inputs) -> Tensor:
-            pair = call(bnn.model, at), targets
-            outputs, wanted = (tensor.flatten(0, 1) for tensor in pair) if abreast else pair
-            return -bnn.likelihood.log_prob(outputs, wanted).mean()
+            return -bnn.likelihood.log_prob(call(bnn.model, at), targets).mean()
 
         value = nll(inputs) if self.adversarial is None else adversarial_loss(nll, inputs, self.adversarial)
-        return Terms(members * value, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
+        return Terms(value, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def fit(
         self,
@@ -162,7 +158,6 @@ class DeepEnsemble(ParticleMethod):
         if self.together is False:
             return False
         obstacles = [f"{option}=..." for option in _OPTIONS_FOR_ONE if training.get(option)]
-        obstacles += ["a likelihood with parameters"] if any(True for _ in bnn.likelihood.parameters()) else []
         obstacles += ["continual learning"] if bnn.anchor is not None else []
         obstacles += ["several processes"] if rank_and_world()[1] > 1 else []
         obstacles += ["a loader with persistent_workers"] if getattr(loader, "persistent_workers", False) else []
@@ -215,32 +210,23 @@ class _Job:
 
     def together(self) -> tuple[Fit, Particles]:
         bnn = self.bnn
+        random, others = (list(part) for part in snapshot(bnn))
         with seeded(self.seed, 0, self.loader):
             starts = []
             for member in range(self.count):
                 self._begin(member)
-                starts.append(snapshot(bnn))
-            values, rest = starts[0]
-            exact = {re.compile(re.escape(SKELETON + name)): bnn.priors.given[name] for name in values}
-            abreast = Abreast(bnn.model, [own | others for own, others in starts])
-            num_data = training_set_size(bnn, self.loader)
-            ensemble = Bayesian(abreast, self.method, bnn.likelihood, exact, list(exact), num_data)
-            ensemble.train(bnn.training)
-            ensemble.masks = {SKELETON + name: mask for name, mask in bnn.masks.items()}
-            ensemble.step, ensemble.seed = bnn.step, bnn.seed
-            loader = AbreastLoader(self.loader, self.count)
-            result = fit(ensemble, loader, **self._options(ensemble, _TOGETHER))
-        bnn.to(device_of(abreast))
-        bnn.step, bnn.num_data, bnn.steps_per_epoch = (
-            ensemble.step,
-            ensemble.num_data,
-            ensemble.steps_per_epoch,
-        )
+                starts.append({name: tensor.detach().clone() for name, tensor in tensors_of(bnn).items()})
+            stack = Stack.at(bnn, starts)
+            stack.num_data = training_set_size(bnn, self.loader)
+            result = fit(stack, AbreastLoader([self.loader] * self.count), **self._options(stack, _TOGETHER))
+        bnn.to(device_of(stack.model))
+        bnn.step, bnn.num_data, bnn.steps_per_epoch = stack.step, stack.num_data, stack.steps_per_epoch
+        noise = noise_of(stack.likelihood)
+        average_noise_(bnn.likelihood, [{n: each[k] for n, each in noise.items()} for k in range(self.count)])
         for epoch in result.history:
             epoch.update({key: epoch[key] / self.count for key in ("nll", "kl", "loss")})
-        tensors = abreast.tensors()
-        particles = Particles({name: tensors[name] for name in values}, buffers={name: tensors[name] for name in rest})
-        return result, particles
+        tensors = {name: tensor.detach() for name, tensor in tensors_of(stack.model).items()}
+        return result, Particles({n: tensors[n] for n in random}, buffers={n: tensors[n] for n in others})
 
     def _begin(self, member: int) -> None:
         """Set the network to the start of a member."""

@@ -215,6 +215,14 @@ class Loader:
         for start in starts:
             yield self.dataset[order[start : min(start + self.batch_size, self.share)]]
 
+    def side_by_side(self, count: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """Go over the next epochs at once, their batches stacked, (count, B, ...): one gather for all of them."""
+        epochs = range(self.epoch, self.epoch + count)
+        self.epoch += count
+        orders = torch.stack([self._order(epoch) for epoch in epochs]).to(self.dataset.y.device)
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            yield self.dataset[orders[:, start : start + self.batch_size]]
+
     def _order(self, epoch: int) -> Tensor:
         total = len(self.dataset)
         order = torch.randperm(total, generator=_generator(self.seed, epoch)) if self.shuffle else torch.arange(total)

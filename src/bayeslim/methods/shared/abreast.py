@@ -8,20 +8,26 @@ depends on another: a step on the sum of their losses is a step of each on its o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.methods.base import Terms
+from bayeslim.noise import kept_random_state, vmapped
 from bayeslim.posteriors.particles import stacked, tensors_of
+from bayeslim.priors import Learnable, Prior
 from bayeslim.stochastic import plain_type
-from bayeslim.types import Inputs, Params, call
+from bayeslim.train.loaders import Loader
+from bayeslim.types import Batch, Params
 
-SKELETON = "skeleton."
-"""The prefix of a parameter's own name in the stack."""
+Settings = dict[int, Params]
+"""Tensors that are the hyperparameters of fixed priors, by the identity of the prior."""
 
 VMAPPED_TYPES = frozenset({
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Linear, nn.Bilinear, nn.Flatten, nn.Unflatten, nn.LayerNorm,
@@ -50,74 +56,172 @@ def is_faster(model: nn.Module) -> bool:
     )
 
 
-class Abreast(nn.Module):
-    """S networks as one.
+class _Loss(nn.Module):
+    """The terms of the loss of one network, as a module to call with its parameters."""
 
-    Args:
-        model: their architecture; it is copied.
-        networks: the parameters and buffers of each by name; the model's own are used for names that are missing.
+    def __init__(self, bnn: Bayesian):
+        super().__init__()
+        self.bnn = bnn
+
+    def forward(self, batch: Batch, kl_weight: float | Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        objective = Bayesian.loss(self.bnn, batch, kl_weight=cast("float | None", kl_weight))
+        assert self.bnn.terms is not None
+        return objective, self.bnn.terms.nll, self.bnn.terms.kl
+
+
+class Stack(Bayesian):
+    """Several networks as one: their parameters and buffers are stacked, (S, *shape).
+
+    Its loss is the sum of theirs, so that optimizers, CUDA graphs and checkpoints need not know of it.
     """
 
-    def __init__(self, model: nn.Module, networks: list[Params]):
-        super().__init__()
-        self.members = len(networks)
-        self.skeleton = copy.deepcopy(model)
-        own = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
-        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        now = tensors_of(self.skeleton)
-        stacks: dict[Tensor, Any] = {}
-        for name, values in stacked([own | network for network in networks]).items():
-            is_parameter = isinstance(now[name], nn.Parameter)
-            stacks[now[name]] = nn.Parameter(values, requires_grad=name in trained) if is_parameter else values
-        for module in self.skeleton.modules():
+    settings: Settings
+    one: _Loss
+    ready: bool
+
+    @classmethod
+    def of(cls, networks: Sequence[Bayesian]) -> Stack:
+        """Stack networks, each with its own tensors and hyperparameters; they are not changed."""
+        stack = cls.at(networks[0], [tensors_of(network) for network in networks])
+        stack._stack_priors(networks)
+        return stack
+
+    @classmethod
+    def at(cls, bnn: Bayesian, starts: Sequence[Params]) -> Stack:
+        """Stack copies of a network that start at the given parameters and buffers, all of them by name."""
+        stack: Any = copy.deepcopy(bnn)
+        stack.__class__ = cls
+        values = stacked([{name: tensor.detach() for name, tensor in own.items()} for own in starts])
+        stacks: dict[Tensor, Tensor] = {}
+        for name, tensor in tensors_of(stack).items():
+            is_parameter = isinstance(tensor, nn.Parameter)
+            stacks[tensor] = nn.Parameter(values[name], tensor.requires_grad) if is_parameter else values[name]
+        for module in stack.modules():
             for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
                 slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
+        stack._set(settings={}, one=_Loss(stack), ready=False)
+        return cast("Stack", stack)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Call every network on inputs of its own, (S, B, ...) to (S, B, ...)."""
-        inputs: Inputs = kwargs or args
+    def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
+        """Stack the hyperparameters of fixed priors."""
+        for names in self._priors.shared():
+            prior = self._priors.given[names[0]]
+            if not isinstance(prior, Learnable) or prior.learned:
+                continue
+            like = tensors_of(self.model)[names[0]]
+            given = [cast("Learnable", network.priors.given[names[0]]) for network in networks]
+            settings = {
+                setting: torch.stack([own.setting_like(setting, like) for own in given])
+                for setting in prior.hyperparameters()
+            }
+            together = prior.with_settings(settings)
+            self.settings[id(together)] = settings
+            self._priors.given.update(dict.fromkeys(names, together))
+
+    def loss(self, batch: Batch, *, kl_weight: float | Tensor | None = None) -> Tensor:
+        """Sum the losses of all networks, each of its own batch, (S, B, ...)."""
+        tensors = {f"bnn.{name}": tensor for name, tensor in tensors_of(self).items()}
+        if not self.ready:
+            self._prepare(tensors, batch, kl_weight)
+
+        def of_one(tensors: Params, settings: Settings, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            return self._of_one(tensors, settings, batch, kl_weight)
+
         try:
-            outputs: Tensor = vmap(self._one, randomness="different")(tensors_of(self.skeleton), inputs)
+            with nullcontext() if torch.compiler.is_compiling() else vmapped():
+                objective, nll, kl = vmap(of_one, randomness="different")(tensors, self.settings, batch)
         except RuntimeError as error:
             if "atching rule" not in str(error) and "vmap" not in str(error):
                 raise
             raise UnsupportedModel(
-                f"{type(self.skeleton).__name__} cannot be trained abreast, under one vmap: {error} "
-                "Use DeepEnsemble(together=False)."
+                f"{type(self.model).__name__} with {self.method!r} cannot run under vmap: {error} Train the "
+                "networks one by one: bnn.fit for each, or DeepEnsemble(together=False)."
             ) from error
-        return outputs
+        weight = self._kl_weight_now(kl_weight)
+        self._set(terms=Terms(nll.sum(), kl.sum(), weight, self.data_size()).detached())
+        total: Tensor = objective.sum()
+        return total
 
-    def _one(self, tensors: Params, inputs: Inputs) -> Tensor:
-        return call(self.skeleton, inputs, tensors)
+    def _kl_weight_now(self, kl_weight: float | Tensor | None) -> float | Tensor:
+        schedule = getattr(self.method, "kl_schedule", None)
+        if kl_weight is None:
+            kl_weight = 1.0 if schedule is None else self.scheduled(schedule)
+        return kl_weight * getattr(self.method, "temperature", 1.0)
 
-    def tensors(self) -> Params:
-        """Return the stacked parameters and buffers by name, (S, *shape)."""
-        return {name: tensor.detach() for name, tensor in tensors_of(self.skeleton).items()}
+    def _of_one(
+        self, tensors: Params, settings: Settings, batch: Batch, kl_weight: float | Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the loss of one network, with its tensors in place of the stack's."""
+        stacked_priors = self._priors
+        own = copy.copy(stacked_priors)
+        made: dict[int, Prior] = {}
+        for prior in stacked_priors.given.values():
+            if id(prior) in settings and id(prior) not in made:
+                made[id(prior)] = cast("Learnable", prior).with_settings(settings[id(prior)])
+        own.given = {name: made.get(id(prior), prior) for name, prior in stacked_priors.given.items()}
+        self._set(_priors=own)
+        try:
+            found: tuple[Tensor, Tensor, Tensor] = functional_call(self.one, tensors, (batch, kl_weight))
+            return found
+        finally:
+            self._set(_priors=stacked_priors)
+
+    def _prepare(self, tensors: Params, batch: Any, kl_weight: float | Tensor | None) -> None:
+        """Call the loss of the first network: it settles which layers are noisy."""
+        first = {name: tensor.detach()[0].clone() for name, tensor in tensors.items()}
+        settings = {key: {name: value[0] for name, value in own.items()} for key, own in self.settings.items()}
+        with torch.no_grad(), kept_random_state():
+            self._of_one(first, settings, _first(batch), kl_weight)
+        self._set(ready=True)
+
+    @torch.no_grad()
+    def unstack(self, networks: Sequence[Bayesian]) -> None:
+        """Copy every network's share back to it."""
+        together = tensors_of(self)
+        for index, network in enumerate(networks):
+            for name, tensor in tensors_of(network).items():
+                tensor.copy_(together[name][index])
+            network.num_data = self.num_data
+            network.steps_per_epoch = self.steps_per_epoch
+            network.step = self.step
+
+
+def _first(batch: Any) -> Any:
+    """Take the first network's part of a stacked batch."""
+    if isinstance(batch, Mapping):
+        return {key: _first(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return tuple(_first(value) for value in batch)
+    return batch[0]
 
 
 class AbreastLoader:
-    """S passes over a loader at once, each in an order of its own, their batches stacked.
+    """S passes over loaders at once, their batches stacked.
 
     Args:
-        loader: the batches; its other attributes can be read from this one.
-        members: S.
+        loaders: of every network, of equal sizes; several may be one loader, which each passes over in an order of its
+            own. Other attributes are those of the first.
     """
 
-    def __init__(self, loader: Any, members: int):
-        self.loader, self.members = loader, members
+    def __init__(self, loaders: Sequence[Any]):
+        self.loaders = list(loaders)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.loaders[0])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
+        return getattr(self.loaders[0], name)
 
     def __iter__(self) -> Iterator[Any]:
-        passes = [iter(self.loader) for _ in range(self.members)]
-        if len({id(one) for one in passes}) < self.members:
+        first = self.loaders[0]
+        if type(first) is Loader and all(loader is first for loader in self.loaders):
+            return first.side_by_side(len(self.loaders))
+        passes = [iter(loader) for loader in self.loaders]
+        if len({id(one) for one in passes}) < len(passes):
             raise TypeError(
-                f"{type(self.loader).__name__} cannot be iterated {self.members} times at once (persistent_workers). "
-                "Use one that can, or train the networks one by one, as DeepEnsemble(together=False) does."
+                f"{type(first).__name__} cannot be iterated {len(passes)} times at once "
+                "(persistent_workers). Use one that can, or train the networks one by one, as "
+                "DeepEnsemble(together=False) does."
             )
         return (_side_by_side(batches) for batches in zip(*passes, strict=True))
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 
 from bayeslim.errors import UnsupportedModel
+from bayeslim.noise import is_transformed
 from bayeslim.types import Inputs
 
 
@@ -31,10 +33,21 @@ def adversarial_loss(nll: Callable[[Inputs], Tensor], inputs: Inputs, epsilon: f
     moved = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not moved:
         raise UnsupportedModel("Adversarial training needs floating-point inputs. Got none. Use adversarial=None.")
-    with torch.enable_grad():
-        at = [leaf.detach().requires_grad_() if index in moved else leaf for index, leaf in enumerate(leaves)]
-        plain = nll(build(at))
-        slopes = torch.autograd.grad(plain, [at[index] for index in moved], retain_graph=True, allow_unused=True)
+    at = [leaf.detach() if index in moved else leaf for index, leaf in enumerate(leaves)]
+
+    def of_moved(*parts: Tensor) -> Tensor:
+        given = dict(zip(moved, parts, strict=True))
+        return nll(build([given.get(index, leaf) for index, leaf in enumerate(at)]))
+
+    points = [at[index] for index in moved]
+    plain: Tensor
+    if is_transformed():  # under `vmap` only functional gradients exist
+        slopes, plain = grad_and_value(of_moved, tuple(range(len(moved))))(*points)
+    else:
+        with torch.enable_grad():
+            points = [point.requires_grad_() for point in points]
+            plain = of_moved(*points)
+            slopes = torch.autograd.grad(plain, points, retain_graph=True, allow_unused=True)
     against = list(leaves)
     for index, slope in zip(moved, slopes, strict=True):
         if slope is not None:

@@ -1,40 +1,34 @@
 """Networks trained side by side: one vmapped step for several Bayesian networks of one architecture.
 
     networks = [bl.bayesianize(make_network(), bl.Variational(), likelihood=...) for _ in range(8)]
-    bl.fit_together(networks, loader, epochs=20)
+    bl.fit_together(networks, loader, epochs=20)             # or a loader for each: folds, splits
 
-Every parameter is stacked, (S, *shape), and the losses of all networks are computed under one `vmap`. A step on their
-sum is a step of each: nothing that one network computes depends on another. The step of a small network is mostly
-overhead, which a stack has once. On a GPU its step is one CUDA graph. On a CPU networks of more than about 100,000
-weights gain nothing.
+Their parameters are one stack (`abreast.py`), whose step is one CUDA graph on a GPU. On a CPU networks of more than
+about 100,000 weights gain nothing.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from contextlib import ExitStack
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.storage import encode
-from bayeslim.methods.base import Terms
-from bayeslim.methods.shared.abreast import AbreastLoader
-from bayeslim.noise import kept_random_state, vmapped
-from bayeslim.posteriors.particles import stacked, tensors_of
+from bayeslim.methods.shared.abreast import AbreastLoader, Stack
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Learnable, Prior
 from bayeslim.priors.learnable import CLOSED_FORM
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
-from bayeslim.train.loaders import check_loader, training_set_size
+from bayeslim.train.loaders import check_loader, size_of_data, training_set_size
 from bayeslim.train.options import check_names, check_values
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Batch, Params, chosen_device, device_of
+from bayeslim.types import Params, chosen_device, device_of
 
 REFUSED = {
     "optimizer": "all networks are one stack of parameters, and each method makes its own optimizer of it",
@@ -45,16 +39,14 @@ REFUSED = {
 }
 """Options of training that need networks trained one by one, each with the reason."""
 
-Settings = dict[int, Params]
-"""Tensors that are the hyperparameters of fixed priors, by the identity of the prior."""
-
 
 def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None = None, **training: Any) -> Fit:
     """Train several networks side by side, in place.
 
-    They share architecture, method, likelihood and data, and differ in their weights: networks of several seeds, for
-    example. Fixed priors may differ in their hyperparameters. Each network has its own noise, and goes over the data in
-    its own order. `DeepEnsemble(together=True)` trains its members in the same way.
+    They share architecture, method and likelihood, and differ in their weights, as networks of several seeds do, or in
+    their data, as those of a cross-validation do. Fixed priors may differ in their hyperparameters. Each network has
+    its own noise, and goes over the data in its own order. `DeepEnsemble(together=True)` trains its members in the same
+    way.
 
     It is for methods that train by gradients of a loss, such as `Variational` with every family, prior and gate, `IVON`
     and `MCDropout`, and for networks that `vmap` can run: recurrent layers, for example, it cannot. Where it is not
@@ -62,7 +54,8 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
 
     Args:
         networks: the networks, which are trained in place.
-        loader: batches of inputs and targets, read once for every network.
+        loader: batches of inputs and targets, read once for every network; or a list of loaders, one for each, with
+            as many batches of the same sizes.
         seed: makes the run repeatable, and leaves the global random state unchanged.
         **training: options of `bayeslim.train.fit`: epochs, lr, lr_schedule, checkpoint, accumulate, autocast, compile,
             device, progress.
@@ -71,27 +64,45 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
         the history of the mean loss over networks.
     """
     networks = list(networks)
-    check_loader(loader)
+    loaders = _loaders(loader, networks, training)
     check_values({**training, "seed": seed})
     check_names("fit_together", training, fit, REFUSED)
-    if training.get("compile") is True:
-        raise ValueError('compile=True cannot trace a vmapped loss. Use compile="auto": a CUDA graph on a GPU.')
-    _check(networks, loader)
+    _check(networks, loaders)
     device = training.pop("device", None)
     if device is not None:
         for network in networks:
             network.to(chosen_device(device))
     stack = Stack.of(networks)
-    stack.num_data, stack.seed = training_set_size(networks[0], loader), seed
-    with seeded(seed, 0, loader):
-        result = fit(stack, AbreastLoader(loader, len(networks)), **training)
+    stack.num_data, stack.seed = training_set_size(networks[0], loaders[0]), seed
+    with ExitStack() as orders:
+        for own in {id(one): one for one in loaders}.values():
+            orders.enter_context(seeded(seed, 0, own))
+        result = fit(stack, AbreastLoader(loaders), **training)
     stack.unstack(networks)
     for epoch in result.history:
         epoch.update({key: epoch[key] / len(networks) for key in ("nll", "kl", "loss")})
     return result
 
 
-def _check(networks: list[Any], loader: Any) -> None:
+def _loaders(given: Any, networks: list[Any], training: Mapping[str, Any]) -> list[Any]:
+    """List a loader for every network."""
+    if not isinstance(given, (list, tuple)) or not given or isinstance(given[0], (list, tuple, Mapping)):  # batches
+        check_loader(given)
+        return [given] * len(networks)
+    for one in given:
+        check_loader(one)
+    if len(given) != len(networks):
+        raise ValueError(f"A list of loaders needs one for each network. Got {len(given)} for {len(networks)}.")
+    sizes = {(len(one), size_of_data(one)) for one in given}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{batches} batches of {examples} examples" for batches, examples in sorted(sizes))
+        raise ValueError(f"Networks that train together need data of one size. Got {listed}.")
+    if training.get("checkpoint") is not None:
+        raise ValueError("A checkpoint holds the place in one loader. Leave it out, or give one loader for all.")
+    return list(given)
+
+
+def _check(networks: list[Any], loaders: list[Any]) -> None:
     """Raise unless the networks can be one stack."""
     if not networks or not all(isinstance(network, Bayesian) for network in networks):
         raise TypeError("networks must be a list of Bayesian networks, made by bl.bayesianize, at least one.")
@@ -111,7 +122,7 @@ def _check(networks: list[Any], loader: Any) -> None:
         ("continual learning", any(network.anchor is not None for network in networks)),
         ('priors with learn="closed form"', any(_has_closed_form(network) for network in networks)),
         ("several processes", rank_and_world()[1] > 1),
-        ("a loader with persistent_workers", bool(getattr(loader, "persistent_workers", False))),
+        ("a loader with persistent_workers", any(getattr(one, "persistent_workers", False) for one in loaders)),
     ]
     found = [name for name, is_there in obstacles if is_there]
     if found:
@@ -159,138 +170,3 @@ def _kind(prior: Prior) -> Any:
 
 def _shape(setting: float | Tensor) -> tuple[int, ...]:
     return tuple(setting.shape) if isinstance(setting, Tensor) else ()
-
-
-class _Loss(nn.Module):
-    """The terms of the loss of one network, as a module to call with its parameters."""
-
-    def __init__(self, bnn: Bayesian):
-        super().__init__()
-        self.bnn = bnn
-
-    def forward(self, batch: Batch, kl_weight: float | Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        terms = self.bnn.method.loss(self.bnn, batch, cast("float | None", kl_weight))
-        log_hyperprior = self.bnn.priors.log_hyperprior()
-        if log_hyperprior is not None:
-            terms = terms.less(log_hyperprior)
-        return terms.objective, terms.nll, terms.kl
-
-
-class Stack(Bayesian):
-    """Several networks as one: their parameters and buffers are stacked, (S, *shape).
-
-    Its loss is the sum of theirs, so that optimizers, CUDA graphs and checkpoints need not know of it.
-    """
-
-    count: int
-    settings: Settings
-    ready: bool
-
-    @classmethod
-    def of(cls, networks: Sequence[Bayesian]) -> Stack:
-        """Stack the networks, which are not changed."""
-        stack: Any = copy.deepcopy(networks[0])
-        stack.__class__ = cls
-        stack._set(count=len(networks), settings={}, ready=False)
-        values = stacked([{n: t.detach() for n, t in tensors_of(network).items()} for network in networks])
-        stacks: dict[Tensor, Tensor] = {}
-        for name, tensor in tensors_of(stack).items():
-            is_parameter = isinstance(tensor, nn.Parameter)
-            stacks[tensor] = nn.Parameter(values[name], tensor.requires_grad) if is_parameter else values[name]
-        for module in stack.modules():
-            for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
-                slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
-        stack._stack_priors(networks)
-        return cast("Stack", stack)
-
-    def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
-        """Stack the hyperparameters of fixed priors."""
-        for names in self._priors.shared():
-            prior = self._priors.given[names[0]]
-            if not isinstance(prior, Learnable) or prior.learned:
-                continue
-            like = tensors_of(self.model)[names[0]]
-            given = [cast("Learnable", network.priors.given[names[0]]) for network in networks]
-            settings = {
-                setting: torch.stack([own.setting_like(setting, like) for own in given])
-                for setting in prior.hyperparameters()
-            }
-            together = prior.with_settings(settings)
-            self.settings[id(together)] = settings
-            self._priors.given.update(dict.fromkeys(names, together))
-
-    def loss(self, batch: Batch, *, kl_weight: float | Tensor | None = None) -> Tensor:
-        """Sum the losses of all networks, each of its own batch, (S, B, ...)."""
-        tensors = {f"bnn.{name}": tensor for name, tensor in tensors_of(self).items()}
-        if not self.ready:
-            self._prepare(tensors, batch, kl_weight)
-
-        def of_one(tensors: Params, settings: Settings, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            return self._of_one(tensors, settings, batch, kl_weight)
-
-        try:
-            with vmapped():
-                objective, nll, kl = vmap(of_one, randomness="different")(tensors, self.settings, batch)
-        except RuntimeError as error:
-            if "atching rule" not in str(error) and "vmap" not in str(error):
-                raise
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} with {self.method!r} cannot run under vmap: {error} Use bnn.fit for each "
-                "network."
-            ) from error
-        weight = self._kl_weight_now(kl_weight)
-        self._set(terms=Terms(nll.sum(), kl.sum(), weight, self.data_size()).detached())
-        total: Tensor = objective.sum()
-        return total
-
-    def _kl_weight_now(self, kl_weight: float | Tensor | None) -> float | Tensor:
-        schedule = getattr(self.method, "kl_schedule", None)
-        if kl_weight is None:
-            kl_weight = 1.0 if schedule is None else self.scheduled(schedule)
-        return kl_weight * getattr(self.method, "temperature", 1.0)
-
-    def _of_one(
-        self, tensors: Params, settings: Settings, batch: Batch, kl_weight: float | Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the loss of one network, with its tensors in place of the stack's."""
-        stacked_priors = self._priors
-        own = copy.copy(stacked_priors)
-        made: dict[int, Prior] = {}
-        for prior in stacked_priors.given.values():
-            if id(prior) in settings and id(prior) not in made:
-                made[id(prior)] = cast("Learnable", prior).with_settings(settings[id(prior)])
-        own.given = {name: made.get(id(prior), prior) for name, prior in stacked_priors.given.items()}
-        self._set(_priors=own)
-        try:
-            found: tuple[Tensor, Tensor, Tensor] = functional_call(_Loss(self), tensors, (batch, kl_weight))
-            return found
-        finally:
-            self._set(_priors=stacked_priors)
-
-    def _prepare(self, tensors: Params, batch: Any, kl_weight: float | Tensor | None) -> None:
-        """Call the loss of the first network: it settles which layers are noisy."""
-        first = {name: tensor.detach()[0].clone() for name, tensor in tensors.items()}
-        settings = {key: {name: value[0] for name, value in own.items()} for key, own in self.settings.items()}
-        with torch.no_grad(), kept_random_state():
-            self._of_one(first, settings, _first(batch), kl_weight)
-        self._set(ready=True)
-
-    @torch.no_grad()
-    def unstack(self, networks: Sequence[Bayesian]) -> None:
-        """Copy every network's share back to it."""
-        together = tensors_of(self)
-        for index, network in enumerate(networks):
-            for name, tensor in tensors_of(network).items():
-                tensor.copy_(together[name][index])
-            network.num_data = self.num_data
-            network.steps_per_epoch = self.steps_per_epoch
-            network.step = self.step
-
-
-def _first(batch: Any) -> Any:
-    """Take the first network's part of a stacked batch."""
-    if isinstance(batch, Mapping):
-        return {key: _first(value) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return tuple(_first(value) for value in batch)
-    return batch[0]

@@ -1,6 +1,6 @@
 """S networks of one architecture on the same inputs, as one module with stacked parameters.
 
-Members of an ensemble (`Abreast`) each see their own batches; here all networks see the same batch. They run vmapped
+Members of an ensemble (`abreast.py`) each see their own batches; here all networks see the same batch. They run vmapped
 where that is faster, else one after the other, which works for any module.
 """
 
