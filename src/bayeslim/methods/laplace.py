@@ -35,6 +35,7 @@ from bayeslim.priors import Normal
 from bayeslim.replica import replicate
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.train import fit as train
+from bayeslim.train.loaders import check_labelled
 from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Batches, call, device_of, split_batch, to_device
 
@@ -292,6 +293,7 @@ def _check_first_batch(bnn: Bayesian, loader: Any) -> None:
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
         bnn.likelihood.check_targets(targets)
         each = bnn.likelihood.log_prob(call(replicate(bnn.model), inputs), targets)
+        check_labelled(bnn.likelihood, (split_batch(batch)[1] for batch in loader))
     if not bool(torch.isfinite(each).all()):
         raise NonFiniteLoss(
             f"The log-likelihood of the first batch is {float(each[~torch.isfinite(each)][0])}. Look for NaN or "

@@ -127,7 +127,7 @@ def _prediction(
 
 
 def _check(samples: Any, batch_size: Any, generator: Any) -> None:
-    if samples is not None and not (isinstance(samples, Integral) and int(samples) > 0):
+    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, Integral) or int(samples) < 1):
         raise ValueError(f"samples must be a whole number, at least 1. Got {samples!r}.")
     if batch_size not in ("auto", None) and not (isinstance(batch_size, Integral) and int(batch_size) > 0):
         raise ValueError(f'batch_size must be "auto", None for all, or a positive whole number. Got {batch_size!r}.')

@@ -11,6 +11,7 @@ from torch import nn
 from bayeslim.likelihoods import Likelihood
 from bayeslim.prune.search import error_of_predictions
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import ignored_class
 from bayeslim.types import Inputs, call, device_of
 
 
@@ -22,4 +23,4 @@ def error_of(network: nn.Module, likelihood: Likelihood, loader: Iterable[Any]) 
         with torch.no_grad():
             return likelihood.predict(call(network, inputs).unsqueeze(0))
 
-    return error_of_predictions(predicted, loader, device_of(network))
+    return error_of_predictions(predicted, loader, device_of(network), ignored_class(likelihood))

@@ -12,7 +12,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,8 @@ def fit(
     factor = lr_schedule if callable(lr_schedule) else LR_SCHEDULES.get(lr_schedule)
     if factor is None:
         raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)} or a function. Got {lr_schedule!r}.")
+    if validate is not None and not isinstance(validate, Iterable):
+        raise TypeError(f"validate must be a loader of batches. Got {type(validate).__name__}.")
     batches = number_of_batches(loader)
     num_data = training_set_size(bnn, loader)
     if device is not None:
@@ -331,6 +333,11 @@ def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
             prediction = _mean_prediction(bnn, inputs)
             each = torch.stack([bnn.likelihood.log_prob(outputs, targets) for outputs in prediction.samples])
             log_prob = each.logsumexp(0) - math.log(len(each))
+        if not bool(prediction.mean.isfinite().all() and targets.isfinite().all()):
+            raise BayeslimError(
+                "The validation data hold NaN or infinite values, or the network predicts some. Check the inputs and "
+                "targets of validate=..., and the network's weights."
+            )
         total, count = total - float(log_prob.double().sum()), count + len(log_prob)
         if prediction.kind == "classes" and targets.ndim == 1:
             classes.update(prediction.mean, targets)

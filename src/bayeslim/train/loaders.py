@@ -7,7 +7,7 @@ sees the batches that it would have seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,25 @@ def check_loader(loader: Any, name: str = "loader") -> None:
     advice = _advice(loader)
     if advice is not None:
         raise TypeError(f"{name} must give batches of examples. Got {_words(loader)}. Use {advice}.")
+
+
+def ignored_class(likelihood: Any) -> int | None:
+    """Return the class index of targets that a likelihood leaves out, or None."""
+    found: int | None = getattr(likelihood, "ignore_index", None)
+    return found
+
+
+def check_labelled(likelihood: Any, targets: Iterable[Tensor]) -> None:
+    """Raise if a likelihood leaves out all targets.
+
+    They are read up to the first batch with one that counts.
+    """
+    ignored = ignored_class(likelihood)
+    if ignored is not None and not any(bool((batch != ignored).any()) for batch in targets):
+        raise BayeslimError(
+            f"All targets are {ignored}, which Categorical(ignore_index={ignored}) ignores: there is nothing to learn "
+            "from. Check the labels, or pass another ignore_index."
+        )
 
 
 def check_inputs(x: Any, name: str = "x") -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError
 from bayeslim.methods.shared.moving import Moving
+from bayeslim.train.loaders import check_labelled
 from bayeslim.types import Inputs, call, device_of, note_inputs, split_batch, to_device
 
 
@@ -24,12 +24,7 @@ class FullBatch:
         self.bnn, self.moving, self.temperature = bnn, moving, temperature
         device = device_of(bnn.model)
         self.batches = [to_device(split_batch(batch), device) for batch in loader]
-        ignored = getattr(bnn.likelihood, "ignore_index", None)
-        if ignored is not None and not any(bool((targets != ignored).any()) for _, targets in self.batches):
-            raise BayeslimError(
-                f"All targets are {ignored}, which Categorical(ignore_index={ignored}) ignores: there is nothing to "
-                "learn from. Check the labels, or pass another ignore_index."
-            )
+        check_labelled(bnn.likelihood, (targets for _, targets in self.batches))
         self.parameters = moving.parameters(bnn)
         masks = [moving.masks.get(name) for name in moving.names]
         self.kept = [None if mask is None else mask.to(device).flatten() for mask in masks]
