@@ -8,7 +8,7 @@
 The network has one hidden layer of 50 ReLU units (100 for protein), weights and biases are N(0, 1) a priori, the noise
 is learned, as in Li & Turner 2016 (arXiv:1602.02311); 500 epochs, Adam with 1e-3, batches of 32, 100 draws. Sets of
 more than 5,000 rows take batches of 256 at a learning rate of 2e-3, and 10 draws. Methods that train single networks
-(the last four) take five times the learning rate, for in so few steps their noise would not arrive.
+(laplace, sghmc, dropout, ensemble) take five times the learning rate, for in so few steps their noise would not arrive.
 
     vi               mean-field Gaussians, the KL in closed form
     renyi-A          the bound of order A from draws: -inf, 0, 0.5, 1, inf; at -inf and 0 it is a heuristic (see README)
@@ -21,8 +21,9 @@ Scores are in the units of the targets: the root mean squared error of the mean,
 density, and the coverage and the mean width of the central 90 % interval. "Conformal" trains on four fifths of the
 training part and calibrates the scaled intervals (`bl.conformal`) on the last fifth.
 
-The networks of all splits, and both parts of each, are trained side by side as one stack: the library's bounds,
-samplers, curvature and conformal intervals on tensors with one more dimension.
+The networks of all splits are trained side by side, by `bl.fit_together` with a loader for each. VI is
+`bl.Variational`, with its noise at the pre-activations: one draw a step does with it what 100 draws of all
+weights do without. The bounds of other orders need draws of all weights, and are those of `uci_renyi.py`.
 """
 
 from __future__ import annotations
@@ -32,32 +33,37 @@ import json
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from environment import RESULTS, save
 from torch import Tensor, nn
+from uci_renyi import INITIAL_LOG_VARIANCE, INITIAL_NOISE, INITIAL_SCALE, TEST_DRAWS, Networks, fit
 
 import bayeslim as bl
 from bayeslim.app.data.uci import UCI_SETS
-from bayeslim.evidence import renyi
-from bayeslim.noise import standard_normal
+from bayeslim.errors import BayeslimWarning
 from bayeslim.results import Prediction
 from bayeslim.train.progress import progress
 
 ALPHAS = (-math.inf, 0.0, 0.5, 1.0, math.inf)
 RENYI = {f"renyi-{alpha:g}": alpha for alpha in ALPHAS}
-METHODS = ("vi", *RENYI, "laplace", "sghmc", "dropout", "ensemble")
+METHODS = ("vi", "laplace", "sghmc", "dropout", "ensemble", *RENYI)
 COVERAGE = 0.9
 LARGE_ROWS = 5000
 MEMBERS, SAMPLES, DROPOUT = 5, 50, 0.05
 POINT_LR_FACTOR = 5.0
-INITIAL_SCALE, INITIAL_LOG_VARIANCE, INITIAL_NOISE = 0.1, -10.0, 1.0
-SGHMC_START, SGHMC_LR, SGHMC_FRICTION = 0.4, 1e-3, 0.1
-DRAWS_AT_ONCE = 2**25
-"""Hidden activations of a prediction that are computed together."""
+LOG_VARIANCE_RATE = 0.5
+"""The published networks train log σ² at the rate of the means, so log σ at half of it."""
+SGHMC_START = 0.4
+"""The part of the epochs that finds the MAP estimate at which SGHMC starts."""
+ROWS_AT_ONCE = 5000
+"""Rows of a prediction whose hidden activations are computed together."""
 
 ORDER = ["renyi--inf", "renyi-0", "renyi-0.5", "renyi-1", "renyi-inf"]
 PUBLISHED_NLL = {
@@ -89,218 +95,130 @@ PUBLISHED_RMSE = {
 """Means and standard errors over the splits, from the tables of Li & Turner; the RMSE is that of VI."""
 
 
-class Stack:
-    """Networks with one hidden layer, side by side: the weights of S splits, with K draws or members each.
+Predicts = Callable[[Tensor], Prediction]
+"""The prediction of standardised targets on inputs (N, D)."""
 
-    The first layer is (S, inputs + 1, K, H), the last (S, K, H + 1); the last row or column holds the biases.
+
+@dataclass(frozen=True)
+class Settings:
+    """How networks are trained.
+
+    Attributes:
+        method: its name.
+        epochs: passes over the data.
+        batch: rows of a batch.
+        lr: the learning rate of VI.
+        draws: those of a step.
+        hidden: the number of hidden units.
+        seed: of weights, orders and noise.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, hidden: int, members: int, is_variational: bool, seed: int):
-        self.x, self.y = x, y
-        splits, self.num_data, inputs = x.shape
-        generator = torch.Generator().manual_seed(seed)
-        shapes = (splits, inputs + 1, members, hidden), (splits, members, hidden + 1)
-        fans = (1.0, 1.0) if is_variational else (1 / math.sqrt(inputs), 1 / math.sqrt(hidden))
-        scales = (INITIAL_SCALE, INITIAL_SCALE) if is_variational else fans
-        start = [scale * torch.randn(shape, generator=generator) for shape, scale in zip(shapes, scales, strict=True)]
-        self.means = [one.to(x.device).requires_grad_() for one in start]
-        self.log_variances = [torch.full_like(m, INITIAL_LOG_VARIANCE).requires_grad_() for m in self.means]
-        self.log_variances = self.log_variances if is_variational else []
-        self.log_noise = torch.full((splits, 1, members), math.log(INITIAL_NOISE), device=x.device).requires_grad_()
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """The trained tensors but for the noise."""
-        return [*self.means, *self.log_variances]
-
-    def draw(self, count: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Draw weights, and return the standard normals behind them too."""
-        first, last = self.means[0].expand(-1, -1, count, -1), self.means[1].expand(-1, count, -1)
-        noise = [standard_normal(m.shape, device=m.device) for m in (first, last)]
-        spreads = [(t / 2).exp() for t in self.log_variances]
-        drawn = [torch.addcmul(m, s, e) for m, s, e in zip((first, last), spreads, noise, strict=True)]
-        return drawn, noise
-
-    def outputs(self, x: Tensor, weights: Sequence[Tensor], dropout: float = 0.0) -> Tensor:
-        """Compute outputs (S, B, K) on (S, B, inputs)."""
-        W, v = weights
-        hidden = torch.baddbmm(W[:, -1].flatten(1)[:, None], x, W[:, :-1].flatten(2)).relu()
-        hidden = hidden.view(*x.shape[:2], *W.shape[2:])
-        if dropout:
-            hidden = hidden * (torch.rand_like(hidden) > dropout) / (1 - dropout)
-        return (hidden * v[:, None, :, :-1]).sum(-1) + v[:, None, :, -1]
-
-    def log_likelihoods(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Compute log p(y|x, w), (S, B, K)."""
-        off = (y - outputs) * torch.exp(-self.log_noise)
-        return -0.5 * off.square() - self.log_noise - 0.5 * math.log(2 * math.pi)
-
-    def loss(self, method: str, rows: Tensor, draws: int) -> Tensor:
-        """Compute the sum over splits of the loss of a batch, whose rows are (S, B)."""
-        own = torch.arange(len(rows), device=rows.device)[:, None]
-        x, y = self.x[own, rows], self.y[own, rows]
-        if not self.log_variances:
-            outputs = self.outputs(x, self.means, DROPOUT if method == "dropout" else 0.0)
-            prior = 0.5 * sum(m.square().sum() for m in self.means) / self.num_data
-            return prior - self.log_likelihoods(outputs, y).mean(1).sum()
-        drawn, noise = self.draw(draws)
-        data = self.log_likelihoods(self.outputs(x, drawn), y).mean(1)
-        if method == "vi":
-            kl = sum(
-                0.5 * (m.square() + t.exp() - t - 1).sum() for m, t in zip(self.means, self.log_variances, strict=True)
-            )
-            return kl / self.num_data - data.mean(1).sum()
-        prior, posterior = (
-            -0.5 * (W.square().sum((1, 3)) + v.square().sum(2)) for W, v in (tuple(drawn), tuple(noise))
-        )
-        log_stds = sum(t.flatten(1).sum(1, keepdim=True) for t in self.log_variances) / 2
-        log_ratios = self.num_data * data + prior - posterior + log_stds
-        return -renyi.bound(log_ratios.T, RENYI[method]).sum() / self.num_data
+    method: str
+    epochs: int
+    batch: int
+    lr: float
+    draws: int
+    hidden: int
+    seed: int
 
 
-class Gradients:
-    """The loss and its gradients of a step, as a CUDA graph on a GPU."""
-
-    def __init__(self, stacks: Sequence[Stack], method: str, batch: int, draws: int, captured: bool):
-        self.stacks, self.method, self.draws, self.graph = stacks, method, draws, None
-        device = stacks[0].x.device
-        self.rows = [torch.zeros(len(s.x), batch, dtype=torch.long, device=device) for s in stacks]
-        self.parameters = [p for s in stacks for p in (*s.weights, s.log_noise)]
-        if captured:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self._run()
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._run()
-
-    def _run(self) -> None:
-        for p in self.parameters:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
-        losses = [s.loss(self.method, rows, self.draws) for s, rows in zip(self.stacks, self.rows, strict=True)]
-        torch.stack(losses).sum().backward()
-
-    def __call__(self, rows: Sequence[Tensor]) -> None:
-        """Compute the gradients of a batch, whose rows are (S, B) in every stack."""
-        for own, given in zip(self.rows, rows, strict=True):
-            own.copy_(given)
-        self._run() if self.graph is None else self.graph.replay()
-
-
-def orders(stack: Stack, size: int, generator: torch.Generator) -> Tensor:
-    """Draw a random order of the rows of every split, (S, size); it begins anew where rows run out."""
-    parts = []
-    for _ in range(math.ceil(size / stack.num_data)):
-        keys = torch.rand(len(stack.x), stack.num_data, generator=generator, device=stack.x.device)
-        parts.append(keys.argsort(1))
-    return torch.cat(parts, 1)[:, :size]
-
-
-def train(
-    stacks: Sequence[Stack], method: str, epochs: int, batch: int, lr: float, draws: int, seed: int, graphs: bool = True
-) -> Any:
-    """Train stacks side by side; return the networks of SGHMC."""
-    device = stacks[0].x.device
-    generator = torch.Generator(device).manual_seed(seed)
-    gradients = Gradients(stacks, method, batch, draws, graphs and device.type == "cuda")
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(gradients.parameters, lr=lr, fused=True)
-    steps = max(1, stacks[0].num_data // batch)
-    start = round(SGHMC_START * epochs) if method == "sghmc" else epochs + 1
-    kept: list[list[Tensor]] = []
-    keep_every = max(1, (epochs - start) // 2 // SAMPLES)
-    for epoch in progress(range(epochs), f"{method} epochs"):
-        if epoch == start:
-            optimizer = sghmc(stacks, (epochs - start) * steps // 4)
-        chosen = [orders(stack, steps * batch, generator).split(batch, 1) for stack in stacks]
-        for rows in zip(*chosen, strict=True):
-            gradients(rows)
-            optimizer.step()
-        if epoch >= (epochs + start) // 2 and (epochs - 1 - epoch) % keep_every == 0:
-            kept.append([p.detach().clone() for p in gradients.parameters])
-    return kept[-SAMPLES:]
-
-
-def sghmc(stacks: Sequence[Stack], adapt_steps: int) -> torch.optim.Optimizer:
-    """Make the sampler of all stacks, each with its own size of the data."""
-    groups: list[dict[str, Any]] = []
-    for stack in stacks:
-        groups.append({"params": stack.means, "num_data": stack.num_data})
-        groups.append({"params": [stack.log_noise], "num_data": stack.num_data, "temperature": 0.0})
-    return bl.samplers.StochasticHamiltonian(
-        groups, SGHMC_LR, num_data=stacks[0].num_data, friction=SGHMC_FRICTION, adapt_steps=max(1, adapt_steps)
-    )
-
-
-Predicts = Callable[[int, Tensor], Prediction]
-"""The prediction of standardised targets of a split on inputs (N, D)."""
-
-
-def predictor(stack: Stack, method: str, kept: Sequence[Sequence[Tensor]]) -> Predicts:
-    """Make the predictions of a trained stack."""
-    laplace: dict[int, bl.Bayesian] = {}
-
-    def predict(split: int, x: Tensor) -> Prediction:
+def train(x: Tensor, y: Tensor, settings: Settings) -> list[Predicts]:
+    """Train networks on inputs (S, N, D) and targets (S, N, 1) of S splits; return their predictions."""
+    method = settings.method
+    if method in RENYI:
+        return trained_by_renyi(x, y, settings)
+    if method == "vi":
+        family = bl.families.DiagonalGaussian(math.exp(INITIAL_LOG_VARIANCE / 2))
+        own = bl.Variational(family, std_rate=LOG_VARIANCE_RATE)
+        return [averaged(bnn) for bnn in together(own, x, y, settings, settings.epochs)]
+    if method == "dropout":
+        return [averaged(bnn) for bnn in together(bl.MCDropout(), x, y, settings, settings.epochs)]
+    loaders = [bl.data.Loader(*rows, settings.batch, seed=settings.seed) for rows in zip(x, y, strict=True)]
+    epochs = round(SGHMC_START * settings.epochs) if method == "sghmc" else settings.epochs
+    members = MEMBERS if method == "ensemble" else 1
+    maps = together(bl.Variational(bl.families.Point()), x, y, settings, epochs, members)
+    if method == "ensemble":
+        return [ensemble(maps[first : first + MEMBERS]) for first in range(0, len(maps), MEMBERS)]
+    found = []
+    for one, loader in zip(progress(maps, method), loaders, strict=True):
+        own = bl.Laplace("full") if method == "laplace" else bl.SGHMC(SAMPLES, burn_in=0.5, adapt=True)
+        likelihood = bl.likelihoods.Gaussian("learned", initial_noise=one.likelihood.noise.item())
+        bnn = bl.bayesianize(one.mean_network(), own, likelihood=likelihood)
         if method == "laplace":
-            if split not in laplace:
-                laplace[split] = fitted_laplace(stack, split)
-            return bl.predict(laplace[split], x).to("cpu")
-        alone = _part(stack, split)
-        with torch.no_grad():
-            found = [_outputs(alone, method, part, kept, split) for part in _chunks(x, stack)]
-        outputs, noise = torch.cat([part for part, _ in found], 1), found[0][1]
-        together = torch.cat([outputs, (2 * noise.log()).expand_as(outputs)], -1)
-        return bl.likelihoods.Gaussian("heteroscedastic").predict(together.double().cpu())
+            bnn.fit(loader, tune="evidence", progress=False)
+            found.append(lambda x, bnn=bnn: bl.predict(bnn, x).to("cpu"))
+        else:
+            bnn.fit(loader, epochs=settings.epochs - epochs, seed=settings.seed, progress=False)
+            found.append(averaged(bnn))
+    return found
+
+
+def together(
+    method: bl.Method, x: Tensor, y: Tensor, settings: Settings, epochs: int, members: int = 1
+) -> list[bl.Bayesian]:
+    """Train networks of all splits side by side, `members` of each."""
+    torch.manual_seed(settings.seed)
+    networks, loaders = [], []
+    is_variational = settings.method == "vi"
+    for own_x, own_y in zip(x, y, strict=True):
+        loader = bl.data.Loader(own_x, own_y, settings.batch, seed=settings.seed)
+        for _ in range(members):
+            drops = [nn.Dropout(DROPOUT)] if settings.method == "dropout" else []
+            layers = [nn.Linear(x.shape[2], settings.hidden), nn.ReLU(), *drops, nn.Linear(settings.hidden, 1)]
+            model = nn.Sequential(*layers).to(x.device)
+            if is_variational:
+                for p in model.parameters():
+                    nn.init.normal_(p, std=INITIAL_SCALE)
+            likelihood = bl.likelihoods.Gaussian("learned", initial_noise=INITIAL_NOISE)
+            networks.append(bl.bayesianize(model, method, likelihood=likelihood, sites="all"))
+            loaders.append(loader)
+    lr = settings.lr * (1.0 if is_variational else POINT_LR_FACTOR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BayeslimWarning)  # standard deviations still move: the published epochs
+        bl.fit_together(networks, loaders, epochs=epochs, lr=lr, seed=settings.seed)
+    return networks
+
+
+def averaged(bnn: bl.Bayesian) -> Predicts:
+    """Make the prediction of a fitted network: an average over draws, dropout masks or samples."""
+
+    def predict(x: Tensor) -> Prediction:
+        generator = torch.Generator(x.device).manual_seed(0)  # the same networks for every part
+        samples = None if isinstance(bnn.method, bl.SGHMC) else TEST_DRAWS
+        outputs = bl.predict(bnn, x, samples, generator=generator).samples
+        return mixture(outputs, bnn.likelihood.noise.expand(len(outputs), 1, 1))
 
     return predict
 
 
-def _outputs(
-    alone: Stack, method: str, x: Tensor, kept: Sequence[Sequence[Tensor]], split: int
-) -> tuple[Tensor, Tensor]:
-    """Compute outputs (K, n, 1) and noise (K, 1, 1) of the networks of one split."""
-    if method == "sghmc":
-        parts = [(alone.outputs(x[None], [W[split][None], v[split][None]]), s[split][None]) for W, v, s in kept]
-        return torch.cat([o[0].T for o, _ in parts])[..., None], torch.cat([s.exp()[0].T for _, s in parts])[..., None]
-    if method == "dropout":
-        outputs = torch.cat([alone.outputs(x[None], alone.means, DROPOUT) for _ in range(100)], -1)
-    elif alone.log_variances:
+def ensemble(members: Sequence[bl.Bayesian]) -> Predicts:
+    """Make the prediction of several networks, each with the noise that it has learned."""
+    networks = [bnn.mean_network().eval() for bnn in members]
+    noise = torch.stack([bnn.likelihood.noise.detach() for bnn in members])[:, None, None]
+    return lambda x: mixture(torch.stack([network(x) for network in networks]), noise)
+
+
+def trained_by_renyi(x: Tensor, y: Tensor, settings: Settings) -> list[Predicts]:
+    """Train with a Rényi bound from draws of all weights, by the networks of `uci_renyi.py`."""
+    splits = [settings.seed + index for index in range(len(x))]
+    networks = Networks(x.shape[2], splits, x.device.type, settings.hidden)
+    alpha, rest = RENYI[settings.method], (settings.epochs, settings.draws, settings.seed, settings.batch, settings.lr)
+    fit(networks, x, y, alpha, *rest)
+
+    def predict(one: Networks, x: Tensor) -> Prediction:
         torch.manual_seed(0)  # the same networks for every part
-        outputs = alone.outputs(x[None], alone.draw(100)[0])
-    else:
-        outputs = alone.outputs(x[None], alone.means)
-    noise = alone.log_noise.exp().expand(1, 1, outputs.shape[-1])
-    return outputs[0].T[..., None], noise[0].T[..., None]
+        noise = one.noise(TEST_DRAWS)
+        outputs = torch.cat([one.outputs(part[None], noise)[0][0] for part in x.split(ROWS_AT_ONCE)])
+        return mixture(outputs.T[..., None], one.log_noise.exp().expand(TEST_DRAWS, 1, 1))
+
+    return [partial(predict, networks.one(index)) for index in range(len(x))]
 
 
-def _part(stack: Stack, split: int) -> Stack:
-    alone = Stack.__new__(Stack)
-    alone.means = [m[split : split + 1].detach() for m in stack.means]
-    alone.log_variances = [t[split : split + 1].detach() for t in stack.log_variances]
-    alone.log_noise = stack.log_noise[split : split + 1].detach()
-    return alone
-
-
-def _chunks(x: Tensor, stack: Stack) -> Sequence[Tensor]:
-    return x.split(max(1, DRAWS_AT_ONCE // (100 * stack.means[0].shape[-1])))
-
-
-def fitted_laplace(stack: Stack, split: int) -> bl.Bayesian:
-    """Measure the curvature of one split's network by the library."""
-    W, v = (m[split].detach() for m in stack.means)
-    hidden, last = nn.Linear(*W[:-1, 0].shape), nn.Linear(W.shape[-1], 1)
-    with torch.no_grad():
-        for layer, weight, bias in ((hidden, W[:-1, 0].T, W[-1, 0]), (last, v[:, :-1], v[:, -1])):
-            layer.weight.copy_(weight)
-            layer.bias.copy_(bias)
-    noise = float(stack.log_noise[split].detach().exp())
-    network = nn.Sequential(hidden, nn.ReLU(), last).to(stack.x.device)
-    likelihood = bl.likelihoods.Gaussian("learned", initial_noise=noise)
-    bnn = bl.bayesianize(network, bl.Laplace("full"), likelihood=likelihood)
-    bnn.fit(bl.data.Loader(stack.x[split], stack.y[split], 1000), tune="evidence", progress=False)
-    return bnn
+@torch.no_grad()
+def mixture(outputs: Tensor, noise: Tensor) -> Prediction:
+    """Average Gaussians around the outputs of draws, (K, N, 1), with their noise, (K, 1, 1)."""
+    both = torch.cat([outputs, (2 * noise.log()).expand_as(outputs)], -1)
+    return bl.likelihoods.Gaussian("heteroscedastic").predict(both.detach().double().cpu())
 
 
 def scores(found: Prediction, y: Tensor, scale: float) -> dict[str, float]:
@@ -322,12 +240,12 @@ def scores(found: Prediction, y: Tensor, scale: float) -> dict[str, float]:
 
 
 def conformal_scores(
-    predict: Predicts, split: int, held_out: tuple[Tensor, Tensor], x: Tensor, y: Tensor, scale: float
+    predict: Predicts, held_out: tuple[Tensor, Tensor], x: Tensor, y: Tensor, scale: float
 ) -> dict[str, float]:
     """Score conformal intervals that are calibrated on held-out data."""
 
     def outputs(inputs: Tensor) -> Tensor:
-        found = predict(split, inputs)
+        found = predict(inputs)
         return torch.cat([found.mean, found.variance.log()], -1)
 
     made = bl.conformal(outputs, [held_out], COVERAGE, likelihood=bl.likelihoods.Gaussian("heteroscedastic"))
@@ -340,35 +258,23 @@ def conformal_scores(
     }
 
 
-def run(
-    name: str, method: str, splits: Sequence[int], epochs: int, device: str, graphs: bool = True
-) -> list[dict[str, Any]]:
+def run(name: str, method: str, splits: Sequence[int], epochs: int, device: str) -> list[dict[str, Any]]:
     """Train and score a method on some splits of a set."""
     started = time.monotonic()
     sets = [bl.data.load(name, split=split) for split in splits]
     is_large = UCI_SETS[name].rows > LARGE_ROWS
     batch, lr, draws = (256, 2e-3, 10) if is_large else (32, 1e-3, 100)
+    settings = Settings(method, epochs, batch, lr, draws, 100 if name == "protein" else 50, splits[0])
     x, y = (torch.stack([getattr(d, part) for d in sets]).to(device) for part in ("train_x", "train_y"))
     held_out = len(x[0]) // 5  # the published splits are random: the last rows are a random choice
-    torch.manual_seed(splits[0])
-    options = {
-        "hidden": 100 if name == "protein" else 50,
-        "members": MEMBERS if method == "ensemble" else 1,
-        "is_variational": method == "vi" or method in RENYI,
-        "seed": splits[0],
-    }
-    stacks = [Stack(x, y, **options), Stack(x[:, :-held_out], y[:, :-held_out], **options)]
-    lr *= 1.0 if options["is_variational"] else POINT_LR_FACTOR
-    kept = train(stacks, method, epochs, batch, lr, draws, splits[0], graphs)
-    half = len(stacks[0].weights) + 1
-    whole = predictor(stacks[0], method, [networks[:half] for networks in kept])
-    proper = predictor(stacks[1], method, [networks[half:] for networks in kept])
+    whole = train(x, y, settings)
+    proper = train(x[:, :-held_out], y[:, :-held_out], settings)
     found = []
     for index, (split, data) in enumerate(zip(splits, sets, strict=True)):
         scale, test_x = float(data.target_scale.std), data.test_x.to(device)
         calibration = x[index, -held_out:], y[index, -held_out:].cpu()
-        own = scores(whole(index, test_x), data.test_y, scale)
-        own |= conformal_scores(proper, index, calibration, test_x, data.test_y, scale)
+        own = scores(whole[index](test_x), data.test_y, scale)
+        own |= conformal_scores(proper[index], calibration, test_x, data.test_y, scale)
         found.append({"data": name, "method": method, "split": split, "epochs": epochs, **own})
     seconds = (time.monotonic() - started) / len(splits)
     return [one | {"seconds": round(seconds, 2)} for one in found]
@@ -450,7 +356,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="of a CPU; all if not given")
     parser.add_argument("--together", type=int, default=20, help="splits that are trained at once")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--table", action="store_true", help="print the table of the results so far, and train nothing")
     options = parser.parse_args()
     if options.threads:
@@ -460,14 +365,16 @@ def main() -> None:
     done = {tuple(r[key] for key in ("data", "method", "split", "epochs")) for r in runs}
     started = time.monotonic()
     sets = sorted(options.sets, key=lambda name: UCI_SETS[name].rows)
-    for name, method in [] if options.table else [(n, m) for n in sets for m in options.methods]:
+    # the bounds from draws take longer than all other methods together
+    jobs = [(n, m) for last in (False, True) for n in sets for m in options.methods if (m in RENYI) == last]
+    for name, method in [] if options.table else jobs:
         every = range(min(options.splits, UCI_SETS[name].splits))
         left = [s for s in every if (name, method, s, options.epochs) not in done]
         for first in range(0, len(left), options.together):
             if time.monotonic() - started > 60 * options.minutes:
                 break
             group = left[first : first + options.together]
-            new = run(name, method, group, options.epochs, options.device, not options.eager)
+            new = run(name, method, group, options.epochs, options.device)
             runs += new
             save("uci", {"summary": summary(runs), "runs": runs}, folder=options.results)
             print(f"{name} {method}: {len(new)} splits, {sum(r['seconds'] for r in new):.0f} s", flush=True)

@@ -37,7 +37,7 @@ from bayeslim.evidence import renyi
 from bayeslim.noise import standard_normal
 from bayeslim.train.progress import progress
 
-HIDDEN, BATCH, LR = 50, 32, 1e-3
+HIDDEN, BATCH, LR, TEST_DRAWS = 50, 32, 1e-3, 100
 INITIAL_SCALE, INITIAL_LOG_VARIANCE, INITIAL_NOISE = 0.1, -10.0, 1.0
 PUBLISHED: dict[str, dict[str, dict[str, list[float]]]] = {
     "boston": {"1": {"nll": [2.52, 0.03], "rmse": [2.89, 0.17]}, "0.5": {"nll": [2.46, 0.07]}},
@@ -51,14 +51,14 @@ PUBLISHED: dict[str, dict[str, dict[str, list[float]]]] = {
 class Networks:
     """q over networks with one hidden layer, for several splits at once.
 
-    S is the number of splits. The hidden layer's weights and biases are (S, inputs + 1, HIDDEN), the output's
-    (S, HIDDEN + 1). K draws have them as (S, inputs + 1, K, HIDDEN) and (S, K, HIDDEN + 1).
+    S is the number of splits, H that of hidden units. The hidden layer's weights and biases are (S, inputs + 1, H), the
+    output's (S, H + 1). K draws have them as (S, inputs + 1, K, H) and (S, K, H + 1).
     """
 
-    def __init__(self, inputs: int, splits: Sequence[int], device: str = "cpu"):
-        drawn = [INITIAL_SCALE * torch.randn((inputs + 2) * HIDDEN + 1, generator=_seeded(split)) for split in splits]
-        first, last = torch.stack(drawn).to(device).split([(inputs + 1) * HIDDEN, HIDDEN + 1], 1)
-        shapes = (-1, inputs + 1, HIDDEN), (-1, HIDDEN + 1)
+    def __init__(self, inputs: int, splits: Sequence[int], device: str = "cpu", hidden: int = HIDDEN):
+        drawn = [INITIAL_SCALE * torch.randn((inputs + 2) * hidden + 1, generator=_seeded(split)) for split in splits]
+        first, last = torch.stack(drawn).to(device).split([(inputs + 1) * hidden, hidden + 1], 1)
+        shapes = (-1, inputs + 1, hidden), (-1, hidden + 1)
         self.means = [m.clone().view(s).requires_grad_() for m, s in zip((first, last), shapes, strict=True)]
         self.log_variances = [torch.full_like(m, INITIAL_LOG_VARIANCE).requires_grad_() for m in self.means]
         self.log_noise = torch.full((len(splits), 1, 1), math.log(INITIAL_NOISE), device=device).requires_grad_()
@@ -66,6 +66,14 @@ class Networks:
     def parameters(self) -> list[Tensor]:
         """List the trained tensors."""
         return [*self.means, *self.log_variances, self.log_noise]
+
+    def one(self, index: int) -> Networks:
+        """Take the networks of one split."""
+        one = Networks.__new__(Networks)
+        both = self.means, self.log_variances
+        one.means, one.log_variances = ([t[index : index + 1].detach() for t in tensors] for tensors in both)
+        one.log_noise = self.log_noise[index : index + 1].detach()
+        return one
 
     def noise(self, draws: int) -> list[Tensor]:
         """Draw ε for K draws."""
@@ -102,24 +110,53 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def fit(
+    networks: Networks,
+    x: Tensor,
+    y: Tensor,
+    alpha: float,
+    epochs: int,
+    draws: int,
+    seed: int,
+    batch: int = BATCH,
+    lr: float = LR,
+) -> Tensor:
+    """Train the networks of all splits; return the losses of the last batch, (S,).
+
+    Args:
+        networks: of S splits.
+        x: inputs, (S, N, D).
+        y: targets, (S, N, 1).
+        alpha: the order of the bound.
+        epochs: passes over the data.
+        draws: K.
+        seed: of the noise and of the order of the rows.
+        batch: rows of a batch.
+        lr: the learning rate of Adam.
+    """
+    torch.manual_seed(seed)
+    optimizer = torch.optim.Adam(networks.parameters(), lr=lr, fused=True)
+    own, count = torch.arange(len(x), device=x.device)[:, None], x.shape[1]
+    losses = x.new_zeros(len(x))
+    for _ in progress(range(epochs), f"α={alpha:g} epochs"):
+        orders = torch.stack([torch.randperm(count) for _ in x]).to(x.device)
+        for chosen in orders.split(batch, 1):
+            optimizer.zero_grad()
+            losses = networks.losses(x[own, chosen], y[own, chosen], networks.noise(draws), count, alpha)
+            losses.sum().backward()
+            optimizer.step()
+    return losses.detach()
+
+
 def train(
     name: str, splits: Sequence[int], alpha: float, epochs: int, draws: int, device: str = "cpu"
 ) -> list[dict[str, Any]]:
     """Train on some splits, and measure on their test parts."""
     started = time.process_time()
     sets = [bl.data.load(name, split=split) for split in splits]
-    train_x, train_y = (torch.stack([getattr(d, part) for d in sets]).to(device) for part in ("train_x", "train_y"))
-    torch.manual_seed(splits[0])
-    networks = Networks(train_x.shape[2], splits, device)
-    optimizer = torch.optim.Adam(networks.parameters(), lr=LR, fused=True)
-    own, count = torch.arange(len(splits), device=device)[:, None], train_x.shape[1]
-    for _ in range(epochs):
-        orders = torch.stack([torch.randperm(count) for _ in splits]).to(device)
-        for chosen in orders.split(BATCH, 1):
-            optimizer.zero_grad()
-            losses = networks.losses(train_x[own, chosen], train_y[own, chosen], networks.noise(draws), count, alpha)
-            losses.sum().backward()
-            optimizer.step()
+    x, y = (torch.stack([getattr(d, part) for d in sets]).to(device) for part in ("train_x", "train_y"))
+    networks = Networks(x.shape[2], splits, device)
+    losses = fit(networks, x, y, alpha, epochs, draws, splits[0])
     seconds = (time.process_time() - started) / len(splits)
     return [score(networks, index, data, seconds) | {"objective": -losses[index].item(), "data": name, "split": split,
             "alpha": alpha, "epochs": epochs, "draws": draws} for index, (split, data) in enumerate(zip(splits, sets,
@@ -128,21 +165,17 @@ def train(
 
 def score(networks: Networks, index: int, data: bl.data.Dataset, seconds: float) -> dict[str, float]:
     """Score 100 networks drawn for one split, in the targets' units."""
-    scale = data.target_scale.std.item()
-    one = Networks.__new__(Networks)
-    both = networks.means, networks.log_variances
-    one.means, one.log_variances = ([t[index : index + 1] for t in tensors] for tensors in both)
-    one.log_noise = networks.log_noise[index : index + 1]
+    scale, one = data.target_scale.std.item(), networks.one(index)
     x, y = (part[None].to(one.log_noise.device) for part in (data.test_x, data.test_y))
     with torch.no_grad():
-        outputs, _ = one.outputs(x, one.noise(100))
+        outputs, _ = one.outputs(x, one.noise(TEST_DRAWS))
         each = one.log_likelihoods(outputs, y)
         error = (outputs.mean(2) - y[..., 0]).square().mean().sqrt().item()
     return {
-        "nll": math.log(scale) + math.log(100) - each.logsumexp(2).mean().item(),
+        "nll": math.log(scale) + math.log(TEST_DRAWS) - each.logsumexp(2).mean().item(),
         "rmse": error * scale,
         "noise": one.log_noise.exp().item() * scale,
-        "std": torch.cat([(t / 2).detach().flatten().exp() for t in one.log_variances]).mean().item(),
+        "std": torch.cat([(t / 2).flatten().exp() for t in one.log_variances]).mean().item(),
         "seconds": round(seconds, 1),
     }
 

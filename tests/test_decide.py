@@ -59,6 +59,22 @@ def test_intervals_cover_over_a_thousand_splits(score: str) -> None:
     assert within_binomial_band(covered, splits, 0.8, 0.8 + 1 / (n + 1))
 
 
+@pytest.mark.parametrize("score", ["absolute", "cqr"])
+def test_intervals_of_a_drawn_network_cover(score: str) -> None:
+    """One network is drawn from a wide posterior: held-out data and new inputs must get the same one."""
+    torch.manual_seed(0)
+    bnn = bl.bayesianize(nn.Linear(1, 1, bias=False), bl.Variational(), likelihood=GAUSSIAN)
+    with torch.no_grad():
+        bnn.model.weight.zero_()
+        bnn.model.weight_log_std.zero_()
+    n, splits, covered = 19, 400, 0
+    x = torch.randn(splits, n + 1, 1)
+    for xs in x:
+        made = bl.conformal(bnn, [(xs[:-1], torch.zeros(n, 1))], 0.8, score=score, samples=1, how="sample")
+        covered += int(made(xs[-1:]).covers(torch.zeros(1, 1)))
+    assert within_binomial_band(covered, splits, 0.8, 0.8 + 1 / (n + 1))
+
+
 def test_every_class_is_covered() -> None:
     generator = torch.Generator().manual_seed(2)
     logits, labels = logits_and_labels(40_000, 4, generator)
@@ -245,9 +261,9 @@ def test_the_density_is_a_mahalanobis_distance(fitted: Any) -> None:
     from bayeslim.decide.alarms import RIDGE, FeatureDensity
 
     bnn, _, x, y = fitted
-    network = bnn.mean_network().eval()
+    network, x = bnn.mean_network().eval().double(), x.double()  # float32 features depend on the size of a batch
     density = FeatureDensity(network, [(x[:70], y[:70]), (x[70:], y[70:])])
-    h = network[:2](x).detach().double()
+    h = network[:2](x).detach()
     means = torch.stack([h[y == c].mean(0) for c in (0, 1)])
     centred = h - means[y]
     covariance = centred.T @ centred / len(h)

@@ -1,4 +1,4 @@
-"""The benchmark on UCI sets: losses of the library, a run that resumes, and a table with every method."""
+"""The benchmark on UCI sets: splits that learn side by side, a run that resumes, and a table with every method."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-import bayeslim as bl
 from bayeslim.app.data.uci import UCI_SETS
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -25,47 +23,17 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("uci")
 
 
-def network_of(stack: Any, split: int) -> nn.Module:
-    W, v = (m[split].detach() for m in stack.means)
-    model = nn.Sequential(nn.Linear(W.shape[0] - 1, W.shape[-1]), nn.ReLU(), nn.Linear(W.shape[-1], 1))
-    own = {"0.weight": W[:-1, 0].T, "0.bias": W[-1, 0], "2.weight": v[:, :-1], "2.bias": v[:, -1].flatten()}
-    with torch.no_grad():
-        for name, value in own.items():
-            model.get_parameter(name).copy_(value)
-    return model
-
-
-def test_its_map_loss_has_the_gradients_of_the_library(benchmark: Any) -> None:
+def test_one_split_of_many_learns_as_it_does_alone(benchmark: Any) -> None:
     torch.manual_seed(0)
-    x, y = torch.randn(2, 30, 4), torch.randn(2, 30, 1)
-    stack = benchmark.Stack(x, y, 5, 1, False, 0)
-    rows = torch.arange(8).expand(2, -1)
-    stack.loss("laplace", rows, 1).backward()
-    for split in range(2):
-        likelihood = bl.likelihoods.Gaussian("learned", initial_noise=1.0)
-        bnn = bl.bayesianize(network_of(stack, split), bl.Laplace(), likelihood=likelihood, num_data=30)
-        bnn.loss((x[split, :8], y[split, :8])).backward()
-        torch.testing.assert_close(stack.means[0].grad[split, :-1, 0].T, bnn.model[0].weight.grad)
-        torch.testing.assert_close(stack.means[1].grad[split, 0, :-1], bnn.model[2].weight.grad[0])
-        torch.testing.assert_close(stack.log_noise.grad[split].flatten(), bnn.likelihood.log_noise.grad[None])
-
-
-def test_its_kl_is_that_of_gaussians(benchmark: Any) -> None:
-    torch.manual_seed(0)
-    stack = benchmark.Stack(torch.randn(1, 20, 3), torch.randn(1, 20, 1), 4, 1, True, 0)
-    for t in stack.log_variances:
-        t.data.normal_(-2)
-    found = [
-        torch.distributions.Normal(m, (t / 2).exp()) for m, t in zip(stack.means, stack.log_variances, strict=True)
-    ]
-    unit = torch.distributions.Normal(0.0, 1.0)
-    kl = sum(torch.distributions.kl_divergence(q, unit).sum() for q in found)
-    rows = torch.arange(20)[None]
-    torch.manual_seed(1)
-    drawn, _ = stack.draw(7)
-    data = stack.log_likelihoods(stack.outputs(stack.x, drawn), stack.y).mean()
-    torch.manual_seed(1)
-    torch.testing.assert_close(stack.loss("vi", rows, 7), kl / 20 - data)
+    x = torch.randn(2, 60, 3)
+    y = x[..., :1] + 0.2 * torch.randn(2, 60, 1)
+    for method in ("laplace", "ensemble", "vi"):
+        settings = benchmark.Settings(method, epochs=60, batch=20, lr=0.01, draws=1, hidden=8, seed=0)
+        both = benchmark.train(x, y, settings)
+        alone = benchmark.train(x[:1], y[:1], settings)
+        first, second = (found[0](x[0]).mean for found in (both, alone))
+        assert float((first - second).abs().mean()) < (0.1 if method == "vi" else 0.01)  # noise of its own
+        assert float((both[1](x[1]).mean.cpu() - y[1]).square().mean()) < 0.5 * float(y[1].var())
 
 
 def test_it_resumes_and_prints_a_table(

@@ -179,7 +179,7 @@ def test_every_member_has_an_order_of_its_own(together):
     assert len(seen) == 3
     assert len({tuple(order) for order in seen}) == 3
     shuffled = DataLoader(TensorDataset(X, Y), batch_size=60, shuffle=True)
-    (x, _) = next(iter(AbreastLoader(shuffled, 3)))
+    (x, _) = next(iter(AbreastLoader([shuffled] * 3)))
     assert not torch.equal(x[0], x[1])
     torch.testing.assert_close(x[0].sum(0), x[1].sum(0))
 

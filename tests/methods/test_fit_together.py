@@ -66,6 +66,28 @@ def test_without_noise_each_network_learns_as_it_does_alone(method, priors, make
     assert float(apart.detach().abs().min()) > 0
 
 
+def test_every_network_may_have_data_of_its_own():
+    halves = [in_order(X[:30], Y[:30]), in_order(X[30:], Y[30:])]
+    together = some(bl.Variational(estimator="mean"), [Normal(1.0)] * 2)
+    alone = copy.deepcopy(together)
+    bl.fit_together(together, halves, epochs=3, lr=0.02, seed=0, progress=False)
+    for network, single, own in zip(together, alone, halves, strict=True):
+        assert network.num_data == 30
+        single.fit(own, epochs=3, lr=0.02, seed=0, progress=False)
+        for name, tensor in tensors_of(single).items():
+            torch.testing.assert_close(tensors_of(network)[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+def test_loaders_that_do_not_fit_are_refused():
+    networks = some(bl.Variational(), [Normal(1.0)] * 2)
+    with pytest.raises(ValueError, match="Got 1 for 2"):
+        bl.fit_together(networks, [in_order()], epochs=1)
+    with pytest.raises(ValueError, match="2 batches of 40 examples, 3 batches of 60"):
+        bl.fit_together(networks, [in_order(), in_order(X[:40], Y[:40])], epochs=1)
+    with pytest.raises(ValueError, match="one loader"):
+        bl.fit_together(networks, [in_order(), in_order()], epochs=1, checkpoint="run")
+
+
 @pytest.mark.parametrize("estimator", ["local", "shared", "flipout"])
 def test_every_network_has_noise_of_its_own_from_the_same_distribution(estimator):
     count = 400
@@ -160,7 +182,7 @@ def test_stacked_batches_of_a_loader_are_those_of_its_next_epochs():
     class Plain(bl.data.Loader):
         pass
 
-    fast, slow = (list(AbreastLoader(kind(X, Y, 25, seed=4), 3)) for kind in (bl.data.Loader, Plain))
+    fast, slow = (list(AbreastLoader([kind(X, Y, 25, seed=4)] * 3)) for kind in (bl.data.Loader, Plain))
     assert [len(x[0]) for x, _ in fast] == [25, 25, 10]
     for one, other in zip(fast, slow, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

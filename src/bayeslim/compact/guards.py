@@ -38,7 +38,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.Not: operator.not_,
 }
-MAX_SEARCHED_SIZE = 512
+MAX_SEARCHED_SIZE = 64
 """The largest size that is searched for inputs that violate a guard, besides the numbers that the guard names."""
 
 MAX_SEARCHED_ELEMENTS = 2**24
@@ -79,9 +79,13 @@ class Guard:
 
     @property
     def excludes_size_one(self) -> bool:
-        """Whether it is the guard of `torch.export` on every dynamic size."""
+        """Whether it says only that a size is not one.
+
+        `torch.export` assumes that of every dynamic size.
+        """
         size, *rest = self.arguments
-        return self.function is operator.ne and isinstance(size, Size) and size.dim is not None and rest == [1]
+        is_size = isinstance(size, Size) and size.dim is not None
+        return is_size and (self.function, rest) in ((operator.ne, [1]), (operator.ge, [2]))
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Evaluate the guard on flat inputs; a remainder by zero violates it."""

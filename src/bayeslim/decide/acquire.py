@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.decide.predictors import as_classes, need_kind
+from bayeslim.decide.predictors import Predictor, Predicts, need_kind
 from bayeslim.errors import BayeslimError
+from bayeslim.likelihoods import Likelihood
 from bayeslim.noise import kept_random_state
 from bayeslim.predict.batches import batches_of
-from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, as_tensors, batch_size, device_of
+from bayeslim.types import Inputs, as_tensors, batch_size
 
 Rule = Literal["bald", "batch-bald", "entropy", "random"]
 
@@ -44,11 +44,12 @@ EXAMPLES_PER_CHUNK = 2048
 
 
 def acquire(
-    bnn: Bayesian,
+    predictor: Predictor,
     pool: Inputs | Iterable[Any],
     count: int = 1,
     rule: Rule = "bald",
     *,
+    likelihood: Likelihood | None = None,
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Tensor:
@@ -58,25 +59,31 @@ def acquire(
     whole pool; the other rules keep one number for each input.
 
     Args:
-        bnn: a fitted network of classes or values.
+        predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
         pool: inputs without labels, or a loader of them in a fixed order, whose targets are ignored.
         count: the number to choose.
-        rule: "bald", "batch-bald" (not for pixels), "entropy" or "random".
+        rule: "bald" (the networks of a posterior disagree), "batch-bald" (a Bayesian network, not for pixels),
+            "entropy" or "random".
+        likelihood: what the outputs mean, where the predictor is not Bayesian.
         generator: of the random numbers.
         **options: of `bayeslim.predict`, such as samples=100.
     """
     if rule not in ("bald", "batch-bald", "entropy", "random"):
         raise ValueError(f'rule must be "bald", "batch-bald", "entropy" or "random". Got {rule!r}.')
-    batches = batches_of(as_tensors(pool, bnn.model), EXAMPLES_PER_CHUNK, bnn.model)
+    network = predictor if isinstance(predictor, nn.Module) else nn.Identity()
+    batches = batches_of(as_tensors(pool, network), EXAMPLES_PER_CHUNK, network)
     total = sum(batch_size(inputs) for inputs in batches())
     if not 1 <= count <= total:
         raise ValueError(f"count must be from 1 to the size of the pool, {total}. Got {count}.")
     if rule == "random":
         return torch.randperm(total, generator=generator)[:count]
-    seed = int(torch.randint(2**62, (), generator=generator))
-    predictions = (_predicted(bnn, inputs, seed, options) for inputs in batches())
+    predicts = Predicts(predictor, likelihood, options if generator is None else {**options, "generator": generator})
+    predictions = (predicts(inputs) for inputs in batches())
     if rule != "batch-bald":
-        return torch.cat([_scores(prediction, rule) for prediction in predictions]).argsort(descending=True)[:count]
+        scores = torch.cat([_scores(prediction, rule) for prediction in predictions])
+        if rule == "bald" and not bool(scores.any()):
+            raise BayeslimError('"bald" compares the networks of a posterior, and there is one. Use rule="entropy".')
+        return scores.argsort(descending=True)[:count]
     parts = [_joint_parts(prediction) for prediction in predictions]
     if parts[0][1] is None:
         return batch_bald(torch.cat([probs for probs, _ in parts], 1), count, generator)
@@ -137,11 +144,6 @@ def learn_actively(
             rest = left.nonzero().flatten()
             chosen = acquire(bnn, pool[rest.to(pool.device)], count, rule, generator=generator, **options)
             labelled = torch.cat([labelled, rest[chosen]])
-
-
-def _predicted(bnn: Bayesian, inputs: Inputs, seed: int, options: dict[str, Any]) -> Prediction:
-    generator = torch.Generator(device_of(bnn.model)).manual_seed(seed)  # the same networks for every part
-    return as_classes(predict(bnn, inputs, generator=generator, **options))
 
 
 def _scores(prediction: Prediction, rule: Rule) -> Tensor:

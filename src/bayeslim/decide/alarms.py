@@ -97,9 +97,10 @@ def scores_of(prediction: Prediction) -> dict[str, Tensor]:
         per_example["entropy"] = prediction.entropy
     else:
         per_example["variance"] = prediction.variance
-    if len(prediction.samples) > 1:
+    if bool(prediction.epistemic.any()):  # one network has none
         disagreement = "mutual information" if prediction.probs is not None else "epistemic variance"
         per_example[disagreement] = prediction.epistemic
+    if len(prediction.samples) > 1:
         per_example["output variance"] = prediction.samples.float().var(0)
     if prediction.kind == "classes":
         per_example["energy"] = -prediction.samples.float().logsumexp(-1).mean(0)

@@ -1,17 +1,22 @@
-"""Anything that predicts: a Bayesian network, a plain one, or a function that an exported file gave."""
+"""Anything that predicts: a Bayesian network, a plain one, or a function that an exported file gave.
+
+A guarantee holds for one fixed predictor. So a Bayesian network predicts held-out data and new inputs with the same
+drawn networks: their seed is drawn once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError
-from bayeslim.likelihoods import Likelihood
+from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.likelihoods import Bernoulli, Gaussian, Likelihood
+from bayeslim.noise import drawing_from, random_seed
 from bayeslim.predict.predict import predict
 from bayeslim.replica import replicate
 from bayeslim.results import Prediction
@@ -24,7 +29,8 @@ class Predicts:
     """A predictor and its options, called on inputs for a `Prediction`.
 
     Args:
-        predictor: a Bayesian network; a plain, slim or distilled one; or a function from inputs to outputs.
+        predictor: a Bayesian network; a plain, slim or distilled one; or a function from inputs to outputs, which may
+            be the five of an exported posterior.
         likelihood: what the outputs of a predictor mean that is not Bayesian.
         options: of `bayeslim.predict`, for a Bayesian network.
     """
@@ -44,7 +50,9 @@ class Predicts:
             )
         elif options:
             raise TypeError(f"Only Bayesian networks take the options of predict. Got {', '.join(sorted(options))}.")
-        self.predictor, self.likelihood, self.options = predictor, likelihood, options
+        self.predictor, self.likelihood, self.options = predictor, likelihood, dict(options)
+        with drawing_from(self.options.pop("generator", None)):
+            self.seed = random_seed()
 
     def __call__(self, x: Inputs) -> Prediction:
         """Predict inputs; yes/no targets are predicted as two classes."""
@@ -52,13 +60,24 @@ class Predicts:
 
     def _predict(self, x: Inputs) -> Prediction:
         if isinstance(self.predictor, Bayesian):
-            return predict(self.predictor, x, **self.options)
+            generator = torch.Generator(device_of(self.predictor.model)).manual_seed(self.seed)
+            return self._classes_last(predict(self.predictor, x, generator=generator, **self.options))
         with torch.no_grad():
             if isinstance(self.predictor, nn.Module):
                 outputs: Any = call(replicate(self.predictor), to_device(x, device_of(self.predictor)))
             else:
                 outputs = self.predictor(x)
-        return self.likelihood.predict(torch.as_tensor(outputs).unsqueeze(0))
+        if isinstance(outputs, (tuple, list)):
+            return _of_posterior(self.likelihood, [torch.as_tensor(one) for one in outputs])
+        return self._classes_last(self.likelihood.predict(torch.as_tensor(outputs).unsqueeze(0)))
+
+    def _classes_last(self, prediction: Prediction) -> Prediction:
+        """Move the classes of the drawn outputs to the end, where those of the probabilities are."""
+        place = getattr(self.likelihood, "class_dim", -1)
+        if place == -1:
+            return prediction
+        samples = prediction.samples.movedim(place + 1 if place >= 0 else place, -1)
+        return dataclasses.replace(prediction, samples=samples)
 
     @property
     def ignored(self) -> int | None:
@@ -78,6 +97,24 @@ class Predicts:
             yield prediction, targets.to(prediction.mean.device)
         if not count:
             raise BayeslimError("The validation loader gave no batches.")
+
+
+def _of_posterior(likelihood: Likelihood, outputs: Sequence[Tensor]) -> Prediction:
+    """Read the outputs of an exported posterior, which has averaged its draws already."""
+    if len(outputs) not in (1, 5):
+        raise ShapeMismatch(
+            "A function gives the outputs of one network, or the five of an exported posterior: mean, variance, "
+            f"entropy, aleatoric, epistemic. Got {len(outputs)}."
+        )
+    if len(outputs) == 1:
+        return likelihood.predict(outputs[0].unsqueeze(0))
+    mean, variance, _, aleatoric, epistemic = outputs
+    if isinstance(likelihood, Gaussian):
+        return Prediction("values", mean, mean.unsqueeze(0), aleatoric, epistemic, is_gaussian=True)
+    is_binary = isinstance(likelihood, Bernoulli)
+    logits = mean.logit() if is_binary else mean.log()
+    kind: Literal["binary", "classes"] = "binary" if is_binary else "classes"
+    return Prediction(kind, mean, logits.unsqueeze(0), aleatoric, epistemic, probs=mean, spread=variance)
 
 
 def as_classes(prediction: Prediction) -> Prediction:

@@ -101,13 +101,10 @@ class Step:
         self.meter.reset()
 
     def __call__(self, batch: Any, window: int, updates: bool, check: Check | None = None) -> None:
-        """Add the gradients of a batch; update the weights at the end of a window.
+        """Add the gradients of a batch; move the weights if it is the last of its window.
 
-        Args:
-            batch: on the device of the network.
-            window: the number of batches whose gradients are averaged.
-            updates: whether the batch is the last of its window.
-            check: raises for bad terms of the loss, before the weights move.
+        Gradients are averaged over the batches of a window. `check` raises for bad terms of the loss, before the
+        weights move.
         """
         self.meter.count += 1
         self.gradients(batch, window, updates)
@@ -184,10 +181,7 @@ class CapturedStep:
         self._network: Any = None
 
     def begin_epoch(self) -> None:
-        """Start the means of an epoch.
-
-        Graphs are captured anew if a callback changed the network.
-        """
+        """Start the means of an epoch; graphs are made anew if the network has changed."""
         self.step.begin_epoch()
         modes = [module.training for module in self.bnn.modules()]
         network = modes, [(p.data_ptr(), p.requires_grad) for p in self.bnn.parameters()]
@@ -282,13 +276,7 @@ class CapturedStep:
 
 
 def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedStep:
-    """Choose how steps run.
-
-    Args:
-        step: the eager step.
-        compile: as for `fit`.
-        accumulate: batches whose gradients are averaged.
-    """
+    """Choose how steps run: eagerly, or captured as a CUDA graph."""
     if compile is False or step.device.type != "cuda":
         return step
     if step.shares_gradients:
@@ -302,10 +290,7 @@ def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedSte
 
 
 def _first_cause(error: BaseException) -> str:
-    """Describe the first of a chain of errors.
-
-    The others only say that the capture is over.
-    """
+    """Describe the first of a chain of errors: others only say that capture is over."""
     while error.__context__ is not None:
         error = error.__context__
     return str(error).partition("\n")[0]

@@ -82,14 +82,14 @@ class Stack(Bayesian):
 
     @classmethod
     def of(cls, networks: Sequence[Bayesian]) -> Stack:
-        """Stack networks, each with its own tensors and hyperparameters; they are not changed."""
+        """Stack copies of networks, each with its own tensors and hyperparameters."""
         stack = cls.at(networks[0], [tensors_of(network) for network in networks])
         stack._stack_priors(networks)
         return stack
 
     @classmethod
     def at(cls, bnn: Bayesian, starts: Sequence[Params]) -> Stack:
-        """Stack copies of a network that start at the given parameters and buffers, all of them by name."""
+        """Stack copies of a network with these parameters and buffers, all by name."""
         stack: Any = copy.deepcopy(bnn)
         stack.__class__ = cls
         values = stacked([{name: tensor.detach() for name, tensor in own.items()} for own in starts])
@@ -197,30 +197,32 @@ def _first(batch: Any) -> Any:
 
 
 class AbreastLoader:
-    """S passes over a loader at once, each in an order of its own, their batches stacked.
+    """S passes over loaders at once, their batches stacked.
 
     Args:
-        loader: the batches; its other attributes can be read from this one.
-        members: S.
+        loaders: of every network, of equal sizes; several may be one loader, which each passes over in an order of its
+            own. Other attributes are those of the first.
     """
 
-    def __init__(self, loader: Any, members: int):
-        self.loader, self.members = loader, members
+    def __init__(self, loaders: Sequence[Any]):
+        self.loaders = list(loaders)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.loaders[0])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
+        return getattr(self.loaders[0], name)
 
     def __iter__(self) -> Iterator[Any]:
-        if type(self.loader) is Loader:
-            return self.loader.side_by_side(self.members)
-        passes = [iter(self.loader) for _ in range(self.members)]
-        if len({id(one) for one in passes}) < self.members:
+        first = self.loaders[0]
+        if type(first) is Loader and all(loader is first for loader in self.loaders):
+            return first.side_by_side(len(self.loaders))
+        passes = [iter(loader) for loader in self.loaders]
+        if len({id(one) for one in passes}) < len(passes):
             raise TypeError(
-                f"{type(self.loader).__name__} cannot be iterated {self.members} times at once (persistent_workers). "
-                "Use one that can, or train the networks one by one, as DeepEnsemble(together=False) does."
+                f"{type(first).__name__} cannot be iterated {len(passes)} times at once "
+                "(persistent_workers). Use one that can, or train the networks one by one, as "
+                "DeepEnsemble(together=False) does."
             )
         return (_side_by_side(batches) for batches in zip(*passes, strict=True))
 

@@ -1,7 +1,7 @@
 """Networks trained side by side: one vmapped step for several Bayesian networks of one architecture.
 
     networks = [bl.bayesianize(make_network(), bl.Variational(), likelihood=...) for _ in range(8)]
-    bl.fit_together(networks, loader, epochs=20)
+    bl.fit_together(networks, loader, epochs=20)             # or a loader for each: folds, splits
 
 Their parameters are one stack (`abreast.py`), whose step is one CUDA graph on a GPU. On a CPU networks of more than
 about 100,000 weights gain nothing.
@@ -9,7 +9,8 @@ about 100,000 weights gain nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
@@ -20,11 +21,10 @@ from bayeslim.io.storage import encode
 from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Learnable, Prior
-from bayeslim.priors.learnable import CLOSED_FORM
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
-from bayeslim.train.loaders import check_loader, training_set_size
+from bayeslim.train.loaders import check_loader, size_of_data, training_set_size
 from bayeslim.train.options import check_names, check_values
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Params, chosen_device, device_of
@@ -42,9 +42,10 @@ REFUSED = {
 def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None = None, **training: Any) -> Fit:
     """Train several networks side by side, in place.
 
-    They share architecture, method, likelihood and data, and differ in their weights: networks of several seeds, for
-    example. Fixed priors may differ in their hyperparameters. Each network has its own noise, and goes over the data in
-    its own order. `DeepEnsemble(together=True)` trains its members in the same way.
+    They share architecture, method and likelihood, and differ in their weights, as networks of several seeds do, or in
+    their data, as those of a cross-validation do. Fixed priors may differ in their hyperparameters. Each network has
+    its own noise, and goes over the data in its own order. `DeepEnsemble(together=True)` trains its members in the same
+    way.
 
     It is for methods that train by gradients of a loss, such as `Variational` with every family, prior and gate, `IVON`
     and `MCDropout`, and for networks that `vmap` can run: recurrent layers, for example, it cannot. Where it is not
@@ -52,7 +53,8 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
 
     Args:
         networks: the networks, which are trained in place.
-        loader: batches of inputs and targets, read once for every network.
+        loader: batches of inputs and targets, read once for every network; or a list of loaders, one for each, with
+            as many batches of the same sizes.
         seed: makes the run repeatable, and leaves the global random state unchanged.
         **training: options of `bayeslim.train.fit`: epochs, lr, lr_schedule, checkpoint, accumulate, autocast, compile,
             device, progress.
@@ -61,25 +63,45 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
         the history of the mean loss over networks.
     """
     networks = list(networks)
-    check_loader(loader)
+    loaders = _loaders(loader, networks, training)
     check_values({**training, "seed": seed})
     check_names("fit_together", training, fit, REFUSED)
-    _check(networks, loader)
+    _check(networks, loaders)
     device = training.pop("device", None)
     if device is not None:
         for network in networks:
             network.to(chosen_device(device))
     stack = Stack.of(networks)
-    stack.num_data, stack.seed = training_set_size(networks[0], loader), seed
-    with seeded(seed, 0, loader):
-        result = fit(stack, AbreastLoader(loader, len(networks)), **training)
+    stack.num_data, stack.seed = training_set_size(networks[0], loaders[0]), seed
+    with ExitStack() as orders:
+        for own in {id(one): one for one in loaders}.values():
+            orders.enter_context(seeded(seed, 0, own))
+        result = fit(stack, AbreastLoader(loaders), **training)
     stack.unstack(networks)
     for epoch in result.history:
         epoch.update({key: epoch[key] / len(networks) for key in ("nll", "kl", "loss")})
     return result
 
 
-def _check(networks: list[Any], loader: Any) -> None:
+def _loaders(given: Any, networks: list[Any], training: Mapping[str, Any]) -> list[Any]:
+    """List a loader for every network."""
+    if not isinstance(given, (list, tuple)) or not given or isinstance(given[0], (list, tuple, Mapping)):  # batches
+        check_loader(given)
+        return [given] * len(networks)
+    for one in given:
+        check_loader(one)
+    if len(given) != len(networks):
+        raise ValueError(f"A list of loaders needs one for each network. Got {len(given)} for {len(networks)}.")
+    sizes = {(len(one), size_of_data(one)) for one in given}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{batches} batches of {examples} examples" for batches, examples in sorted(sizes))
+        raise ValueError(f"Networks that train together need data of one size. Got {listed}.")
+    if training.get("checkpoint") is not None:
+        raise ValueError("A checkpoint holds the place in one loader. Leave it out, or give one loader for all.")
+    return list(given)
+
+
+def _check(networks: list[Any], loaders: list[Any]) -> None:
     """Raise unless the networks can be one stack."""
     if not networks or not all(isinstance(network, Bayesian) for network in networks):
         raise TypeError("networks must be a list of Bayesian networks, made by bl.bayesianize, at least one.")
@@ -97,9 +119,9 @@ def _check(networks: list[Any], loader: Any) -> None:
     obstacles = [
         ("pruned networks", any(network.masks for network in networks)),
         ("continual learning", any(network.anchor is not None for network in networks)),
-        ('priors with learn="closed form"', any(_has_closed_form(network) for network in networks)),
+        ('priors with learn="closed form"', any(network.priors.has_closed_forms for network in networks)),
         ("several processes", rank_and_world()[1] > 1),
-        ("a loader with persistent_workers", bool(getattr(loader, "persistent_workers", False))),
+        ("a loader with persistent_workers", any(getattr(one, "persistent_workers", False) for one in loaders)),
     ]
     found = [name for name, is_there in obstacles if is_there]
     if found:
@@ -113,10 +135,6 @@ def _check(networks: list[Any], loader: Any) -> None:
                 f"Networks that train together have the same {different}, and network {place} has another than the "
                 "first. Train those that are alike together."
             )
-
-
-def _has_closed_form(network: Bayesian) -> bool:
-    return any(isinstance(p, Learnable) and p.learned_by == CLOSED_FORM for p in network.priors.given.values())
 
 
 def _shape_of(network: Bayesian) -> dict[str, Any]:
