@@ -81,7 +81,7 @@ def _(step: Window, name: str, lanes: int) -> str:
     channels, height, width = step.in_shape
     _, out_height, out_width = step.out_shape
     is_max = step.kind == "max"
-    take = "if (u > m) m = u;" if is_max else "m += u;"
+    take = "if (u > m || u != u) m = u;" if is_max else "m += u;"
     if is_max:
         share = ""
     elif step.counts_padding or step.padding == (0, 0):

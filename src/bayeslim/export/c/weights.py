@@ -232,9 +232,9 @@ def _write_block(step: Weighted, finish: _Finish, total: str, height: int, width
     if pool.kind == "max" and _never_falls(step.activation) and not finish.scale:
         # The bias and an activation that never falls may follow the maximum.
         start = total.replace("[i]", f"[i * {pool.height}]").replace("[j]", f"[j * {pool.width}]")
-        each, end = f"const float u = {inner}; m = u > m ? u : m;", f"{finish('m')} {at} = v;"
+        each, end = f"const float u = {inner}; m = u > m || u != u ? u : m;", f"{finish('m')} {at} = v;"
     elif pool.kind == "max":
-        start, each, end = "-INFINITY", f"{finish(inner)} m = v > m ? v : m;", f"{at} = m;"
+        start, each, end = "-INFINITY", f"{finish(inner)} m = v > m || v != v ? v : m;", f"{at} = m;"
     else:
         start, each = "0.0f", f"{finish(inner)} m += v;"
         end = f"{at} = m * {literal(1 / (pool.height * pool.width))};"
