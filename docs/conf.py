@@ -49,7 +49,14 @@ html_theme_options = {
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",
 }
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_sidebars = {  # only these have pages below them to list
+    "**": [],
+    "tutorials/*": ["sidebar-nav-bs"],
+    "methods/*": ["sidebar-nav-bs"],
+    "api/*": ["sidebar-nav-bs"],
+}
 html_show_sourcelink = False
 
 sphinx_gallery_conf = {

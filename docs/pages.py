@@ -82,12 +82,13 @@ def _entries(name: str, values: dict[str, Any]) -> list[str]:
     left = list(values)
     while left:
         names, code = examples.get(left[0], ((left[0],), None))
-        for one in (one for one in names if one in left):
+        here = [one for one in names if one in left]
+        for one in here:
             kind, options = ("autoclass", ["   :members:"]) if inspect.isclass(values[one]) else ("autofunction", [])
             options += ["   :no-index:"] if name != "." else []
             lines += [f".. {kind}:: {reference.namespace(name).__name__}.{one}", *options, ""]
-        left = [one for one in left if one not in names]
-        lines += ["Example:", "", *_code(code)] if code else []
+        lines += [f"   {line}" for line in ("Example:", "", *_code(code))] if code else []  # inside the last of them
+        left = [one for one in left if one not in here]
     return lines
 
 

@@ -73,6 +73,6 @@ sizes = torch.arange(11)
 for found, offset, label in ((sets, -0.2, "digits"), (unknown_sets, 0.2, "shuffled pixels")):
     share = 100 * torch.bincount(found.sizes, minlength=11) / len(found.sizes)
     axes.bar(sizes + offset, share, width=0.4, label=label)
-axes.set(xlabel="classes in the set", ylabel="inputs, %", xticks=sizes.tolist())
+axes.set(xlabel="classes in the set", ylabel="inputs, %", xlim=(-0.5, int(unknown_sets.sizes.max()) + 0.5))
 axes.legend()
 plt.show()

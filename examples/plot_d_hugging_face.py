@@ -91,13 +91,14 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %%
 # Now teach the model another kind of text with LoRA. Only trainable parameters are random, so the posterior is over the
-# adapters alone. The recipe puts a gate on every rank, and gates of ranks that the data do not need close.
+# adapters alone. The recipe puts a gate on every rank, and the gates say which ranks matter: cut half of them. With
+# ``recipe.budget`` in place of a number, and long enough training, ranks that the data do not need go by themselves.
 
 adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
 recipe = bl.recipes.lora_ranks(strength=1.0, epochs=10)
 bnn = bl.bayesianize(adapted, likelihood=bl.likelihoods.Categorical(), **recipe)
 bnn.fit(prose, **recipe.fit, seed=0, progress=False)
-pruned = bl.prune(bnn, recipe.budget, **recipe.cut)
+pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), **recipe.cut)
 small = bl.compact(pruned, example={"input_ids": held_out_prose[0]["input_ids"]})
 print(f"perplexity on prose: {perplexity(model, held_out_prose):.2f} before, ", end="")
 print(f"{perplexity(small, held_out_prose):.2f} with the smaller adapter")
