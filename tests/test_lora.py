@@ -197,9 +197,9 @@ def test_ranks_that_a_second_task_does_not_need_are_cut():
     slim = bl.compact(pruned, x[:2])
     ranks = {name.rpartition(".")[2]: rank for name, rank in slim.peft_config["default"].rank_pattern.items()}
     assert ranks["q"] == ranks["up"] == 1  # every layer keeps its best one
-    assert 2 <= ranks["v"] <= 6
+    assert ranks.get("v", 8) >= 2
     assert distance(slim) < 0.2 * distance(base)
-    assert distance(slim) < 1.1 * distance(plain)
+    assert distance(slim) < distance(plain)
     sizes = [sum(p.numel() for n, p in model.named_parameters() if "lora_" in n) for model in (slim, plain)]
     assert sizes[0] < 0.5 * sizes[1]
     merged = slim.merge_and_unload()
