@@ -170,7 +170,7 @@ def test_ranks_that_a_second_task_does_not_need_are_cut():
         known = torch.rand(len(words)) < 0.8
         words[known, place] = (words[known, place - 1] + 2 * words[known, place - 2]) % WORDS
     first = [(part[:, :-1], part[:, 1:]) for part in words.split(50)]
-    base = trained(Words(), first, 12, 5e-3)
+    base = trained(Words(), first, 6, 5e-3)
     second = copy.deepcopy(base)
     with torch.no_grad():
         second.v.weight += torch.randn(24, 2) @ torch.randn(2, 24)
@@ -199,7 +199,7 @@ def test_ranks_that_a_second_task_does_not_need_are_cut():
     assert ranks["q"] == ranks["up"] == 1  # every layer keeps its best one
     assert 2 <= ranks["v"] <= 6
     assert distance(slim) < 0.2 * distance(base)
-    assert distance(slim) < 1.1 * distance(plain)
+    assert distance(slim) < distance(plain)
     sizes = [sum(p.numel() for n, p in model.named_parameters() if "lora_" in n) for model in (slim, plain)]
     assert sizes[0] < 0.5 * sizes[1]
     merged = slim.merge_and_unload()
