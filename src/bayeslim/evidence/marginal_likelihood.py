@@ -87,13 +87,9 @@ def log_marginal_likelihood(
     prior_mean: Mapping[str, float | Tensor],
     scale: Tensor | float = 1.0,
 ) -> Tensor:
-    """Compute the Laplace evidence, differentiable in the prior precision.
+    """Compute the Laplace evidence around w*, differentiable in the prior precision.
 
-    Args:
-        log_likelihood: log p(D|w*).
-        posterior: around w*; it knows its prior precision.
-        prior_mean: the prior's centre by parameter name.
-        scale: s, a factor on the curvature.
+    `scale` is s, a factor on the curvature.
     """
     prior = random_prior(posterior)
     random = {name: mask for name, mask in posterior.support.items() if bool(mask.any())}

@@ -70,13 +70,7 @@ def by_evidence_(bnn: Bayesian, loader: Iterable[Any], per: Per = "network", in_
 
 
 def by_validation_(bnn: Bayesian, validate: Iterable[Any], grid: Sequence[float] = GRID) -> float:
-    """Give the posterior the grid's best prior precision on validation data.
-
-    Args:
-        bnn: a fitted network; its posterior and priors change.
-        validate: data that the network was not trained on.
-        grid: the precisions to try.
-    """
+    """Give the posterior the grid's best prior precision on validation data."""
     posterior = cast("Gaussian", bnn.posterior_)
     losses = []
     try:

@@ -19,14 +19,7 @@ from bayeslim.prune.candidates import Candidates
 
 
 def bundled(candidates: Candidates, by_size: bool, *, uniform: bool, round_to: int) -> Candidates:
-    """Put units into bundles.
-
-    Args:
-        candidates: units.
-        by_size: whether units are ranked by the score per weight.
-        uniform: whether layers of the same kind and width keep the same width.
-        round_to: the number of channels of which a layer keeps a multiple.
-    """
+    """Put units into bundles."""
     scores = candidates.scores / candidates.sizes if by_size else candidates.scores
     scores = torch.where(candidates.gone, -torch.inf, scores)
     order = candidates.ties.argsort(stable=True)

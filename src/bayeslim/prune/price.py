@@ -30,14 +30,7 @@ Price = Callable[[Params], float]
 
 
 def price(goal: str, model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
-    """Make the function that counts the price of a goal.
-
-    Args:
-        goal: "sparsity" (counted as weights left), "parameters", "flops", "bytes" or "latency".
-        model: the plain network.
-        candidates: everything that could be cut.
-        example: inputs, for flops and latency.
-    """
+    """Make the function that counts the price of a goal; "sparsity" is weights left."""
     if goal == "sparsity":
         return lambda masks: float(sum(int(masks[name].sum()) for name in candidates.weights))
     if goal == "parameters":
@@ -136,13 +129,7 @@ def _latency(model: nn.Module, candidates: Candidates, example: Inputs) -> Price
 
 
 def seconds_a_call(model: nn.Module, example: Inputs, at_least: float = 0.2) -> float:
-    """Measure the median time of a call in eval mode on the example.
-
-    Args:
-        model: the network.
-        example: its inputs.
-        at_least: the seconds that all measured calls take together.
-    """
+    """Measure the median time of a call in eval mode, of calls for `at_least` seconds."""
     model = model.eval()
     device = device_of(model)
     inputs = to_device(example, device)

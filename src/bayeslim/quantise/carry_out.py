@@ -34,14 +34,7 @@ class Settings:
 def carry_out(
     source: Source, widths: Mapping[str, Tensor], settings: Settings, priors: Mapping[str, Prior]
 ) -> Quantised:
-    """Round a copy of a network.
-
-    Args:
-        source: the network to round.
-        widths: bits per code, (units,) by name; parameters without an entry stay as they are.
-        settings: the options.
-        priors: of the random parameters, for learned codebooks.
-    """
+    """Round a copy of a network."""
     grids: dict[str, Grid] = {}
     rounders: dict[str, Rounder] = {}
     codes: Params = {}

@@ -128,10 +128,7 @@ def _of_units(source: Source, name: str, width: int) -> Tensor:
 
 @contextmanager
 def _searching(ladder: Ladder) -> Iterator[Callable[[int], Quantised]]:
-    """Yield a function that makes a candidate by its index.
-
-    It makes each candidate once, and advances a progress bar.
-    """
+    """Yield a function that makes each candidate once, under a progress bar."""
     with progress(range(0), "searching bits", total=math.ceil(math.log2(len(ladder))) + 1) as bar:
 
         @cache
