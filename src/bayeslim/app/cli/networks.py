@@ -68,7 +68,7 @@ def fit_settings(folder: Path) -> FitSettings | None:
 
 
 def _beside(folder: Path, name: str) -> Path | None:
-    """Find a file that `bayeslim fit` wrote, in its folder or beside that of the network."""
+    """Find a file of `bayeslim fit`, in its folder or beside that of the network."""
     places = (folder, folder.parent) if folder.name == NETWORK else (folder,)
     return next((place / name for place in places if (place / name).is_file()), None)
 
