@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
-import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import benchmark_page
 import gallery_page
+import reference
 from rst import as_rst_lines
-
-import bayeslim as bl
-
-NOTES = tomllib.loads((Path(__file__).parent / "method_notes.toml").read_text(encoding="utf-8"))
-NAMESPACES = (
-    "priors",
-    "likelihoods",
-    "families",
-    "gates",
-    "posteriors",
-    "recipes",
-    "metrics",
-    "diagnostics",
-    "samplers",
-    "continual",
-    "schedules",
-    "data",
-    "zoo",
-    "errors",
-)
-"""Public namespaces in the order of the reference."""
-BRIDGES = ("sklearn", "trainers", "trainers.lightning", "trainers.transformers", "botorch", "activeml")
-"""Modules for other libraries, which are imported by name."""
 
 
 def write(folder: Path) -> None:
@@ -54,33 +29,27 @@ def write(folder: Path) -> None:
     _put(folder / "benchmarks.rst", benchmark_page.write(folder / "plots"))
     _put(folder / "gallery.rst", gallery_page.write(folder / "gallery"))
     _put(folder / "api" / "index.rst", _api_index(methods))
-    for name in NAMESPACES:
-        if hasattr(bl, name):
-            _put(folder / "api" / f"{name}.rst", _namespace_page(f"bl.{name}", getattr(bl, name)))
-    for name in BRIDGES:
-        module = importlib.import_module(f"bayeslim.{name}")
-        _put(folder / "api" / f"{name}.rst", _namespace_page(module.__name__, module))
+    for name in (*reference.NAMESPACES, *reference.BRIDGES):
+        _put(folder / "api" / f"{name}.rst", _namespace_page(name))
 
 
 def _methods() -> dict[str, type]:
     """List the public methods by name."""
-    found = {name: getattr(bl, name) for name in bl.__all__}
-    return {
-        name: value
-        for name, value in sorted(found.items(), key=lambda item: item[0].lower())
-        if inspect.isclass(value) and issubclass(value, bl.Method) and value is not bl.Method
-    }
+    return {name: value for name, value in _listed(".").items() if name in reference.METHOD_NOTES}
+
+
+def _listed(name: str) -> dict[str, Any]:
+    return dict(sorted(reference.public(name).items(), key=lambda item: item[0].lower()))
 
 
 def _method_page(name: str, method: type) -> str:
     """Build the page of a method: its file's docstring, the notes, and its settings."""
     module = sys.modules[method.__module__]
-    notes = NOTES[name]
+    notes = reference.METHOD_NOTES[name]
     parts = [name, "=" * len(name), "", *as_rst_lines((inspect.getdoc(module) or "").splitlines()), ""]
     for title, key in (("When to use it", "when"), ("Cost", "cost"), ("When it goes wrong", "trouble")):
         parts += [title, "-" * len(title), "", *as_rst_lines([notes[key]]), ""]
-    code = [f"   {line}" for line in notes["example"].strip().splitlines()]
-    parts += ["Example", "-------", "", ".. code-block:: python", "", *code, ""]
+    parts += ["Example", "-------", "", *_code(notes["example"])]
     return "\n".join([*parts, "Settings", "--------", "", f".. autoclass:: bayeslim.{name}", ""])
 
 
@@ -89,32 +58,41 @@ def _summary(value: Any) -> str:
 
 
 def _api_index(methods: dict[str, type]) -> str:
-    values = {name: getattr(bl, name) for name in sorted(bl.__all__, key=str.lower)}
-    functions = [name for name, value in values.items() if inspect.isfunction(value)]
-    classes = [name for name, value in values.items() if inspect.isclass(value) and name not in methods]
-    parts = ["API reference", "=============", "", "Functions", "---------", ""]
-    parts += [f".. autofunction:: bayeslim.{name}\n" for name in functions]
+    values = {name: value for name, value in _listed(".").items() if name not in methods}
+    listed = "\n".join(f"   {name}" for name in (*reference.NAMESPACES, *reference.BRIDGES))
+    parts = ["API reference", "=============", "", "All examples below and in the namespaces start from this code:", ""]
+    parts += [*_code(reference.START), "Functions", "---------", ""]
+    parts += _entries(".", {name: value for name, value in values.items() if not inspect.isclass(value)})
     parts += ["Classes", "-------", "", "Methods of inference have :doc:`pages of their own </methods/index>`.", ""]
-    parts += [f".. autoclass:: bayeslim.{name}\n   :members:\n" for name in classes]
-    listed = "\n".join(f"   {name}" for name in (*(n for n in NAMESPACES if hasattr(bl, n)), *BRIDGES))
+    parts += _entries(".", {name: value for name, value in values.items() if inspect.isclass(value)})
     return "\n".join([*parts, "Namespaces", "----------", "", ".. toctree::", "   :maxdepth: 1", "", listed, ""])
 
 
-def _namespace_page(title: str, namespace: ModuleType) -> str:
-    body = "\n".join(as_rst_lines((inspect.getdoc(namespace) or "").splitlines()))
-    names = getattr(namespace, "__all__", None) or [
-        key
-        for key, value in vars(namespace).items()
-        if not key.startswith("_") and getattr(value, "__module__", None) == namespace.__name__
-    ]
-    entries = []
-    for key in names:
-        value = getattr(namespace, key)
-        if inspect.isclass(value):
-            entries.append(f".. autoclass:: {namespace.__name__}.{key}\n   :members:\n   :no-index:\n")
-        elif callable(value):
-            entries.append(f".. autofunction:: {namespace.__name__}.{key}\n   :no-index:\n")
-    return f"{title}\n{'=' * len(title)}\n\n{body}\n\n" + "\n".join(entries)
+def _namespace_page(name: str) -> str:
+    module = reference.namespace(name)
+    title = module.__name__ if name in reference.BRIDGES else f"bl.{name}"
+    body = as_rst_lines((inspect.getdoc(module) or "").splitlines())
+    return "\n".join([title, "=" * len(title), "", *body, "", *_entries(name, reference.public(name))])
+
+
+def _entries(name: str, values: dict[str, Any]) -> list[str]:
+    """Document names of a namespace; those that share an example stand together, before it."""
+    examples = {one: (names, code) for names, code in reference.EXAMPLES.get(name, {}).items() for one in names}
+    lines: list[str] = []
+    left = list(values)
+    while left:
+        names, code = examples.get(left[0], ((left[0],), None))
+        for one in (one for one in names if one in left):
+            kind, options = ("autoclass", ["   :members:"]) if inspect.isclass(values[one]) else ("autofunction", [])
+            options += ["   :no-index:"] if name != "." else []
+            lines += [f".. {kind}:: {reference.namespace(name).__name__}.{one}", *options, ""]
+        left = [one for one in left if one not in names]
+        lines += ["Example:", "", *_code(code)] if code else []
+    return lines
+
+
+def _code(code: str) -> list[str]:
+    return [".. code-block:: python", "", *(f"   {line}" for line in code.strip().splitlines()), ""]
 
 
 def _put(path: Path, text: str) -> None:

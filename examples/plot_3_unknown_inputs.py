@@ -2,7 +2,8 @@
 Know when you don't know
 ========================
 
-Use the uncertainty of a network to abstain on inputs it is not sure of, and to tell inputs unlike its data apart.
+Use the uncertainty of a network to tell inputs unlike its data apart, to abstain where it is not sure, and to give sets
+of classes that hold the truth as often as they promise.
 """
 
 import torch
@@ -46,4 +47,32 @@ error = wrong.cumsum(0) / answered
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 axes.plot(100 * answered / len(wrong), 100 * error)
 axes.set(xlabel="inputs answered, %", ylabel="error on them, %")
+plt.show()
+
+# %%
+# A threshold with a guarantee: ``selective`` looks at held-out data and abstains so often that, with 95 % confidence,
+# at most 5 % of the answers are wrong. The held-out data must be neither training nor test data.
+
+held_out = bl.data.Loader(digits.test_x[:250], digits.test_y[:250])
+x, y = digits.test_x[250:], digits.test_y[250:]
+answers = bl.selective(ensemble, held_out, max_risk=0.05)(x)
+of_answers = (answers.prediction.classes != y)[answers.answered].float().mean()
+print(f"answered {answers.answered.float().mean():.0%}, of which {of_answers:.1%} wrong")
+
+# %%
+# Conformal sets: instead of abstaining, name all classes that are plausible. The set holds the truth with the
+# probability that you ask for, whatever the network. Unknown inputs get larger sets, but the promise is only for inputs
+# like the held-out ones.
+
+predict_sets = bl.conformal(ensemble, held_out, coverage=0.98)
+sets, unknown_sets = predict_sets(x), predict_sets(shuffled.reshape(digits.test_x.shape))
+print(f"sets that hold the truth: {sets.covers(y).float().mean():.1%}, asked for 98 %")
+
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+sizes = torch.arange(11)
+for found, offset, label in ((sets, -0.2, "digits"), (unknown_sets, 0.2, "shuffled pixels")):
+    share = 100 * torch.bincount(found.sizes, minlength=11) / len(found.sizes)
+    axes.bar(sizes + offset, share, width=0.4, label=label)
+axes.set(xlabel="classes in the set", ylabel="inputs, %", xticks=sizes.tolist())
+axes.legend()
 plt.show()

@@ -155,9 +155,9 @@ def lora_ranks(strength: float = 1.0, epochs: int = 100) -> Recipe:
         strength: the cost in nats of a nat of information, for each of these weights; a larger one leaves fewer ranks.
         epochs: the number of training epochs.
     """
-    recipe = _gated(
-        "lora_ranks", gates.InformationBottleneck(strength=strength, per="weight"), families.Point(), epochs
-    )
+    # B starts at zero, so that noise harms nothing at first; from a small σ gates would not close in a short training
+    gate = gates.InformationBottleneck(strength=strength, per="weight", initial_std=0.3)
+    recipe = _gated("lora_ranks", gate, families.Point(), epochs)
     assert isinstance(recipe.method, Variational)
     return replace(recipe, about="ranks go", method=replace(recipe.method, gate_at={r".*\.lora_B\..*": "inputs"}))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -12,8 +14,12 @@ import pytest
 import bayeslim as bl
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-START = sorted((ROOT / "docs" / "start").glob("*.md"))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "start").glob("*.md")),
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MAX_README_LINES = 180
 
@@ -31,19 +37,52 @@ def test_links_lead_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, *START, *EXAMPLES], ids=lambda page: page.name)
-def test_code_uses_names_that_exist(page):
-    for block in [page.read_text()] if page in EXAMPLES else blocks(page, "python"):
-        for node in ast.walk(ast.parse(block)):
-            names = []
-            while isinstance(node, ast.Attribute):
-                names.insert(0, node.attr)
-                node = node.value
-            if names and isinstance(node, ast.Name) and node.id == "bl":
-                found = bl
-                for name in names[:2] if hasattr(getattr(bl, names[0], None), "__path__") else names[:1]:
-                    assert hasattr(found, name), f"{page.name} uses bl.{'.'.join(names)}"
-                    found = getattr(found, name)
+def code_of(page: Path) -> list[ast.Module]:
+    """Parse the blocks of a page and the code in its sentences, as far as that is Python."""
+    if page.suffix == ".py":
+        return [ast.parse(page.read_text())]
+    found = [ast.parse(block) for block in blocks(page, "python")]
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for inline in re.findall(r"`([^`]*\bbl\.[^`]*)`", text):
+        with contextlib.suppress(SyntaxError):
+            found.append(ast.parse(inline))
+    return found
+
+
+def named(node: ast.expr) -> str:
+    """Write an expression such as bl.priors.Normal as its dotted name; "" for any other."""
+    words = []
+    while isinstance(node, ast.Attribute):
+        words.insert(0, node.attr)
+        node = node.value
+    return ".".join(["bl", *words]) if words and isinstance(node, ast.Name) and node.id == "bl" else ""
+
+
+def value_of(name: str) -> object:
+    """Find what a dotted name stands for, as far as modules, classes and their members go."""
+    found: object = bl
+    for word in name.split(".")[1:]:
+        if not inspect.ismodule(found) and not inspect.isclass(found):
+            break
+        assert hasattr(found, word), name
+        found = getattr(found, word)
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda page: page.name)
+def test_code_uses_names_and_arguments_that_exist(page):
+    for node in (node for tree in code_of(page) for node in ast.walk(tree)):
+        if isinstance(node, ast.Attribute):
+            value_of(named(node))
+        if not isinstance(node, ast.Call) or not callable(called := value_of(named(node.func))):
+            continue
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if named(node.func) and not any(
+            isinstance(one, ast.Starred) or (isinstance(one, ast.Constant) and one.value is ...) for one in given
+        ):
+            keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+            bind = inspect.signature(called).bind_partial if len(keywords) < len(node.keywords) else None
+            (bind or inspect.signature(called).bind)(*node.args, **keywords)
 
 
 def test_the_readme_is_short():

@@ -26,6 +26,7 @@ from bayeslim.families.base import log_prior
 from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.results import Evidence
+from bayeslim.train.loaders import check_labelled
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.progress import showing
 from bayeslim.types import Params, arguments, call, device_of, inputs_of, split_batch, to_device
@@ -67,6 +68,7 @@ def log_evidence(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
             "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
         )
+    check_labelled(bnn.likelihood, (split_batch(batch)[1] for batch in loader))
     generator = on_device(generator, device_of(bnn.model))
     with showing(progress), torch.no_grad(), drawing_from(generator):
         first = next((inputs_of(batch) for batch in loader), None)

@@ -33,6 +33,7 @@ from bayeslim.quantise.result import Quantised
 from bayeslim.quantise.source import BitsSpec, Source, source_of, widths
 from bayeslim.quantise.spend import WIDTHS, Spending
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import ignored_class
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, call, device_of
 
@@ -202,7 +203,7 @@ def error_of(network: nn.Module, likelihood: Likelihood, loader: Iterable[Any]) 
         with torch.no_grad():
             return likelihood.predict(call(network, inputs).unsqueeze(0))
 
-    return error_of_predictions(predicted, loader, device_of(network))
+    return error_of_predictions(predicted, loader, device_of(network), ignored_class(likelihood))
 
 
 def _warned(found: Quantised) -> Quantised:

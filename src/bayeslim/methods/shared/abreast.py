@@ -81,14 +81,14 @@ class Stack(Bayesian):
 
     @classmethod
     def of(cls, networks: Sequence[Bayesian]) -> Stack:
-        """Stack networks, each with its own tensors and hyperparameters; they are not changed."""
+        """Stack copies of networks, each with its own tensors and hyperparameters."""
         stack = cls.at(networks[0], [tensors_of(network) for network in networks])
         stack._stack_priors(networks)
         return stack
 
     @classmethod
     def at(cls, bnn: Bayesian, starts: Sequence[Params]) -> Stack:
-        """Stack copies of a network that start at the given parameters and buffers, all of them by name."""
+        """Stack copies of a network with these parameters and buffers, all by name."""
         stack: Any = copy.deepcopy(bnn)
         stack.__class__ = cls
         values = stacked([{name: tensor.detach() for name, tensor in own.items()} for own in starts])
