@@ -70,10 +70,10 @@ class Diagonal(Posterior):
             total = total + torch.where(point, at_point, density).double().sum().cpu()
         return total
 
-    def condition(self, masks: Mapping[str, Tensor]) -> Diagonal:
+    def condition(self, masks: Mapping[str, Tensor]) -> Self:
         """Set mean and spread to zero where a mask is False; the rest stays."""
         kept = check_masks(masks, self._mean)
-        return Diagonal(
+        return type(self)(
             {name: mean * kept[name] for name, mean in self._mean.items()},
             {name: std * kept[name] for name, std in self._std.items()},
         )

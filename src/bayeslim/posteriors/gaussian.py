@@ -239,18 +239,10 @@ class Conditioned(Gaussian):
         """Restrict P to the weights kept both times."""
         return self.base.restrict({name: kept[name] & mask for name, mask in self.masks.items()}, solver)
 
-    def condition(
-        self,
-        masks: Mapping[str, Tensor],
-        how: How = "joint",
-        *,
-        tolerance: float = Solver.tolerance,
-        max_iterations: int = Solver.max_iterations,
-    ) -> Conditioned:
+    def condition(self, masks: Mapping[str, Tensor], how: How = "joint", **solver: Any) -> Conditioned:
         """Condition the base once on the zeros of both cuts."""
         kept = check_masks(masks, self._mean)
-        both = {name: mask & kept[name] for name, mask in self.masks.items()}
-        return self.base.condition(both, how, tolerance=tolerance, max_iterations=max_iterations)
+        return self.base.condition({name: mask & kept[name] for name, mask in self.masks.items()}, how, **solver)
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Conditioned:
         """Keep the zeros and the mean, and take another prior precision."""

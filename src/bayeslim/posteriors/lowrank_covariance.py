@@ -22,7 +22,7 @@ from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
 from bayeslim.posteriors.base import check_masks, keyed, unkeyed
-from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
+from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
 from bayeslim.posteriors.gaussian import Gaussian, How, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
@@ -115,8 +115,8 @@ class LowRankCovariance(Gaussian):
         masks: Mapping[str, Tensor],
         how: How = "joint",
         *,
-        tolerance: float = DEFAULT_SOLVER.tolerance,
-        max_iterations: int = DEFAULT_SOLVER.max_iterations,
+        tolerance: float = Solver.tolerance,
+        max_iterations: int = Solver.max_iterations,
     ) -> LowRankCovariance:
         """Condition on w = 0 wherever a mask is False, exactly and in the same form.
 

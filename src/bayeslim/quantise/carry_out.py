@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -48,7 +49,7 @@ def carry_out(
         codes[name] = weights.whole(found)
     if settings.move is not None and isinstance(source.posterior, Gaussian) and rounders:
         codes |= _moved(source, rounders, settings)
-    network = source.copy()
+    network = copy.deepcopy(source.network)
     levels = {name: grids[name].decode(codes[name]) for name in codes}
     with torch.no_grad():
         for name, value in levels.items():

@@ -64,10 +64,6 @@ class Rounding:
         found = rounder(values, precision)
         return found, rounder.levels(found)
 
-    def nothing(self) -> Params:
-        """Return codes that are all zero."""
-        return {name: torch.zeros_like(value, dtype=torch.int64) for name, value in self.mean.items()}
-
 
 @singledispatch
 def round_jointly(posterior: Posterior, task: Rounding, parts: int) -> Params:
@@ -182,7 +178,8 @@ def _last_to_first(
 
 def _in_parts(posterior: Gaussian | None, task: Rounding, parts: int) -> Params:
     """Round in parts, the largest precisions first; the rest moves after each."""
-    current, codes = dict(task.mean), task.nothing()
+    current = dict(task.mean)
+    codes = {name: torch.zeros_like(value, dtype=torch.int64) for name, value in current.items()}
     free = {name: kept.clone() for name, kept in task.kept.items()}
     order = {}
     for name in task.rounders:

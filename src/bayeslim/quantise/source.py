@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,10 +40,6 @@ class Source:
     posterior: Posterior
     weights: dict[str, Weights]
     others: dict[str, Weights]
-
-    def copy(self) -> nn.Module:
-        """Copy the network."""
-        return copy.deepcopy(self.network)
 
     @property
     def kept(self) -> int:

@@ -115,11 +115,8 @@ def _values(step: Weighted, name: str, is_kept: NDArray[np.bool_]) -> tuple[str,
     """Write the taps' values: the tables, the expression of tap `t`, and the bytes."""
     if step.levels is None:
         values = step.weight.reshape(len(step.weight), -1)[is_kept]
-        return (
-            array("float", f"{name}_value", map(literal, values.tolist() or [0.0])),
-            f"{name}_value[t]",
-            4 * len(values),
-        )
+        table = array("float", f"{name}_value", map(literal, values.tolist() or [0.0]))
+        return table, f"{name}_value[t]", 4 * len(values)
     levels, codes = np.unique(step.levels.reshape(len(step.weight), -1)[is_kept], return_inverse=True)
     tables = array("float", f"{name}_level", map(literal, levels.tolist() or [0.0]))
     tables += array("uint8_t", f"{name}_code", map(str, codes.reshape(-1).tolist() or [0]))
