@@ -174,19 +174,15 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
 def _taken_elsewhere(network: nn.Module, trace: Trace) -> list[Inputs] | None:
     """List inputs of each path on which a network's own code branches otherwise.
 
-    None stands for paths that are not known.
+    It is None if the path of the trace is not known. Another path that depends on values is tried at one input.
     """
     usual = path_at(quiet_copy(network), trace.example)
     if usual is None:
         return None
     sizes = sizes_of(trace.inputs)
     given = [guard for guard in usual.decisions if not guard.can_be_violated(sizes)]  # such as a missing mask
-    found = []
-    for inputs, path in paths_beyond(network, [usual.decisions], trace.example, within=given, by_decisions=True):
-        if path is None:
-            return None
-        found += [] if path.fails else [inputs]
-    return found
+    others = paths_beyond(network, [usual.decisions], trace.example, within=given, by_decisions=True)
+    return [inputs for inputs, path in others if path is None or not path.fails]
 
 
 def _taken_beyond(network: nn.Module, trace: Trace) -> list[Inputs] | None:
