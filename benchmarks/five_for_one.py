@@ -65,7 +65,7 @@ def networks(jobs: list[Job], cut: str) -> list[nn.Module]:
         folder = Run.folder(_Named({"rule": "weights", **job}), cut)
         network = bl.load(folder)
         assert isinstance(network, nn.Module)
-        found.append(network.eval())
+        found.append(network.eval().to(job["device"]))
     return found
 
 
@@ -79,7 +79,8 @@ class _Named(Run):
 @torch.no_grad()
 def probabilities(members: list[nn.Module], images: Tensor) -> Tensor:
     """Average the class probabilities of the members."""
-    parts = [torch.stack([m(part).softmax(1) for m in members]).mean(0) for part in images.split(500)]
+    device = next(members[0].parameters()).device
+    parts = [torch.stack([m(x).softmax(1) for m in members]).mean(0).cpu() for x in images.to(device).split(500)]
     return torch.cat(parts)
 
 
@@ -132,7 +133,7 @@ def table(options: argparse.Namespace, jobs: list[Job]) -> list[Job]:
     rows = []
     for start in range(0, len(jobs), options.members):
         own = jobs[start : start + options.members]
-        dense, sparse = networks(own, "dense"), networks(own, "")
+        dense, sparse = (networks(own, cut) for cut in ("dense", ""))
         ways = {"one dense": dense[:1], "one sparse": sparse[:1], "five dense": dense, "five sparse": sparse}
         for name, members in ways.items():
             rows.append({"row": name, "repetition": start // options.members} | row(members, steps.test, others))

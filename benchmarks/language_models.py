@@ -342,6 +342,8 @@ class Results:
         known = self.models.get(subject.name, {})
         if known.get("fingerprint") != mark or any(known.get(key) != value for key, value in told.items()):
             dense = log_perplexity(subject.network, *subject.test, batch=subject.batch)
+            if known:  # a note on the old cells goes with them
+                self.content.pop("outdated", None)
             known = {"fingerprint": mark, **told, "dense_log_perplexity": dense, "cells": {}}
         self.models[subject.name] = known
         print(f"{subject.name}: dense perplexity {math.exp(known['dense_log_perplexity']):.4f}", flush=True)

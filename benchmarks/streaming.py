@@ -222,7 +222,6 @@ def decoder_cut(shape: Shape, device: str, way: str, sequences: int, length: int
         batches,
         curvature=way,
         likelihood=bl.likelihoods.Categorical(),
-        columns="sampled",
         progress=False,
     )
     measured = clock.read()

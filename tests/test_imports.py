@@ -34,7 +34,7 @@ LAYERS = (
     # distributions over named parameters
     "posteriors",
     "families stochastic",
-    "io.networks io.frozen",
+    "io.networks io.frozen io.state",
     # from a model and data to a posterior
     "train",
     "curvature",

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from bayeslim import stochastic
 from bayeslim.errors import BayeslimError, MissingDataSize, UnsupportedModel
+from bayeslim.io.state import StateOfModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.base import Method, Terms
 from bayeslim.posteriors import Gaussian, Posterior
-from bayeslim.priors import Learnable, Normal, Prior, Priors, PriorSpec, resolve
+from bayeslim.priors import Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
 from bayeslim.sites import Selection, Sites, sites, tensor_at, usable
@@ -30,9 +31,6 @@ from bayeslim.train.options import check_values
 from bayeslim.train.schedules import Position, Schedule, Uniform
 from bayeslim.train.step import is_capturing
 from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
-
-PREFIXES = {"likelihood:": "likelihood", "prior:": "hyperparameters"}
-"""Where the parameters of likelihood and priors stand in a `state_dict`; no module can have such a name."""
 
 
 def bayesianize(
@@ -81,14 +79,11 @@ def bayesianize_(
     sites: Selection | None = None,
     num_data: int | None = None,
 ) -> Bayesian:
-    """Make `model` itself Bayesian, in place; its parameters become the mean.
-
-    The arguments are those of `bayesianize`.
-    """
+    """Make `model` itself Bayesian, its parameters the mean; else as `bayesianize`."""
     return Bayesian(usable(model), method, likelihood, prior, sites, num_data)
 
 
-class Bayesian(nn.Module):
+class Bayesian(StateOfModel):
     """A network with a posterior over its weights.
 
     Called on inputs it gives one draw in training mode and the mean network in evaluation mode. Made by `bayesianize`.
@@ -123,7 +118,7 @@ class Bayesian(nn.Module):
         _check(model, method, likelihood, num_data)
         report = sites(model, "default" if selection is None else selection, default=method.default_sites)
         priors = resolve(Normal(1.0) if prior is None else prior, model, report.names)
-        _check_learning(method, priors)
+        method.check_priors(priors)
         self.model = model
         self.method = method
         self.likelihood = likelihood.to(device_of(model))
@@ -219,9 +214,7 @@ class Bayesian(nn.Module):
             return call(self.model, inputs, params)
 
     def replica(self, inputs: Inputs | None = None) -> Self:
-        """Make a copy to evaluate, so that this network stays untouched.
-
-        The copy shares everything but the slots of parameters.
+        """Make a copy to evaluate that shares everything but the slots of parameters.
 
         Where the forward of the model reaches past its module tree (see `bayeslim.replica`), the model is copied whole.
 
@@ -279,16 +272,11 @@ class Bayesian(nn.Module):
 
     @property
     def objective(self) -> Objective:
-        """A module whose forward is the loss.
-
-        Wrap it for distributed training, or compile it.
-        """
+        """A module whose forward is the loss, to wrap in DDP or to compile."""
         return Objective(self)
 
     def optimizer(self, lr: float | None = None, *, steps_per_epoch: int | None = None) -> torch.optim.Optimizer:
-        """Make the method's own optimizer where it has one, else a fused Adam.
-
-        Its steps are counted, for schedules.
+        """Make the method's own optimizer, else a fused Adam; its steps are counted.
 
         Args:
             lr: the learning rate; the method's usual one if not given.
@@ -301,10 +289,7 @@ class Bayesian(nn.Module):
         return optimizer
 
     def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the steps of an optimizer as training steps.
-
-        Call it for an optimizer that `bnn.optimizer` did not make.
-        """
+        """Count the steps of an optimizer that `bnn.optimizer` did not make."""
         # Bound methods of one object are equal, so an optimizer that is used again is not counted twice.
         if self._stepped not in optimizer._optimizer_step_post_hooks.values():
             optimizer.register_step_post_hook(self._stepped)
@@ -322,10 +307,7 @@ class Bayesian(nn.Module):
         self.method.observe(self)
 
     def _set(self, **values: Any) -> None:
-        """Set attributes that change at every step.
-
-        It bypasses `nn.Module`, which checks at every assignment whether the value is a parameter.
-        """
+        """Set attributes that change at every step, without the checks of `nn.Module`."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -336,31 +318,22 @@ class Bayesian(nn.Module):
 
     @torch.no_grad()
     def keep_zeros(self) -> None:
-        """Reset pruned weights to exactly zero.
-
-        Called after every optimizer step.
-        """
+        """Reset pruned weights to exactly zero, as after every optimizer step."""
         for name, mask in self.masks.items():
             weight = self.model.get_parameter(name)
             weight.masked_fill_(~mask.to(weight.device), 0)
 
     def left(self, name: str) -> Tensor:
-        """Return the flat indices of the weights that a mask leaves.
-
-        They are found once a mask: a GPU must wait for their number.
-        """
+        """Return the flat indices of the weights that a mask leaves."""
         mask = self.masks[name]
         known, version, indices = self._left.get(name, (None, 0, mask))
         if known is not mask or version != mask._version:
-            indices = mask.flatten().nonzero().flatten()
+            indices = mask.flatten().nonzero().flatten()  # once a mask: a GPU must wait for their number
             self._left[name] = mask, mask._version, indices
         return indices
 
     def fit(self, loader: Any, **options: Any) -> Fit:
-        """Find the posterior from a loader of batches.
-
-        `bayeslim.train.fit` documents the options.
-        """
+        """Find the posterior from a loader; for the options see `bayeslim.train.fit`."""
         check_loader(loader)
         check_values(options)
         self.seed = options.get("seed")
@@ -372,18 +345,21 @@ class Bayesian(nn.Module):
     def mean_network(self) -> nn.Module:
         """Make a plain copy of the model with the posterior's mean as weights.
 
-        It runs without bayeslim.
-
         The mean of an ensemble is a bad network, because its members lie far apart: there the copy is one of them,
         unless `bayeslim.align(..., average=True)` has put their units into one order.
         """
+        plain = self.plain_copy()
+        with torch.no_grad():
+            for name, value in self.method.one_network(self).items():
+                plain.get_parameter(name).copy_(value)
+        return plain
+
+    def plain_copy(self) -> nn.Module:
+        """Make a plain copy of the model with its present weights, fitted or not."""
         plain = copy.deepcopy(self.model)
         for module in plain.modules():
             stochastic.make_plain(module)
         self.method.strip(self, plain)
-        with torch.no_grad():
-            for name, value in self.method.one_network(self).items():
-                plain.get_parameter(name).copy_(value)
         return plain
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -393,38 +369,6 @@ class Bayesian(nn.Module):
         self.state.update({key: kept.to(device) for key, kept in self.state.items() if isinstance(kept, Posterior)})
         self.masks = {name: mask.to(device) for name, mask in self.masks.items()}
         return self
-
-    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Collect the state under the model's own names.
-
-        The states of the likelihood and the priors have the prefixes `likelihood:` and `prior:`.
-        """
-        destination = self.model.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        for start, place in PREFIXES.items():
-            part: nn.Module = getattr(self, place)
-            destination = part.state_dict(destination=destination, prefix=prefix + start, keep_vars=keep_vars)
-        return destination
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load a state that `state_dict` returned."""
-        for start, place in PREFIXES.items():
-            part: nn.Module = getattr(self, place)
-            own = {k.removeprefix(start): v for k, v in state_dict.items() if k.startswith(start)}
-            part.load_state_dict(own, strict=strict, assign=assign)
-        own = {k: v for k, v in state_dict.items() if not k.startswith(tuple(PREFIXES))}
-        return self.model.load_state_dict(own, strict=strict, assign=assign)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """Translate the names in `state_dict` to those of the modules.
-
-        torch calls it when it loads a module that holds this one.
-        """
-        for name in [name for name in state_dict if name.startswith(prefix)]:
-            own = name.removeprefix(prefix)
-            start = next((start for start in PREFIXES if own.startswith(start)), "")
-            place = f"{PREFIXES.get(start, 'model')}.{own.removeprefix(start)}"
-            state_dict[prefix + place] = state_dict.pop(name)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def __repr__(self) -> str:
         total = sum(site.size for site in self.sites)
@@ -439,31 +383,15 @@ def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModel("A scripted model takes no other weights. Make the Python module Bayesian instead.")
-    if isinstance(method, type) and issubclass(method, Method):
-        raise TypeError(f"method must be an instance: write {method.__name__}(), not {method.__name__}.")
-    if not isinstance(method, Method):
-        raise TypeError(f"method must be a bayeslim method, such as bl.Variational(). Got {method!r}.")
-    if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
-        raise TypeError(f"likelihood must be an instance: write {likelihood.__name__}(), not {likelihood.__name__}.")
-    if not isinstance(likelihood, Likelihood):
-        raise TypeError(f"likelihood must be one of bayeslim.likelihoods, such as Categorical(). Got {likelihood!r}.")
+    for what, value, kind, needed in (
+        ("method", method, Method, "a bayeslim method, such as bl.Variational()"),
+        ("likelihood", likelihood, Likelihood, "one of bayeslim.likelihoods, such as Categorical()"),
+    ):
+        if isinstance(value, type) and issubclass(value, kind):
+            raise TypeError(f"{what} must be an instance: write {value.__name__}(), not {value.__name__}.")
+        if not isinstance(value, kind):
+            raise TypeError(f"{what} must be {needed}. Got {value!r}.")
     if num_data is not None and (isinstance(num_data, bool) or not isinstance(num_data, Integral) or num_data < 1):
         raise ValueError(f"num_data is the number of training examples, a whole number above 0. Got {num_data!r}.")
     if isinstance(model, Bayesian):
         raise TypeError("The model is Bayesian already. Pass the plain network (bnn.mean_network()).")
-
-
-def _check_learning(method: Method, priors: Mapping[str, Prior]) -> None:
-    for name, prior in priors.items():
-        how = prior.learned_by if isinstance(prior, Learnable) else None
-        if how is None or how in method.learns_priors_by:
-            continue
-        if method.learns_priors_by:
-            raise UnsupportedModel(
-                f'The prior of "{name}" is to be learned in {how}, which is not the optimum of what {method!r} '
-                "maximises. Use learn=True."
-            )
-        raise UnsupportedModel(
-            f'The prior of "{name}" is to be learned, and {method.name} does not learn priors. Use bl.Variational() '
-            'or a fixed prior; Laplace chooses the scale of one with fit(loader, tune="evidence").'
-        )

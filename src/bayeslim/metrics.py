@@ -106,24 +106,15 @@ def error(probs: Tensor, targets: Tensor) -> float:
 
 
 def nll(probs: Tensor, targets: Tensor) -> float:
-    """Compute the mean of −log p_y.
+    """Compute the mean of −log p_y; arguments as `error`.
 
     A probability that underflowed to 0 counts as the smallest positive number of its dtype.
-
-    Args:
-        probs: class probabilities, (..., C).
-        targets: class indices, (...).
     """
     return float(_nll(*_classes(probs, targets)).mean())
 
 
 def brier(probs: Tensor, targets: Tensor) -> float:
-    """Compute the mean squared distance of probabilities to one-hot targets, 0 to 2.
-
-    Args:
-        probs: class probabilities, (..., C).
-        targets: class indices, (...).
-    """
+    """Compute the squared distance to one-hot targets, 0 to 2; arguments as `error`."""
     return float(_brier(*_classes(probs, targets)).mean())
 
 
@@ -167,11 +158,8 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 def aupr(inside: Tensor, outside: Tensor) -> float:
     """Compute the average precision of an alarm for outside inputs.
 
-    It is the mean over outside inputs of the fraction of alarms at their score or above that are outside.
-
-    Args:
-        inside: scores of inputs like the training data.
-        outside: scores of other inputs, which should be higher.
+    It is the mean over outside inputs of the fraction of alarms at their score or above that are outside. The arguments
+    are those of `auroc`.
     """
     inside, outside = _two_sides("aupr", inside, outside)
     low, high = inside.sort().values, outside.sort().values
@@ -181,12 +169,7 @@ def aupr(inside: Tensor, outside: Tensor) -> float:
 
 
 def fpr_at_95(inside: Tensor, outside: Tensor) -> float:
-    """Compute the fraction of inside inputs that alarm when 95 % of outside ones do.
-
-    Args:
-        inside: scores of inputs like the training data.
-        outside: scores of other inputs, which should be higher.
-    """
+    """Compute the share of inside alarms at 95 % of outside ones; as in `auroc`."""
     inside, outside = _two_sides("fpr_at_95", inside, outside)
     threshold = outside.sort().values[len(outside) - math.ceil(0.95 * len(outside))]
     return float((inside >= threshold).double().mean())

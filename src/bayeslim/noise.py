@@ -72,10 +72,7 @@ def standard_normal_like(tensor: Tensor, *, generator: torch.Generator | None = 
 
 
 def standard_normals(tensors: Sequence[Tensor], *, generator: torch.Generator | None = None) -> list[Tensor]:
-    """Draw ε like each tensor, filled in parallel.
-
-    The values are those of one call after the other.
-    """
+    """Draw ε like each tensor, in parallel, with the values of one call after another."""
     started = [_start(t.shape, t.dtype, t.device, generator) for t in tensors]
     _fill([chunk for _, chunks in started for chunk in chunks])
     return [values for values, _ in started]
@@ -104,10 +101,7 @@ def kept_random_state() -> Iterator[None]:
 
 @contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Draw the library's noise inside from `generator`, in this thread alone.
-
-    None changes nothing.
-    """
+    """Draw the library's noise in this thread from `generator`; None changes nothing."""
     token = _current.set(_current.get() if generator is None else generator)
     try:
         yield
@@ -117,10 +111,7 @@ def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
 
 @contextmanager
 def seeding_torch_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Seed torch's global generator from `generator` inside.
-
-    It is for `torch.distributions`, which take no generator.
-    """
+    """Seed torch's global generator, which `torch.distributions` draw from."""
     if generator is None:
         yield
         return
@@ -150,10 +141,7 @@ def is_transformed() -> bool:
 
 
 def current_generator(device: torch.device | str = "cpu") -> torch.Generator | None:
-    """Get the generator of noise in this thread; None for torch's own.
-
-    Under a compiler, and for another device, it is torch's own.
-    """
+    """Get this thread's generator for a device; None for torch's, as in a compiler."""
     if torch.compiler.is_compiling():
         return None
     generator = _current.get()
@@ -182,10 +170,7 @@ _Chunk = tuple[np.ndarray[Any, Any], int, int]
 def _start(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> tuple[Tensor, list[_Chunk]]:
-    """Allocate the values and list the chunks that numpy has to fill.
-
-    There are none where torch has drawn the values.
-    """
+    """Allocate values and list the chunks for numpy; none where torch has drawn them."""
     if generator is None:
         generator = current_generator(device)
     by_numpy = (
@@ -201,10 +186,7 @@ def _start(
 
 
 def _fill(chunks: list[_Chunk]) -> None:
-    """Fill all chunks.
-
-    This thread and its helpers each take the next chunk until none is left.
-    """
+    """Fill all chunks: this thread and its helpers take one after the other."""
     if not chunks:
         return
     waiting = iter(chunks)

@@ -171,10 +171,7 @@ def _agree(answer: Tensor, wanted: Tensor) -> bool:
 
 
 def _watched(model: nn.Module, twin: nn.Module, inputs: Inputs) -> tuple[Tensor, str]:
-    """Call a copy of `model`, and find out whether it reads the model's own tensors.
-
-    Returns the answer, and the first parameter of `model` itself that it read, if any.
-    """
+    """Call a copy of `model`; return the answer, and a parameter of `model` it read."""
     own = dict(model.named_parameters())
     with Uses(own.values()) as uses:
         answer = call(twin, inputs)
@@ -182,10 +179,7 @@ def _watched(model: nn.Module, twin: nn.Module, inputs: Inputs) -> tuple[Tensor,
 
 
 def deep_copy(model: M) -> M:
-    """Copy a model whole.
-
-    Functions that it holds see the copy where they enclosed a part of the model.
-    """
+    """Copy a model whole, with the functions that enclose a part of it."""
     memo: dict[int, Any] = {}
     twin = copy.deepcopy(model, memo)
     functions: dict[int, FunctionType] = {}

@@ -104,13 +104,10 @@ class Prediction:
         return means, (log_variances / 2).exp()
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Copy all results to NumPy arrays by name.
-
-        They are mean, std, aleatoric, epistemic, entropy, samples and, for classes, probs.
-        """
+        """Copy all results to NumPy arrays by name."""
         names = ["mean", "std", "aleatoric", "epistemic", "entropy", "samples"]
         names += ["probs"] if self.probs is not None else []
-        return {name: _array(getattr(self, name)) for name in names}
+        return {name: as_array(getattr(self, name)) for name in names}
 
     def to_pandas(self, mass: float = 0.9) -> Any:
         """Make a table with one row for every target.
@@ -146,7 +143,7 @@ class Prediction:
         names = ["example", *(f"dimension_{number}" for number in range(1, len(shape)))]
         index = pandas.MultiIndex.from_product([range(size) for size in shape], names=names)
         index = index if len(shape) > 1 else index.get_level_values(0)
-        return pandas.DataFrame({name: _array(value).reshape(-1) for name, value in columns.items()}, index=index)
+        return pandas.DataFrame({name: as_array(value).reshape(-1) for name, value in columns.items()}, index=index)
 
     @property
     def entropy(self) -> Tensor:
@@ -179,7 +176,7 @@ class Prediction:
         )
 
 
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     """Copy a tensor to NumPy, which has no bfloat16."""
     tensor = tensor.detach().cpu()
     found: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()

@@ -24,6 +24,7 @@ sites="all" or sites=["weights", nn.Embedding].
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -71,10 +72,7 @@ class Site:
     @property
     def size(self) -> int:
         """The number of scalars in it."""
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -224,10 +222,7 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Check whether a module is a normalisation layer.
-
-    Those of other libraries are known by their names, such as LlamaRMSNorm and T5LayerNorm.
-    """
+    """Check for a normalisation layer, by name too: LlamaRMSNorm, T5LayerNorm."""
     return isinstance(module, NORMS) or type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
 
 

@@ -7,14 +7,14 @@ and Flipout (Wen et al. 2018, arXiv:1803.04386) turns one draw ΔW = σ ε into 
 
 Both run the layer's *own* forward twice, so there is no Bayesian class per dimension. A layer is retyped in place
 (`layer.__class__`), which keeps its names, hooks and parameters; it draws in training mode and is its plain self in
-evaluation mode. Both need every weight to be used once per example: layers that run never or several times in a forward
-pass, and tied weights, are sampled whole instead (`seen_once` checks it). Positions that share a weight (convolutions,
-sequences) get independent noise, the usual mean-field approximation of the local estimator.
+evaluation mode. Both need every weight to be used once per example: tied weights, and layers that run never or several
+times in a forward pass, are sampled whole instead (`methods/shared/first_pass.py`). Positions that share a weight
+(convolutions, sequences) get independent noise, the usual mean-field approximation of the local estimator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
@@ -25,11 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayeslim.attention import ExplicitAttention
-from bayeslim.errors import UnsupportedModel
-from bayeslim.noise import current_generator, is_transformed, kept_random_state, standard_normal_like
-from bayeslim.replica import Uses
+from bayeslim.noise import current_generator, is_transformed, standard_normal_like
 from bayeslim.sites import owner
-from bayeslim.types import Inputs, Params, arguments, call_with, modules_of
 
 if TYPE_CHECKING:
     from bayeslim.families import DiagonalGaussian
@@ -48,8 +45,6 @@ LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
 
 L = TypeVar("L", bound=nn.Module)
 
-_CHECKED_OUTPUTS = 8
-
 TINY = 1e-20
 """Added to variances: the root of one that is zero (of an input that is all zeros) would have an infinite gradient."""
 
@@ -66,7 +61,7 @@ class _Substitute:
         return getattr(self.layer, name)
 
 
-class _ForeignSubstitute(_Substitute):
+class ForeignSubstitute(_Substitute):
     """A layer of a user's class seen with other parameters: methods, properties and `super()` see them as well."""
 
     @property  # type: ignore[misc]
@@ -219,10 +214,7 @@ def _half_precision(input: Tensor, mean: Tensor) -> bool:
 
 
 def _signs(like: Tensor, channel: int) -> Tensor:
-    """Draw random signs for every example and channel of a batch.
-
-    They are the same at all positions.
-    """
+    """Draw random signs for every example and channel, the same at all positions."""
     shape = [1] * like.ndim
     shape[0], shape[channel] = like.shape[0], like.shape[channel]
     return like.new_empty(shape).bernoulli_(0.5, generator=current_generator(like.device)).mul_(2).sub_(1)
@@ -249,8 +241,6 @@ for _classes in NOISY.values():  # importable by name, so that copies and pickle
 def linear_in_parameters(layer: type[L] | None = None, *, channel_dim: int = -1) -> Any:
     """Declare a layer class linear in its parameters.
 
-    Then noise can be added at its outputs.
-
     `Variational` then uses local reparametrisation or Flipout for it, as for `nn.Linear`. Every output must be a sum of
     products of one input and one weight, each with the factor 1, plus a bias:
 
@@ -271,16 +261,13 @@ def linear_in_parameters(layer: type[L] | None = None, *, channel_dim: int = -1)
     if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
         raise TypeError(f"linear_in_parameters decorates a subclass of torch.nn.Module. Got {layer!r}.")
     for estimator, kind in _KINDS.items():
-        body = {"substitute": _ForeignSubstitute, "__reduce_ex__": _reduce_foreign, "estimator": estimator}
+        body = {"substitute": ForeignSubstitute, "__reduce_ex__": _reduce_foreign, "estimator": estimator}
         NOISY[estimator][layer] = _retyped(kind, layer, channel_dim, **body)
     return layer
 
 
 def _reduce_foreign(layer: Any, protocol: SupportsIndex) -> tuple[Any, ...]:
-    """Pickle a noisy layer by its plain class.
-
-    The plain class is importable, and declares itself linear when it is imported.
-    """
+    """Pickle a noisy layer by its plain class, which declares itself linear again."""
     return _new_foreign, (layer.plain, layer.estimator), vars(layer)
 
 
@@ -294,36 +281,6 @@ def is_linear(layer: nn.Module) -> bool:
     return type(layer) in NOISY["local"]
 
 
-def _check_variance(layer: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> None:
-    """Raise if f(x²; σ²) is not the variance of the outputs of a declared layer.
-
-    The variance of f(x; w) is Σ_j (∂f/∂w_j)² σ_j².
-    """
-    kind = type(layer)
-    named = {leaf: getattr(layer, leaf, None) for leaf in ("weight", "bias")}
-    own = {leaf: p.detach().clone() for leaf, p in named.items() if p is not None}
-
-    def run(params: Params, x: Tensor) -> Tensor:
-        other: Any = _ForeignSubstitute(layer, params["weight"], params.get("bias"))
-        output: Tensor = kind.forward(other, x, *args, **kwargs)
-        return output.flatten()
-
-    variances = {leaf: torch.rand_like(p) for leaf, p in own.items()}
-    claimed = run(variances, x.square())
-    for place in torch.linspace(0, len(claimed) - 1, _CHECKED_OUTPUTS).long().tolist():
-        with torch.enable_grad():
-            params = {leaf: p.requires_grad_() for leaf, p in own.items()}
-            slopes = torch.autograd.grad(run(params, x)[place], list(params.values()), materialize_grads=True)
-        found = torch.stack([(s.square() * v).sum() for s, v in zip(slopes, variances.values(), strict=True)]).sum()
-        if not torch.allclose(found, claimed[place], rtol=1e-2, atol=1e-6):
-            raise UnsupportedModel(
-                f"{kind.__name__} is declared linear in its parameters, but f(x²; σ²) is not the variance of its "
-                f"outputs: {float(claimed[place]):.4g} instead of {float(found):.4g}. Every output must be a sum of "
-                "products of one input and one weight, each with the factor 1, plus a bias. Remove "
-                '@bl.linear_in_parameters, or use Variational(estimator="shared").'
-            )
-
-
 def make_noisy(layer: nn.Module, estimator: str, family: DiagonalGaussian) -> None:
     """Retype a plain layer in place; the family knows the μ and σ of its parameters."""
     layer.__class__ = NOISY[estimator][type(layer)]
@@ -331,10 +288,7 @@ def make_noisy(layer: nn.Module, estimator: str, family: DiagonalGaussian) -> No
 
 
 def plain_type(layer: nn.Module) -> type[nn.Module]:
-    """Return a layer's type.
-
-    For a noisy layer it is the plain type, which the layer is in evaluation mode.
-    """
+    """Return a layer's type; of a noisy layer, that of its plain self."""
     return layer.plain if isinstance(layer, _Noisy) else type(layer)
 
 
@@ -354,14 +308,12 @@ def is_noisy(layer: nn.Module) -> bool:
 def noise(model: nn.Module, on: bool, given: Mapping[str, tuple[Tensor, Tensor]] | None = None) -> Iterator[None]:
     """Turn the noise of noisy layers on or off, whatever the model's mode.
 
-    Everything else keeps its mode.
-
     Args:
         model: the network.
         on: whether they draw.
         given: μ and σ of all random parameters by name (σ² for local layers), to use instead of their own.
     """
-    changed = [m for m in modules_of(model) if is_noisy(m) and m.training != on]
+    changed = [m for m in model.modules() if is_noisy(m) and m.training != on]
     for layer in changed:
         layer.training = on
     told: dict[nn.Module, dict[str, tuple[Tensor, Tensor]]] = {}
@@ -397,43 +349,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def seen_once(model: nn.Module, inputs: Inputs, candidates: Iterable[str]) -> set[str]:
-    """Find the named modules that run exactly once and share no weights.
-
-    A module counts if it runs exactly once on `inputs`, and no other module uses its weights.
-
-    The pass is in the model's own mode, since a module may behave differently in another. It changes no
-    gradients, no random state and no buffers.
-    """
-    runs: dict[str, int] = dict.fromkeys(candidates, 0)
-    declared: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-
-    def counter(path: str) -> Callable[..., None]:
-        def count(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            runs[path] += 1
-            if is_linear(layer) and type(layer) not in LINEAR_LAYERS:
-                declared[layer] = args, kwargs
-
-        return count
-
-    layers = {path: model.get_submodule(path) for path in runs}
-    uses = Uses(p for layer in layers.values() for p in layer.parameters(recurse=False))
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    handles = [layer.register_forward_pre_hook(counter(path), with_kwargs=True) for path, layer in layers.items()]
-    args, kwargs = arguments(inputs)
-    try:
-        with torch.no_grad(), kept_random_state(), ExplicitAttention(), uses:
-            call_with(model, buffers, args, kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    with torch.no_grad(), kept_random_state():
-        for layer, (given, named) in declared.items():
-            _check_variance(layer, *given, **named)
-    return {
-        path
-        for path, layer in layers.items()
-        if runs[path] == 1 and all(uses.counts[id(p)] <= 1 for p in layer.parameters(recurse=False))
-    }

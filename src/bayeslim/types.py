@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,10 +105,7 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, 
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Split inputs into positional and keyword arguments.
-
-    A named tuple, such as a packed sequence, is one argument.
-    """
+    """Split inputs into positional and keyword arguments; a named tuple is one."""
     if type(inputs) in (tuple, list):
         return tuple(inputs), {}
     if isinstance(inputs, Mapping):
@@ -194,6 +192,13 @@ def with_batch_size(inputs: Inputs, size: int) -> Inputs:
     return tree_map(resize, inputs)
 
 
+def rows_of(inputs: Inputs, rows: Any) -> Inputs:
+    """Select examples of a tensor, or of a tuple, list or dict of tensors."""
+    if isinstance(inputs, Mapping):
+        return {key: value[rows] for key, value in inputs.items()}
+    return tuple(value[rows] for value in inputs) if isinstance(inputs, (tuple, list)) else inputs[rows]
+
+
 def note_inputs(error: Exception, model: nn.Module, inputs: Any) -> None:
     """Add the shapes of the inputs and of the first parameter to an error of torch."""
     if isinstance(error, BayeslimError) or not isinstance(inputs, (Tensor, tuple, Mapping)):
@@ -233,25 +238,4 @@ def chosen_device(device: torch.device | str) -> torch.device:
 
 def device_of(model: nn.Module) -> torch.device:
     """Find the device of a model's first parameter or buffer; without any, the CPU."""
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None:
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    return parameter.device
-            waiting.extend(reversed(module._modules.values()))
-    return next((buffer.device for buffer in model.buffers()), torch.device("cpu"))
-
-
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """List the modules of a model once each, faster than `model.modules()`."""
-    found: dict[nn.Module, None] = {}
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and module not in found:
-            found[module] = None
-            if module._modules:
-                waiting.extend(reversed(module._modules.values()))
-    return list(found)
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))

@@ -76,6 +76,20 @@ def test_sparsegpt_of_one_column_at_the_end_is_optimal(baselines):
     torch.testing.assert_close(found, baselines.solved_rows(weight, damped, gone), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("target", [(0.5, 0, 0), (0.5, 2, 4)])
+def test_sparsegpt_is_the_surgeon_that_moves_later_columns_only(baselines, target, monkeypatch):
+    """Frantar & Alistarh 2023, section 3: cut w_j, and add -w_j / [H_F⁻¹]_jj · [H_F⁻¹]_j to the columns F from j on."""
+    monkeypatch.setattr(baselines, "COLUMNS_PER_BLOCK", 8)
+    weight, _, hessian = problem()
+    found = baselines.sparsegpt(weight, hessian, baselines.Target(*target))
+    full, wanted = baselines.damped(hessian), weight.clone()
+    for column in range(weight.shape[1]):
+        inverse = torch.linalg.inv(full[column:, column:])
+        moved = wanted[:, column, None] / inverse[0, 0] * inverse[0]
+        wanted[:, column:] -= torch.where(found[:, column, None] == 0, moved, 0.0)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+
+
 def tiny_byte_gpt(monkeypatch):
     benchmark = importlib.import_module("language_models")
     tiny = importlib.import_module("byte_gpt").Shape(blocks=1, width=16, heads=2, context=16)
@@ -215,7 +229,8 @@ def test_our_rules_and_the_baselines_cut_a_llama(llama):
     x = torch.randint(50, (8, 12))
     subject = benchmark.Subject("smollm2", network, lambda _: (x, x.roll(-1, 1)), (x, x.roll(-1, 1)), 4, {})
     dense = benchmark.DensePosterior()
-    for rule, target in (("row", "50 %"), ("bayeslim x4", "2:4"), ("bayeslim x1", "units 30 %")):
+    units = [(rule, "units 30 %") for rule in ("magnitude", "blocks x1", "bayeslim x1")]
+    for rule, target in (("row", "50 %"), ("bayeslim x4", "2:4"), *units):
         found = benchmark.measured(benchmark.Cell("smollm2", rule, target, 0), subject, dense, 1.0)
         assert math.isfinite(found["log_perplexity"])
         assert "sparsity" not in found or found["sparsity"] == pytest.approx(0.3 if "units" in target else 0.5, abs=0.1)

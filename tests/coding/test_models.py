@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meter import Meter
 
 from bayeslim.coding.adaptive import Bits, Naturals, Symbols
-from bayeslim.coding.coders import Meter, Reader, Writer
+from bayeslim.coding.coders import Reader, Writer
 from bayeslim.coding.codes import code_codes
 from bayeslim.coding.formats import FORMATS
 from bayeslim.coding.geometry import Grid, Layout, layouts

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meter import Meter
 
-from bayeslim.coding.coders import Meter, Reader, Writer
+from bayeslim.coding.coders import Reader, Writer
 from bayeslim.coding.features import (
     BELOW,
     BESIDE,

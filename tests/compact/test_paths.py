@@ -67,6 +67,52 @@ def test_constants_are_not_folded_if_another_path_has_others(kind, sizes):
         assert exact_or_refused(network, result.network, torch.randn(2, *size)) == "exact"
 
 
+class Averages(Positions):
+    """Long sequences read the units of a layer without its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).sigmoid()
+        return hidden.mean(-1, keepdim=True) if x.shape[1] > 8 else self.b(hidden)
+
+
+class AveragesOfOneStep(Averages):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).sigmoid()
+        return hidden.mean(-1, keepdim=True) if x.shape[1] == 1 and x.shape[0] > 10 else self.b(hidden)
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact", "refused"),
+    [(Averages, [(2, 8), (3, 1)], (2, 9)), (AveragesOfOneStep, [(2, 5), (11, 5)], (11, 1))],
+)
+def test_units_that_only_another_path_reads_are_refused_there(kind, exact, refused):
+    torch.manual_seed(0)
+    network = kind().eval()
+    with torch.no_grad():
+        network.b.weight[:, [1, 5]] = 0
+    result = compaction(network, None, torch.randn(2, 5, 4))
+    assert (result.kind, len(result.removed)) == ("graph", 2)
+    assert "branches otherwise" in result.why
+    for size in exact:
+        assert exact_or_refused(network, result.network, torch.randn(*size, 4)) == "exact"
+    assert exact_or_refused(network, result.network, torch.randn(*refused, 4)) == "refused"
+
+
+class SigmoidOfOneStep(Positions):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu()
+        return self.b(hidden.sigmoid() if x.shape[1] == 1 and x.shape[0] > 10 else hidden)
+
+
+def test_constants_that_change_at_one_step_of_many_rows_are_not_folded():
+    torch.manual_seed(0)
+    network = SigmoidOfOneStep()
+    with_constant(network, network.a)
+    result = compaction(network, None, torch.randn(2, 5, 4))
+    for size in ((2, 5), (2, 1), (11, 5), (11, 1)):
+        assert exact_or_refused(network, result.network, torch.randn(*size, 4)) == "exact"
+
+
 class OneRow(Positions):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.a(x).relu().view(-1, x.shape[1], 8)

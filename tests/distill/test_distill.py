@@ -16,10 +16,10 @@ import bayeslim as bl
 from bayeslim import likelihoods
 from bayeslim.distill import divergences as imitation
 from bayeslim.distill.student import Student
-from bayeslim.distill.targets import inputs_of
 from bayeslim.errors import BayeslimError, BayeslimWarning, NotFitted, ShapeMismatch, UnsupportedModel
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.posteriors import Particles
+from bayeslim.types import inputs_of
 
 ROWS = torch.eye(5)
 """One input a row: a linear student without a bias has its own outputs for each, and can say anything."""

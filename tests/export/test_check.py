@@ -38,6 +38,11 @@ def test_values_that_are_not_finite(expected, actual, gap):
     assert found > 1e300 if gap else found == 0
 
 
+def test_a_network_that_gives_nan_is_not_compared():
+    with pytest.raises(ExportFailed, match="gives NaN on the example"):
+        prove(torch.nn.Linear(2, 1), lambda x: torch.zeros(1, 1), [torch.full((1, 2), NAN)], "ONNX", 1e-6)
+
+
 def test_other_shapes_are_infinitely_far():
     assert difference([torch.zeros(2)], [torch.zeros(3)]) == INF
     assert difference([torch.zeros(2)], []) == INF

@@ -11,10 +11,8 @@ from torch import nn
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, NoSiteMatched, UnsupportedModel
 from bayeslim.posteriors.layer_matrix import LayerMatrix
-from bayeslim.prune import EmptyLayer
 from bayeslim.prune.streaming import block_cut
 from bayeslim.prune.streaming import prune_blocks as verb
-from bayeslim.prune.streaming.choice import ranked_together
 from bayeslim.prune.streaming.found_blocks import find_blocks
 from bayeslim.prune.streaming.layer_curvature import LayerCurvature
 
@@ -52,10 +50,11 @@ def test_local_survivors_are_the_least_squares_fit_of_every_row_on_its_inputs():
         cut_so_far.get_submodule(block).load_state_dict(pruned.model.get_submodule(block).state_dict())
 
 
-def test_kronecker_cut_of_a_block_is_that_of_the_whole_network_given_all_else():
+def test_kronecker_cut_of_a_block_is_that_of_the_whole_network_given_all_else(monkeypatch):
+    monkeypatch.setattr(verb, "COLUMNS", "exact")
     model, batches = decoder().double(), tokens()
     budget = bl.Budget(sparsity=0.5, scope="layer")
-    pruned = bl.prune_blocks(model, budget, batches, columns="exact", prior_std=0.7, **kronecker())
+    pruned = bl.prune_blocks(model, budget, batches, prior_std=0.7, **kronecker())
     network = copy.deepcopy(model)
     for block in ("layers.0", "layers.1"):
         sites = [rf"{block}\.(q|k|v|o|up|down)\.(weight|bias)"]
@@ -255,18 +254,6 @@ def test_a_bayesian_network_gives_its_likelihood_and_prior():
         assert torch.equal(value, found.state_dict()[name])
 
 
-def test_global_scope_ranks_the_weights_of_a_block_together():
-    scores = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 60, "c": torch.arange(8.0) / 100}
-    masks = ranked_together(scores, 0.5, keep_best=True)
-    assert sum(int((~mask).sum()) for mask in masks.values()) == 104
-    assert int(masks["c"].sum()) == 1
-    lost = torch.cat([scores[n][~masks[n]] for n in "ab"])
-    stay = torch.cat([scores[n][masks[n]] for n in "ab"])
-    assert lost.max() <= stay.min()
-    with pytest.raises(EmptyLayer, match='all of "c"'):
-        ranked_together(scores, 0.5, keep_best=False)
-
-
 def test_protected_tied_and_unread_weights_stay_with_a_reason():
     model = decoder()
     model.layers[1].k.weight = model.layers[0].k.weight
@@ -303,6 +290,8 @@ def test_refusals_say_what_to_do():
         bl.prune_blocks(model, HALF, batches, curvature="kronecker")
     with pytest.raises(TypeError, match="sparsity"):
         bl.prune_blocks(model, bl.Budget(parameters=10), batches)
+    with pytest.raises(ValueError, match='scope="layer"'):
+        bl.prune_blocks(model, bl.Budget(sparsity=0.3, uniform=True), batches, granularity="unit")
     with pytest.raises(ValueError, match="granularity"):
         bl.prune_blocks(model, HALF, batches, granularity="head")
     with pytest.raises(ValueError, match="at least one batch"):

@@ -50,9 +50,7 @@ def test_two_processes_share_batches_and_solves_and_agree_with_one(tmp_path):
             torch.testing.assert_close(first[name], value, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 falls back to another product
-@pytest.mark.parametrize("way", WAYS)
-def test_a_hugging_face_decoder_in_bfloat16(way):
+def llama():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -63,7 +61,13 @@ def test_a_hugging_face_decoder_in_bfloat16(way):
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    model = transformers.LlamaForCausalLM(config).bfloat16()
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 falls back to another product
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hugging_face_decoder_in_bfloat16(way):
+    model = llama().bfloat16()
     ids = torch.randint(0, 17, (4, 9))
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
@@ -79,3 +83,15 @@ def test_a_hugging_face_decoder_in_bfloat16(way):
         assert bool((weight[~kept] == 0).all())
         assert not torch.equal(weight, model.get_parameter(name) * kept)
     assert torch.isfinite(pruned.model(input_ids=ids).logits).all()
+
+
+def test_blocks_of_the_same_width_are_a_llama_with_a_smaller_config():
+    model, ids = llama().eval(), torch.randint(0, 17, (4, 9))
+    budget = bl.Budget(sparsity=0.3, scope="layer", uniform=True, round_to=4)
+    batches = [{"input_ids": ids, "labels": ids}]
+    pruned = bl.prune_blocks(model, budget, batches, granularity="unit", **WAYS["restored"])
+    slim = bl.compact(pruned.model, {"input_ids": ids[:2]})
+    assert type(slim) is type(model)
+    assert slim.config.intermediate_size < 24
+    assert slim.config.intermediate_size % 4 == 0
+    torch.testing.assert_close(slim(input_ids=ids).logits, pruned.model(input_ids=ids).logits)

@@ -99,7 +99,7 @@ def test_output_weights_are_the_diagonals_of_the_output_factors():
     model, batches = decoder().double(), tokens(batches=2)
     inputs, targets = ([split_batch(batch)[part] for batch in batches] for part in (0, 1))
     run = BlockRun(model, ("layers.0", "layers.1"), inputs)
-    settings = KroneckerSettings(bl.likelihoods.Categorical(), targets, (0, 1), 1.0, "exact", 0)
+    settings = KroneckerSettings(bl.likelihoods.Categorical(), targets, (0, 1), 1.0, "exact")
     found = output_weights(run, settings)
     assert len(found) == 12
     for block in ("layers.0", "layers.1"):

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 import bayeslim as bl
 
 INPUTS = {
+    "lenet5": lambda: torch.randn(12, 1, 16, 16),
+    "lenet_300_100": lambda: torch.randn(48, 32),
     "mlp": lambda: torch.randn(48, 12),
     "lstm": lambda: torch.randn(24, 6, 8),
     "transformer": lambda: torch.randn(24, 6, 8),
@@ -18,6 +20,8 @@ INPUTS = {
     "vgg": lambda: torch.randn(6, 3, 32, 32),
 }
 ARGUMENTS = {
+    "lenet5": {"image_size": 16},
+    "lenet_300_100": {"inputs": 32},
     "mlp": {"hidden": 16, "inputs": 12},
     "lstm": {"features": 8, "hidden": 12},
     "transformer": {"features": 8, "length": 6, "width": 16, "heads": 2, "depth": 2, "hidden": 24},
@@ -51,7 +55,7 @@ def loss(bnn, loader) -> float:
         return float(F.cross_entropy(bnn.mean_network().eval()(x), y))
 
 
-@pytest.mark.parametrize("name", ["mlp", "lstm", "transformer", "resnet18", "vgg"])
+@pytest.mark.parametrize("name", bl.zoo.names())
 def test_steps_with_refreshed_curvature(name):
     bnn, loader = fitted(name)
     pruned = bl.prune(bnn, bl.Budget(sparsity=0.6), steps=3, refresh=loader, progress=False)

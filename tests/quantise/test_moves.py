@@ -5,7 +5,7 @@ import torch
 
 import bayeslim as bl
 from bayeslim.posteriors import Dense, Diagonal, Kronecker, LowRank, LowRankCovariance
-from bayeslim.quantise.certainty import precision_of
+from bayeslim.posteriors.precision import precision_diagonal
 from bayeslim.quantise.fitting import fit_uniform
 from bayeslim.quantise.moves import Rounding, _in_parts, round_jointly, round_rows
 from bayeslim.quantise.weights import Weights
@@ -39,7 +39,7 @@ CORRELATED = {
 
 def task_of(posterior, bits=3, strength=0.0):
     """Everything that is not zero, to be rounded to a grid a parameter."""
-    precision = precision_of(posterior)
+    precision = precision_diagonal(posterior)
     mean, kept, sharp, rounders = {}, {}, {}, {}
     for name, value in posterior.mean.items():
         weights = Weights.of(value, precision[name].where(value != 0, 1.0), value != 0, False)
@@ -165,15 +165,15 @@ def test_moving_loses_less_and_the_loss_is_the_quadratic(family):
 @pytest.mark.parametrize("family", [n for n in CORRELATED if n != "conditioned"])
 def test_what_rounding_pays_is_the_diagonal_of_the_precision(family):
     posterior = CORRELATED[family](two_layers())
-    assert torch.allclose(flat(precision_of(posterior)), precision_matrix(posterior).diagonal(), rtol=1e-6)
+    assert torch.allclose(flat(precision_diagonal(posterior)), precision_matrix(posterior).diagonal(), rtol=1e-6)
 
 
 def test_a_conditioned_posterior_knows_its_zeros_for_certain():
     posterior = CORRELATED["conditioned"](two_layers())
-    precision, masks = precision_of(posterior), posterior.masks
+    precision, masks = precision_diagonal(posterior), posterior.masks
     for name, mask in masks.items():
         assert bool(precision[name][~mask].isinf().all())
-        assert torch.equal(precision[name][mask], precision_of(posterior.base)[name][mask])
+        assert torch.equal(precision[name][mask], precision_diagonal(posterior.base)[name][mask])
 
 
 def test_a_subnetwork_rounds_its_fixed_weights_to_the_nearest():

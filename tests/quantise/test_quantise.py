@@ -11,7 +11,7 @@ from bayeslim.app.data import Loader
 from bayeslim.errors import BayeslimWarning, NoSiteMatched, NotFitted
 from bayeslim.posteriors import Diagonal, Particles
 from bayeslim.quantise.grids import Codebook, Uniform
-from bayeslim.quantise.validate import error_of
+from bayeslim.quantise.quantise import error_of
 from bayeslim.train.fit import fit
 from prune.given_posteriors import Given, diagonal, given, kronecker, mean_of, two_layers
 

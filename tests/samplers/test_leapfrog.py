@@ -11,7 +11,7 @@ import torch
 from targets import COVARIANCE, MEAN, PRECISION, worst
 from torch import Tensor
 
-from bayeslim.methods.hmc import _trajectory, _windows, hamiltonian_monte_carlo
+from bayeslim.methods.shared.hamiltonian import _trajectory, _windows, hamiltonian_monte_carlo
 
 
 def gaussian(scale: Tensor | float = 1.0):

@@ -191,6 +191,20 @@ def test_a_loader_goes_on_where_it_was_after_a_run_with_a_seed():
     assert data.state_dict() == before
 
 
+def test_validation_data_are_batches_of_numbers():
+    with pytest.raises(TypeError, match=r"validate must be a loader of batches\. Got int"):
+        bayesian().fit(loader(), epochs=1, validate=3, progress=False)
+    with pytest.raises(BayeslimError, match="validation data hold NaN"):
+        bayesian().fit(loader(), epochs=1, validate=[(torch.full_like(X, math.nan), Y)], progress=False)
+
+
+def test_numbers_of_draws_and_of_weights_are_whole():
+    with pytest.raises(ValueError, match="samples must be a whole number"):
+        bl.predict(bayesian(), X, samples=True)
+    with pytest.raises(ValueError, match=r"must be a whole number, at least 1\. Got 1\.5"):
+        bl.Subnetwork(size=1.5).check()
+
+
 def test_a_huge_rate_of_ivon_is_refused():
     with pytest.raises(ValueError, match="lr=1e\\+38 is too large"):
         bayesian(bl.IVON()).fit(loader(), epochs=1, lr=1e38, progress=False)

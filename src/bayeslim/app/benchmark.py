@@ -64,13 +64,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A speed-up, with its quartiles over rounds.
-
-    Attributes:
-        median: the middle one.
-        low: the lower quartile.
-        high: the upper quartile.
-    """
+    """A speed-up: the median over rounds, with its quartiles."""
 
     median: float
     low: float
@@ -300,10 +294,7 @@ def _take_turns(
 
 
 def _timed(run: Callable[[], Any], calls: int) -> float:
-    """Return the median seconds of a call.
-
-    A pause of the process during one call does not change the median.
-    """
+    """Return the median seconds of a call, which a pause of one does not change."""
     taken = []
     for _ in range(calls):
         started = time.perf_counter()

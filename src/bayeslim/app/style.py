@@ -52,11 +52,7 @@ def has_matplotlib() -> bool:
 
 
 def require_matplotlib(needed_by: str) -> None:
-    """Raise an error that names the extra unless matplotlib is installed.
-
-    Args:
-        needed_by: the part that draws, such as "The gallery".
-    """
+    """Raise an error that names the extra unless matplotlib is installed."""
     if not has_matplotlib():
         raise MissingExtra("matplotlib", "plots", needed_by)
 

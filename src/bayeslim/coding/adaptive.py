@@ -30,7 +30,7 @@ class Bits:
         """Code one bit and update the counts.
 
         Args:
-            coder: the writer, reader or meter.
+            coder: the writer or reader.
             value: the bit; a reader ignores it.
             *contexts: from coarse to fine.
         """
@@ -38,10 +38,7 @@ class Bits:
 
 
 def _code_bit(coder: Coder, value: int, counts: Sequence[list[int]], pseudocount: int = 1) -> int:
-    """Code one bit by the counts in each of its contexts, and update the counts.
-
-    The counts are of zeros and of ones.
-    """
+    """Code a bit by the counts (zeros, ones) in its contexts, and update the counts."""
     probability = _ONE >> 1
     for zeros, ones in counts:
         probability = (ones * _ONE + pseudocount * probability) // (zeros + ones + pseudocount)
@@ -62,13 +59,7 @@ class Naturals:
         self._max_length, self._bits = (largest + 1).bit_length(), Bits()
 
     def code(self, coder: Coder, value: int, *contexts: Hashable) -> int:
-        """Code one number and update the counts.
-
-        Args:
-            coder: the writer, reader or meter.
-            value: the number; a reader ignores it.
-            *contexts: from coarse to fine.
-        """
+        """Code one number and update the counts; see `Bits.code`."""
         contexts = (None, *contexts)
         wanted, length = (value + 1).bit_length(), 1
         while length < self._max_length:

@@ -218,10 +218,7 @@ def _code_text(coder: Coder, text: str) -> str:
 def _code_shapes(
     coder: Coder, whole: Mapping[str, Tensor], given: Mapping[str, Tensor] | None
 ) -> dict[str, tuple[int, ...]]:
-    """Code the shapes of a cut network.
-
-    Most of them follow from the number of units of each weight.
-    """
+    """Code the shapes of a cut network, most of which follow from the units."""
     guesses, found = Bits(), dict[str, tuple[int, ...]]()
     old_units = units = 0
     for name, tensor in whole.items():

@@ -4,14 +4,14 @@ A symbol owns the part [start, start + size) of `total`; the interval shrinks to
 log2(total / size) bits. All arithmetic is on integers, so every machine writes and reads the same bytes.
 
 A model is written once, as a function that passes its symbols to a `Coder`. The `Writer` writes the symbols that it is
-given; the `Reader` ignores them and returns those in the file; the `Meter` only adds up their cost.
+given; the `Reader` ignores them and returns those in the file.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeAlias
 
 from bayeslim.errors import CorruptFile
 
@@ -19,33 +19,6 @@ TOTAL_BITS = 32
 """Totals are at most 2 to this power, so that probabilities are exact to one part in 2²⁴."""
 
 _WORD, _MIN_RANGE = 1 << 64, 1 << 56
-
-
-class Coder(Protocol):
-    """The interface of writer, reader and meter."""
-
-    @property
-    def bits(self) -> float:
-        """Bits coded so far."""
-        ...
-
-    def symbol(self, value: int, starts: Callable[[int], int], count: int) -> int:
-        """Code one of `count` symbols.
-
-        Args:
-            value: the symbol; a reader ignores it.
-            starts: the start of each symbol's part, strictly rising from starts(0) = 0 to starts(count), the total.
-            count: the number of symbols.
-        """
-        ...
-
-    def bit(self, value: int, ones: int, total: int) -> int:
-        """Code a bit that is 1 with probability ones / total."""
-        ...
-
-    def uniform(self, value: int, count: int) -> int:
-        """Code one of `count` equally probable symbols."""
-        ...
 
 
 class Writer:
@@ -56,22 +29,28 @@ class Writer:
 
     @property
     def bits(self) -> float:
-        """See `Coder`."""
+        """Bits coded so far."""
         return 8 * len(self._bytes) + 64 - math.log2(self._range)
 
     def symbol(self, value: int, starts: Callable[[int], int], count: int) -> int:
-        """See `Coder`."""
+        """Code one of `count` symbols.
+
+        Args:
+            value: the symbol; a reader ignores it.
+            starts: the start of each symbol's part, strictly rising from starts(0) = 0 to starts(count), the total.
+            count: the number of symbols.
+        """
         start = starts(value)
         self._narrow(start, starts(value + 1) - start, starts(count))
         return value
 
     def bit(self, value: int, ones: int, total: int) -> int:
-        """See `Coder`."""
+        """Code a bit that is 1 with probability ones / total."""
         self._narrow(*((0, ones) if value else (ones, total - ones)), total)
         return value
 
     def uniform(self, value: int, count: int) -> int:
-        """See `Coder`."""
+        """Code one of `count` equally probable symbols."""
         self._narrow(value, 1, count)
         return value
 
@@ -124,11 +103,11 @@ class Reader:
 
     @property
     def bits(self) -> float:
-        """See `Coder`."""
+        """See `Writer`."""
         return 8 * self._place - math.log2(self._range)
 
     def symbol(self, value: int, starts: Callable[[int], int], count: int) -> int:
-        """See `Coder`."""
+        """See `Writer`."""
         total = starts(count)
         step = self._range // total
         target = min(self._offset // step, total - 1)
@@ -144,7 +123,7 @@ class Reader:
         return first
 
     def bit(self, value: int, ones: int, total: int) -> int:
-        """See `Coder`."""
+        """See `Writer`."""
         step = self._range // total
         if self._offset < step * ones:
             self._narrow(step, 0, ones)
@@ -153,7 +132,7 @@ class Reader:
         return 0
 
     def uniform(self, value: int, count: int) -> int:
-        """See `Coder`."""
+        """See `Writer`."""
         step = self._range // count
         found = min(self._offset // step, count - 1)
         self._narrow(step, found, 1)
@@ -173,23 +152,4 @@ class Reader:
             self._range <<= 8
 
 
-class Meter:
-    """A coder that only adds up the cost of symbols in bits."""
-
-    def __init__(self) -> None:
-        self.bits = 0.0
-
-    def symbol(self, value: int, starts: Callable[[int], int], count: int) -> int:
-        """See `Coder`."""
-        self.bits += math.log2(starts(count) / (starts(value + 1) - starts(value)))
-        return value
-
-    def bit(self, value: int, ones: int, total: int) -> int:
-        """See `Coder`."""
-        self.bits += math.log2(total / (ones if value else total - ones))
-        return value
-
-    def uniform(self, value: int, count: int) -> int:
-        """See `Coder`."""
-        self.bits += math.log2(count)
-        return value
+Coder: TypeAlias = Writer | Reader

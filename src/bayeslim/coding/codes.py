@@ -24,7 +24,7 @@ def code_codes(
     """Code the codes of all non-zeros, row by row.
 
     Args:
-        coder: the writer, reader or meter.
+        coder: the writer or reader.
         given: the codes, none of them 0; None when reading.
         rows: the columns of each row's non-zeros.
         grid: the columns.

@@ -30,10 +30,6 @@ OF_THIS_ROW = slice(RIGHT, None)
 class ColumnFeatures:
     """The features of every column of a weight.
 
-    Args:
-        grid: the columns.
-        feeders: the number of entries that the unit feeding each column reads; None if unknown.
-
     Attributes:
         values: (features, columns).
     """

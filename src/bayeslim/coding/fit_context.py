@@ -58,10 +58,7 @@ class Choices:
 
 
 def gather_choices(rows: Sequence[Integers], features: ColumnFeatures) -> Choices:
-    """Gather the choices of a sample of rows from the columns of their non-zeros.
-
-    Full rows are left out, since they leave no choice.
-    """
+    """Gather the choices of a sample of rows that are neither empty nor full."""
     size = features.grid.size
     choosing = [row for row, columns in enumerate(rows) if 0 < len(columns) < size]
     total = sum(len(rows[row]) for row in choosing)
@@ -98,10 +95,7 @@ def fit_context(choices: Choices) -> ContextModel:
 
 
 def _neighbours(model: ContextModel, feature: int | None) -> list[ContextModel]:
-    """List the model and its copies with each coefficient of one feature.
-
-    Without a feature, the copies have each value of γ.
-    """
+    """List the model and its copies with each coefficient of a feature, or each γ."""
     if feature is None:
         return [model, *(ContextModel(model.choices, gamma) for gamma in range(GAMMAS + 1))]
     before, after = model.choices[:feature], model.choices[feature + 1 :]

@@ -72,10 +72,7 @@ class Layout:
 
 
 def layouts(shapes: Sequence[Sequence[int]]) -> list[Layout]:
-    """Lay out a network's weights, in their order.
-
-    Weights are the tensors of two dimensions or more.
-    """
+    """Lay out a network's weights, its tensors of two dimensions or more, in order."""
     found: list[Layout] = []
     for shape in shapes:
         found.append(Layout(shape[0], *_columns(shape, found[-1].rows if found else 0)))
@@ -83,10 +80,7 @@ def layouts(shapes: Sequence[Sequence[int]]) -> list[Layout]:
 
 
 def _columns(shape: Sequence[int], units: int) -> tuple[Grid, bool]:
-    """Find the grid of a weight's columns.
-
-    Also returns whether its channels are the `units` of the weight before.
-    """
+    """Find the grid of columns, and whether its channels are the units before."""
     if len(shape) > 2:
         return Grid(shape[1], math.prod(shape[2:-1]), shape[-1]), shape[1] == units
     columns = shape[1]

@@ -16,7 +16,7 @@ from bayeslim.coding.formats import FORMATS
 from bayeslim.coding.geometry import Grid, Integers, Layout, layouts
 from bayeslim.coding.positions import ContextModel, code_columns, code_counts, is_sorted
 from bayeslim.coding.steps import unzigzag, zigzag
-from bayeslim.coding.values import RAW, NonZeros, Values
+from bayeslim.coding.values import GRID, RAW, ROWS, NonZeros, Values
 from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Params
 
@@ -25,12 +25,7 @@ _MAX_INTEGER = 1 << 64
 
 
 class NetworkCoder:
-    """Codes all tensors of one network.
-
-    Args:
-        coder: the writer, reader or meter.
-        outline: tensors by name, for their shapes and types.
-        given: the tensors; None when reading.
+    """Codes all tensors of one network; what is `given` is None when reading, here and below.
 
     Attributes:
         bits: the cost of each part of each tensor, by (name, part).
@@ -114,8 +109,9 @@ class NetworkCoder:
             patterns, kind = None, 0
             if self.given is not None:
                 patterns = form.patterns(self.given[name].flatten()[torch.from_numpy(flat)])
-                kind = self._values.best_kind(patterns, nonzeros, form)
-                if kind == RAW and not self._values.lie_on_grids(patterns, nonzeros, form):
+                costs = self._values.costs(patterns, nonzeros, form)
+                kind = min(costs, key=lambda kind: costs[kind])
+                if kind == RAW and not costs.keys() & {GRID, ROWS}:
                     self.raw.append(name)
             patterns = self._values.code(self.coder, kind, patterns, nonzeros, form)
             filled[torch.from_numpy(flat)] = form.numbers(patterns)

@@ -23,10 +23,6 @@ def sort_units(network: nn.Module, example: Inputs) -> nn.Module:
 
     Layers whose units cannot be permuted, by a check on inputs like the example, stay as they are.
 
-    Args:
-        network: a plain network; it is not changed.
-        example: inputs on which to trace and check it.
-
     Raises:
         UnsupportedModel: if the network cannot be traced.
     """
@@ -44,10 +40,7 @@ def sort_units(network: nn.Module, example: Inputs) -> nn.Module:
 
 
 def _reads(members: Alike, tensors: Params) -> list[tuple[int, ...]]:
-    """Compute a sort key per unit.
-
-    Units with more entries come first; among equals, the unit with the earlier first entry.
-    """
+    """Compute a sort key per unit: more entries first, then the earlier first one."""
     rows = next((axis for axis in members.places if axis in members.made and _is_rows(axis, tensors)), None)
     if rows is None:
         return [()] * len(members)

@@ -66,10 +66,7 @@ class ContextModel:
 
 
 def is_sorted(rows: Sequence[Integers]) -> bool:
-    """Check whether rows are sorted.
-
-    Rows with more non-zeros come first; among equals, the row with the earlier first column.
-    """
+    """Check that rows fall in length, and among equals rise in their first column."""
     keys = [(-len(columns), int(columns[0]) if len(columns) else 0) for columns in rows]
     return keys == sorted(keys)
 
@@ -80,7 +77,7 @@ def code_counts(
     """Code the number of non-zeros of every row.
 
     Args:
-        coder: the writer, reader or meter.
+        coder: the writer or reader.
         given: the numbers; None when reading.
         rows: the number of rows.
         row_size: the columns of a row.
@@ -109,7 +106,7 @@ def code_columns(
     """Code the columns of every row's non-zeros, in rising order.
 
     Args:
-        coder: the writer, reader or meter.
+        coder: the writer or reader.
         given: the columns row by row; None when reading.
         counts: the number of non-zeros of each row.
         features: of the columns, before the first row.

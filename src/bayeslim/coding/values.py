@@ -64,8 +64,8 @@ class Values:
         self._steps, self._sizes, self._kinds = Steps(), Naturals(_MAX_CODE), Symbols(4)
         self._tables: list[tuple[Patterns, Patterns]] = []
 
-    def best_kind(self, patterns: Patterns, nonzeros: NonZeros, form: Format) -> int:
-        """Choose the representation with the lowest estimated cost."""
+    def costs(self, patterns: Patterns, nonzeros: NonZeros, form: Format) -> dict[int, float]:
+        """Estimate the bits of each representation that the values have."""
         costs = {RAW: _entropy(patterns >> np.uint64(form.fraction)) + len(patterns) * form.fraction}
         listed = np.unique(patterns)
         if len(listed) <= _MAX_TABLE_SIZE:
@@ -78,29 +78,10 @@ class Values:
                 continue
             is_alphabet = np.abs(codes).max() <= MAX_ALPHABET
             costs[kind] = _BITS_PER_STEP * len(parts) + (_entropy(codes) if is_alphabet else _elias_gamma(codes))
-        return min(costs, key=lambda kind: costs[kind])
-
-    @staticmethod
-    def lie_on_grids(patterns: Patterns, nonzeros: NonZeros, form: Format) -> bool:
-        """Check whether values are small integers times one step, or one step per row."""
-        for parts in ([patterns], nonzeros.split(patterns)):
-            try:
-                for part in parts:
-                    _on_step(part, form)
-            except DoesNotFit:
-                continue
-            return True
-        return False
+        return costs
 
     def code(self, coder: Coder, kind: int, patterns: Patterns | None, nonzeros: NonZeros, form: Format) -> Patterns:
-        """Code the values of all non-zeros of a tensor, row by row.
-
-        Args:
-            coder: the writer, reader or meter.
-            kind: the representation; a reader ignores it.
-            patterns: the bits of the values; None when reading.
-            nonzeros: their positions.
-            form: their floating-point format.
+        """Code the values of all non-zeros of a tensor, row by row; None when reading.
 
         Raises:
             DoesNotFit: if these values have no such representation.
@@ -186,19 +167,13 @@ def _on_step(patterns: Patterns, form: Format) -> tuple[Step, Integers]:
 
 
 def _entropy(symbols: NDArray[Any]) -> float:
-    """Estimate the bits of adaptive symbols.
-
-    They are the entropy of the symbols, and four bits per distinct symbol.
-    """
+    """Estimate the bits of adaptive symbols: entropy, and four bits for each."""
     counts = np.unique(symbols, return_counts=True)[1]
     return float(-(counts * np.log2(counts / counts.sum())).sum()) + 4.0 * len(counts)
 
 
 def _elias_gamma(codes: Integers) -> float:
-    """Estimate the bits of codes with a large alphabet.
-
-    They are the bits of the sign, of the adaptive length and of the digits.
-    """
+    """Estimate the bits of codes with a large alphabet: sign, length and digits."""
     digits = np.floor(np.log2(np.abs(codes)))
     return float(digits.sum()) + len(codes) + _entropy(digits)
 

@@ -79,7 +79,10 @@ class Guard:
 
     @property
     def excludes_size_one(self) -> bool:
-        """Whether it says no more than that a size is not one, which `torch.export` assumes of every dynamic size."""
+        """Whether it says only that a size is not one.
+
+        `torch.export` assumes that of every dynamic size.
+        """
         size, *rest = self.arguments
         is_size = isinstance(size, Size) and size.dim is not None
         return is_size and (self.function, rest) in ((operator.ne, [1]), (operator.ge, [2]))

@@ -132,7 +132,8 @@ def paths_beyond(
 ) -> Iterator[tuple[Inputs, Path | None]]:
     """Find the paths of a network besides known ones.
 
-    Each comes with inputs that take it. None stands for a path that is not known, and for more than `MAX_PATHS`.
+    Each comes with inputs that take it. None stands for a path that is not known, and for more than `MAX_PATHS`; other
+    paths that violate the same guard are not followed then.
 
     Args:
         network: the network, in eval mode on the CPU.
@@ -161,7 +162,7 @@ def paths_beyond(
                 path = path_at(quiet_copy(network), inputs) if len(covered) <= MAX_PATHS else None
                 yield inputs, path
                 if path is None:
-                    return
+                    break
                 guards = path.decisions if by_decisions else path.guards
                 covered.append(guards)
                 waiting.append((guards, other))

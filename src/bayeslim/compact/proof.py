@@ -62,7 +62,7 @@ class Reference:
         self._noise, larger = _like(example)
         self._inputs = [example, larger]
         self._answers: dict[bool, list[list[Tensor] | None]] = {}
-        self._beyond: _Beyond | None = None
+        self._taken: dict[str, list[Inputs] | None] = {}
 
     def allow_folded(self, dtype: torch.dtype) -> None:
         """Allow for the rounding of constants that were folded into biases of a dtype."""
@@ -88,6 +88,20 @@ class Reference:
             return Proof(worst, worst <= self.tolerance + max(self._folded, rounding))
         return Proof(float("inf"), False)
 
+    def agrees_elsewhere(self, network: nn.Module, trace: Trace) -> bool:
+        """Return whether another network agrees on the other branches.
+
+        These are the branches of the reference's own code. That is enough if the networks are equal at all inputs that
+        take the path of the trace.
+
+        Args:
+            network: the other network.
+            trace: the trace in which they are equal.
+        """
+        if "elsewhere" not in self._taken:
+            self._taken["elsewhere"] = _taken_elsewhere(quiet_copy(self._network).cpu(), trace)
+        return self._agrees_at(network, self._taken["elsewhere"])
+
     def agrees_beyond(self, network: nn.Module, trace: Trace) -> bool:
         """Return whether another network agrees on all inputs that violate a guard.
 
@@ -97,12 +111,15 @@ class Reference:
             network: the other network.
             trace: the trace in which constants were found.
         """
+        if "beyond" not in self._taken:
+            self._taken["beyond"] = _taken_beyond(quiet_copy(self._network).cpu(), trace)
+        return self._agrees_at(network, self._taken["beyond"])
+
+    def _agrees_at(self, network: nn.Module, taken: list[Inputs] | None) -> bool:
+        if taken is None:
+            return False
         reference, other = (quiet_copy(one).cpu() for one in (self._network, network))
-        if self._beyond is None:
-            self._beyond = _taken_beyond(reference, trace)
-        return self._beyond.is_known and all(
-            _agree(reference, other, inputs, self.tolerance + self._folded) for inputs in self._beyond.inputs
-        )
+        return all(_agree(reference, other, inputs, self.tolerance + self._folded) for inputs in taken)
 
     def needed_guards(self, network: nn.Module, trace: Trace) -> list[Guard]:
         """List the guards that a network needs; see `needed_guards`."""
@@ -154,31 +171,36 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
     return [guard for guard in guards if guard not in doubtful or guard in needed]
 
 
-@dataclass(frozen=True)
-class _Beyond:
-    """Inputs of all paths of a network beyond the guards of a trace.
+def _taken_elsewhere(network: nn.Module, trace: Trace) -> list[Inputs] | None:
+    """List inputs of each path on which a network's own code branches otherwise.
 
-    Attributes:
-        inputs: those that the network takes, one for each path.
-        is_known: whether the paths are all known and have the operations of the trace.
+    It is None if the path of the trace is not known. Another path that depends on values is tried at one input.
     """
-
-    inputs: list[Inputs]
-    is_known: bool
-
-
-def _taken_beyond(network: nn.Module, trace: Trace) -> _Beyond:
     usual = path_at(quiet_copy(network), trace.example)
     if usual is None:
-        return _Beyond([], False)
+        return None
+    sizes = sizes_of(trace.inputs)
+    given = [guard for guard in usual.decisions if not guard.can_be_violated(sizes)]  # such as a missing mask
+    others = paths_beyond(network, [usual.decisions], trace.example, within=given, by_decisions=True)
+    return [inputs for inputs, path in others if path is None or not path.fails]
+
+
+def _taken_beyond(network: nn.Module, trace: Trace) -> list[Inputs] | None:
+    """List inputs of each path beyond the guards of a trace.
+
+    It is None if some path has other operations, or is not known.
+    """
+    usual = path_at(quiet_copy(network), trace.example)
+    if usual is None:
+        return None
     # Sizes of one are tried, not followed: each doubles the number of paths.
     found = list(_with_size_one(trace.guards, trace.example))
     within = [guard for guard in (*trace.guards, *usual.guards) if guard.excludes_size_one]
     for inputs, path in paths_beyond(network, [trace.guards, usual.guards], trace.example, within=within):
         if path is None or not (path.fails or _same(path, usual, inputs)):
-            return _Beyond([], False)
+            return None
         found += [] if path.fails else [inputs]
-    return _Beyond(found, True)
+    return found
 
 
 def _same(path: Path, other: Path, inputs: Inputs) -> bool:

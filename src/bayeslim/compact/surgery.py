@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from bayeslim.compact.adapters import has_adapters, update_ranks_
 from bayeslim.compact.config import is_built_from_config, update_config_
 from bayeslim.compact.example import left_out
 from bayeslim.compact.gather import drop_unread_features
-from bayeslim.compact.graph import UnitGraph, restore_empty, sliced_axes
+from bayeslim.compact.graph import Structure, UnitGraph, restore_empty, sliced_axes
 from bayeslim.compact.graph import units as find_units
 from bayeslim.compact.guards import insert_guards_
 from bayeslim.compact.liveness import CONSTANTS, Constants, Liveness
@@ -157,9 +157,12 @@ def compaction(
             continue
         # A graph refuses inputs that violate its guards, and arguments that it was not traced with; the user's modules
         # take both, and nothing is known of their outputs then.
-        if proven or kind == "graph":
+        if kind == "graph" or not bool(gone.any()):
             break
-        if not missing and reference.agrees_beyond(network, channels.trace):
+        elsewhere = reference.agrees_elsewhere(network, channels.trace)
+        if proven and not elsewhere:
+            network, kind, why, gap = _rewritten(masked, found, shrinking, on_device, reference, _BRANCHES)
+        if proven or (elsewhere and not missing and reference.agrees_beyond(network, channels.trace)):
             break
     if missing and kind == "modules" and not torch.equal(least, _unneeded(found, live, "all")):
         why += f"; units that feed a constant stay, since the example does not give {', '.join(missing)}"
@@ -276,6 +279,10 @@ def sliced(tensor: Tensor, dims: Mapping[int, Tensor]) -> Tensor:
     return tensor.clone()
 
 
+_Rebuilt: TypeAlias = tuple[nn.Module, Literal["modules", "graph"], str, float]
+_BRANCHES = "its forward may read removed units where it branches otherwise than on the example"
+
+
 def _rebuild(
     masked: nn.Module,
     units: UnitGraph,
@@ -283,25 +290,40 @@ def _rebuild(
     small: dict[str, Tensor],
     reference: Reference,
     drop_inputs: bool,
-) -> tuple[nn.Module, Literal["modules", "graph"], str, float]:
+) -> _Rebuilt:
     structure = units.structure
     graph = rewrite_graph(structure, shrinking, masked, small) if drop_inputs else None
-    dropped = drop_unread_features(graph) if graph is not None else 0
-    why = f"{dropped} features are dropped behind a gather"
-    if not dropped:
-        network = quiet_copy(masked)
-        own = {name: tensor for name, tensor in small.items() if has_tensor(network, name)}
-        put_tensors(network, own, {names[0]: names for names in structure.channels.trace.names.values()})
-        resize_modules(network, new_groups(structure, shrinking))
-        for attributes in ({}, *size_attributes(network, structure, shrinking)):
-            with _attributes(attributes) as keep:
-                proof = reference.compare(network)
-                if proof.holds:
-                    keep()
-                    return network, "modules", "the network's own modules take the new sizes", proof.difference
-        why = "the network's own modules rely on the old sizes"
-    if graph is None:
-        graph = rewrite_graph(structure, shrinking, masked, small)
+    if graph is not None and (dropped := drop_unread_features(graph)):
+        return _guarded(graph, masked, structure, reference, f"{dropped} features are dropped behind a gather")
+    network = quiet_copy(masked)
+    own = {name: tensor for name, tensor in small.items() if has_tensor(network, name)}
+    put_tensors(network, own, {names[0]: names for names in structure.channels.trace.names.values()})
+    resize_modules(network, new_groups(structure, shrinking))
+    for attributes in ({}, *size_attributes(network, structure, shrinking)):
+        with _attributes(attributes) as keep:
+            proof = reference.compare(network)
+            if proof.holds:
+                keep()
+                return network, "modules", "the network's own modules take the new sizes", proof.difference
+    return _rewritten(masked, units, shrinking, small, reference, "the network's own modules rely on the old sizes")
+
+
+def _rewritten(
+    masked: nn.Module,
+    units: UnitGraph,
+    shrinking: Shrinking,
+    small: dict[str, Tensor],
+    reference: Reference,
+    why: str,
+) -> _Rebuilt:
+    graph = rewrite_graph(units.structure, shrinking, masked, small)
+    return _guarded(graph, masked, units.structure, reference, why)
+
+
+def _guarded(
+    graph: fx.GraphModule, masked: nn.Module, structure: Structure, reference: Reference, why: str
+) -> _Rebuilt:
+    """Compare a graph with the network that it replaces, and give it its guards."""
     proof = reference.compare(graph)
     if not proof.holds and structure.channels.trace.fixes_batch:
         raise CompactionFailed(

@@ -103,10 +103,7 @@ class Capture:
         return examples_at_once(outputs.element_size() * numbers, outputs.device)
 
     def backward(self, outputs: Tensor, column: Tensor) -> dict[str, list[Tensor | None]]:
-        """Compute gradients of Σ column · outputs at the outputs of each call.
-
-        They are None where the outputs do not depend on a call.
-        """
+        """Compute gradients of Σ column · outputs at each call; None where there is none."""
         return self._by_layer(self._gradients(outputs, column))
 
     def backwards(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor | None]]:

@@ -70,16 +70,17 @@ def mixed_column(likelihood: Likelihood, outputs: Tensor, generator: torch.Gener
     if isinstance(likelihood, Categorical):
         # Σ_c ε_c √p_c (e_c − p), without the C × C columns, so that large vocabularies fit in memory
         probs = outputs.softmax(dim)
-        mixed = probs.sqrt() * _signs(outputs.shape, generator, outputs)
+        mixed = probs.sqrt() * signs(outputs.shape, generator, outputs)
         return mixed - probs * mixed.sum(dim, keepdim=True)
     roots = likelihood.sqrt_hessian(outputs).detach()
     shape = list(roots.shape)
     if outputs.ndim > 1:
         shape[dim + 1] = 1
-    return (roots * _signs(torch.Size(shape), generator, outputs)).sum(0)
+    return (roots * signs(torch.Size(shape), generator, outputs)).sum(0)
 
 
-def _signs(shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
+def signs(shape: torch.Size, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Draw random signs in the dtype and on the device of `like`."""
     generator = _on_device(generator, like.device)
     bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=like.device)
     return bits.to(like.dtype).mul_(2).sub_(1)

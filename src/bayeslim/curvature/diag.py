@@ -25,7 +25,6 @@ from bayeslim.curvature.sweep import (
     accumulation_dtype,
     chosen_parameters,
     data_pass,
-    examples,
     examples_at_once,
     seeded,
     sum_over_processes,
@@ -100,8 +99,9 @@ def _add_squares(total: Params, gradients: ExampleGradients, backward: Backward)
             found = layer.scales(leaf, 0, backward.examples, total[name].dtype)
             if found is not None:
                 total[name] += found.square().sum((0, 1)).view_as(total[name])
-    if gradients.whole is not None:
-        _add_whole_squares(total, gradients, backward)
+    for others in gradients.through_the_network(backward):
+        for name, grad in others.items():
+            total[name] += grad.to(total[name].dtype).square().sum((0, 1))
 
 
 def _add_matrix_squares(total: Params, layer: LayerPass, view: MatrixLayer, wanted: dict[str, str]) -> None:
@@ -168,14 +168,3 @@ def embedding_squares(layer: LayerPass, view: EmbeddingLayer, start: int, stop: 
     if view.module.padding_idx is not None:
         total[view.module.padding_idx] = 0
     return total
-
-
-def _add_whole_squares(total: Params, gradients: ExampleGradients, backward: Backward) -> None:
-    assert gradients.whole is not None
-    size = sum(p.numel() for p in gradients.whole.params.values())
-    step = examples_at_once(4 * backward.columns.shape[0] * size, backward.columns.device)
-    for start in range(0, backward.examples, step):
-        stop = min(start + step, backward.examples)
-        some = examples(backward.inputs, start, stop, backward.examples)
-        for name, grad in gradients.whole.gradients(some, backward.columns[:, start:stop]).items():
-            total[name] += grad.to(total[name].dtype).square().sum((0, 1))

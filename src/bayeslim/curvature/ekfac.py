@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from bayeslim.curvature.columns import Columns, check_columns, output_columns
 from bayeslim.curvature.diag import chunks_of, embedding_squares, squared_sum
-from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
+from bayeslim.curvature.example_gradients import ExampleGradients, LayerPass
 from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer
-from bayeslim.curvature.sweep import data_pass, examples, examples_at_once, seeded, sum_over_processes
+from bayeslim.curvature.sweep import data_pass, seeded, sum_over_processes
 from bayeslim.errors import ShapeMismatch
 from bayeslim.likelihoods import Likelihood
 from bayeslim.posteriors.factor import Factor
@@ -67,14 +67,14 @@ def ekfac(
     ):
         for inputs, targets in data:
             outputs = gradients.forward(inputs)
-            for backward in gradients.backward(
-                inputs, outputs, output_columns(likelihood, outputs, targets, columns, generator)
-            ):
+            sent = output_columns(likelihood, outputs, targets, columns, generator)
+            for backward in gradients.backward(inputs, outputs, sent):
                 for name, rotated in sums.items():
                     if name in gradients.direct:
                         rotated.add_layer(backward.layers[gradients.direct[name][0]])
-                if gradients.whole is not None:
-                    _add_whole(sums, gradients, backward)
+                for found in gradients.through_the_network(backward):
+                    for name in sums.keys() & found.keys():
+                        sums[name].add_parameters(found)
     sum_over_processes(*(rotated.squares for rotated in sums.values()))
     return {name: replace(rotated.factors, corrected=rotated.squares) for name, rotated in sums.items()}
 
@@ -121,17 +121,3 @@ class _Rotated:
 def _turned(factor: Factor, x: Tensor) -> Tensor:
     """Turn vectors (..., groups, n) into the eigenbasis of a factor."""
     return x if factor.vectors is None else torch.einsum("...gi,gij->...gj", x, factor.vectors)
-
-
-def _add_whole(sums: dict[str, _Rotated], gradients: ExampleGradients, backward: Backward) -> None:
-    assert gradients.whole is not None
-    names = gradients.whole.params
-    size = sum(p.numel() for p in names.values())
-    step = examples_at_once(8 * backward.columns.shape[0] * size, backward.columns.device)
-    for start in range(0, backward.examples, step):
-        stop = min(start + step, backward.examples)
-        some = examples(backward.inputs, start, stop, backward.examples)
-        grads = gradients.whole.gradients(some, backward.columns[:, start:stop])
-        for name, rotated in sums.items():
-            if name in names:
-                rotated.add_parameters(grads)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from bayeslim.curvature.capture import Capture
 from bayeslim.curvature.layers import MatrixLayer, ScaleLayer, matrix_layer, scale_layer
 from bayeslim.curvature.probe import Probe, probe
-from bayeslim.curvature.sweep import chosen_parameters
+from bayeslim.curvature.sweep import chosen_parameters, examples, examples_at_once
 from bayeslim.curvature.whole_network import WholeNetwork
 from bayeslim.errors import ShapeMismatch
-from bayeslim.types import Inputs
+from bayeslim.types import Inputs, Params
 
 Chosen: TypeAlias = Iterable[str] | Mapping[str, Tensor | None] | None
 """Weights by parameter name: names alone, or names with flat indices into each (None for all); None for everything."""
@@ -114,17 +114,18 @@ class Backward:
 
 
 class ExampleGradients:
-    """Send columns backwards to the layers of chosen parameters.
+    """Send columns backwards to the layers of chosen parameters of a replica.
 
-    Args:
-        model: a replica of the network, in evaluation mode.
-        names: the parameters.
+    Attributes:
+        direct: layer and attribute of each parameter read through hooks, known after the first forward.
+        whole: gradients of all other parameters, likewise.
     """
 
     def __init__(self, model: nn.Module, names: Iterable[str]):
         self.model = model
         self.views: dict[str, MatrixLayer | ScaleLayer] = {}
-        self.places: dict[str, tuple[str, str]] = {}
+        self.direct: dict[str, tuple[str, str]] = {}
+        self.whole: WholeNetwork | None = None
         known = {id(p): name for name, p in chosen_parameters(model, names).items()}
         self.names = tuple(known.values())
         for path, module in model.named_modules():
@@ -132,9 +133,8 @@ class ExampleGradients:
             view = matrix_layer(module) or scale_layer(module)
             if leaves and view is not None:
                 self.views[path] = view
-                self.places |= {name: (path, leaf) for leaf, name in leaves.items() if leaf in ("weight", "bias")}
+                self.direct |= {name: (path, leaf) for leaf, name in leaves.items() if leaf in ("weight", "bias")}
         self._probe: Probe | None = None
-        self._whole: WholeNetwork | None = None
         self._capture = Capture({path: view.module for path, view in self.views.items()})
 
     def __enter__(self) -> ExampleGradients:
@@ -143,16 +143,6 @@ class ExampleGradients:
 
     def __exit__(self, *error: object) -> None:
         self._capture.__exit__(None, None, None)
-
-    @property
-    def direct(self) -> dict[str, tuple[str, str]]:
-        """Layer and attribute of each parameter read through hooks, known after a forward."""
-        return self.places
-
-    @property
-    def whole(self) -> WholeNetwork | None:
-        """Gradients of all other parameters, known after the first forward."""
-        return self._whole
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Call the model; the first time, probe which layers can be read through hooks."""
@@ -170,7 +160,7 @@ class ExampleGradients:
     def backward(self, inputs: Inputs, outputs: Tensor, columns: Iterable[Tensor]) -> Iterator[Backward]:
         """Send columns backwards, a few at a time."""
         remaining = iter(columns)
-        paths = {path for path, _ in self.places.values()}
+        paths = {path for path, _ in self.direct.values()}
         while some := list(islice(remaining, COLUMNS_AT_ONCE)):
             together = torch.stack(some)
             found = self._capture.backwards(outputs, together)
@@ -181,10 +171,21 @@ class ExampleGradients:
                 layers[path] = LayerPass(self.views[path], calls)
             yield Backward(inputs, together, layers)
 
+    def through_the_network(self, backward: Backward) -> Iterator[Params]:
+        """Yield gradients (K, b, *shape) of the other parameters, of a few examples at a time."""
+        if self.whole is None:
+            return
+        size = sum(p.numel() for p in self.whole.params.values())
+        step = examples_at_once(8 * backward.columns.shape[0] * size, backward.columns.device)
+        for start in range(0, backward.examples, step):
+            stop = min(start + step, backward.examples)
+            some = examples(backward.inputs, start, stop, backward.examples)
+            yield self.whole.gradients(some, backward.columns[:, start:stop])
+
     def _settle(self, seen: Probe) -> None:
         self._probe = seen
-        hidden = {name for name in self.places if name in seen.hidden}
-        self.places = {name: place for name, place in self.places.items() if name not in hidden}
+        hidden = {name for name in self.direct if name in seen.hidden}
+        self.direct = {name: place for name, place in self.direct.items() if name not in hidden}
         self._rest()
         self._drop(seen.ran - seen.examples_first)
 
@@ -192,10 +193,10 @@ class ExampleGradients:
         """Compute all parameters of some layers through the whole network from now on."""
         dropped = set(paths)
         if dropped:
-            self.places = {name: place for name, place in self.places.items() if place[0] not in dropped}
+            self.direct = {name: place for name, place in self.direct.items() if place[0] not in dropped}
             self._rest()
 
     def _rest(self) -> None:
-        rest = [name for name in self.names if name not in self.places]
-        if rest and (self._whole is None or list(self._whole.params) != rest):
-            self._whole = WholeNetwork(self.model, rest)
+        rest = [name for name in self.names if name not in self.direct]
+        if rest and (self.whole is None or list(self.whole.params) != rest):
+            self.whole = WholeNetwork(self.model, rest)

@@ -74,17 +74,11 @@ def ggn(
     dtype = accumulation_dtype(model, dtype or torch.float64)
     device = params[next(iter(weights))].device
     matrix = torch.zeros(size, size, dtype=dtype, device=device)
-    count = for_each_row(
-        lambda found: add_outer_products(matrix.unsqueeze(0), found.unsqueeze(1)),
-        model,
-        loader,
-        likelihood,
-        weights,
-        columns,
-        dtype,
-        seed,
-        progress,
-    )
+
+    def add(rows: Tensor) -> None:
+        add_outer_products(matrix.unsqueeze(0), rows.unsqueeze(1))
+
+    count = for_each_row(add, model, loader, likelihood, weights, columns, dtype, seed, progress)
     sum_over_processes(matrix, count)
     return DenseCurvature(symmetric(matrix), weights, int(count))
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.attention import ExplicitAttention
+from bayeslim.curvature.columns import signs as random_signs
 from bayeslim.curvature.probe import graph_nodes
 from bayeslim.curvature.sweep import data_pass, seeded, sum_over_processes
 from bayeslim.errors import UnsupportedModel
@@ -61,11 +62,10 @@ def _products(
     try:
         slopes = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
         if any(node.name().endswith("::Error") for node in graph_nodes(*slopes)):
-            raise RuntimeError(
-                "a custom function is marked once_differentiable"
-            )  # it would give zeros for second derivatives
+            # it would give zeros for second derivatives
+            raise RuntimeError("a custom function is marked once_differentiable")
         for _ in range(probes):
-            signs = [_signs(p, generator) for p in params]
+            signs = [random_signs(p.shape, generator, p) for p in params]
             along = torch.stack([(s * z).sum() for s, z in zip(slopes, signs, strict=True)]).sum()
             if along.requires_grad:
                 yield signs, torch.autograd.grad(along, params, retain_graph=True, materialize_grads=True)
@@ -74,8 +74,3 @@ def _products(
             "The Hessian's diagonal needs second derivatives, and an operation of the model cannot be differentiated "
             f'twice ({error}). Use kind="ggn", which needs first derivatives only.'
         ) from error
-
-
-def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
-    return bits.to(like.device, like.dtype).mul_(2).sub_(1)

@@ -105,9 +105,9 @@ def kfac(
                 step = 1 if sharing == "reduce" else capture.columns_at_once(outputs)
                 remaining = output_columns(likelihood, outputs, targets, columns, generator)
                 while some := list(islice(remaining, step)):
-                    alone = len(some) == 1
+                    together = len(some) > 1
                     sent = (
-                        capture.backward(outputs, some[0]) if alone else capture.backwards(outputs, torch.stack(some))
+                        capture.backwards(outputs, torch.stack(some)) if together else capture.backward(outputs, *some)
                     )
                     for key, gradients in sent.items():
                         sums[key].add_gradients(gradients, outputs.shape[0])
@@ -157,9 +157,7 @@ class _LayerSums:
         if self._waiting:
             positions = sum(t for t, _ in self._waiting)
             if all(total.shape[0] == examples for _, total in self._waiting):
-                self.inputs.add_rows(
-                    sum(total for _, total in self._waiting[1:]) / positions + self._waiting[0][1] / positions
-                )
+                self.inputs.add_rows(torch.stack([total for _, total in self._waiting]).sum(0) / positions)
             else:
                 self._misfit += 1
             self._waiting = []
@@ -167,9 +165,8 @@ class _LayerSums:
     def add_gradients(self, gradients: list[Tensor | None], examples: int) -> None:
         rows = [self.view.gradients(g).to(self.G.dtype) for g in gradients if g is not None]
         if self.reduce and rows:
-            rows = (
-                [sum(g.sum(1) for g in rows[1:]) + rows[0].sum(1)] if all(g.shape[0] == examples for g in rows) else []
-            )
+            fits = all(g.shape[0] == examples for g in rows)
+            rows = [torch.stack([g.sum(1) for g in rows]).sum(0)] if fits else []
         for g in rows:
             each = g.reshape(-1, *g.shape[-2:])
             if self.G.ndim == 2:
@@ -225,9 +222,7 @@ def _plan(
             unsupported.update(dict.fromkeys(wanted.values(), "is a bias without its weight"))
         else:
             inputs = view.columns + (bias is not None)
-            many_inputs = inputs > max_side and not isinstance(
-                view, EmbeddingLayer
-            )  # an embedding's is diagonal anyway
+            many_inputs = inputs > max_side and not isinstance(view, EmbeddingLayer)  # whose factor is diagonal anyway
             many_outputs = view.rows > max_side
             for many, side, size in ((many_inputs, "input", inputs), (many_outputs, "output", view.rows)):
                 if many:

@@ -32,11 +32,7 @@ from bayeslim.posteriors.layer_matrix import LayerMatrix
 
 
 class MatrixLayer:
-    """A layer seen as matrices: `Linear`, and the base of the others.
-
-    Args:
-        module: the user's layer.
-    """
+    """A layer seen as matrices: `Linear`, and the base of the others."""
 
     inputs_first = False
 
@@ -47,10 +43,7 @@ class MatrixLayer:
         self.groups, self.rows, self.columns = self.layer.size
 
     def weight(self, matrix: Tensor) -> Tensor:
-        """Turn a stack of matrices (groups, rows, columns) into a weight.
-
-        Columns are in the order of the features.
-        """
+        """Turn matrices (groups, rows, columns), in the features' order, into a weight."""
         matrix = matrix if self.order is None else matrix[..., self.order]
         return self.layer.params(matrix)["weight"]
 
@@ -67,10 +60,7 @@ class MatrixLayer:
         return x.ndim > 1
 
     def features(self, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """Compute the features that the weights multiply, (B, T, groups, columns).
-
-        Columns are in the order of `order`.
-        """
+        """Compute the features (B, T, groups, columns), columns in the order of `order`."""
         return x.reshape(x.shape[0] if x.ndim > 1 else 1, -1, 1, x.shape[-1])
 
     def gradients(self, g: Tensor) -> Tensor:
@@ -173,11 +163,7 @@ class EmbeddingLayer(MatrixLayer):
 
 
 class ScaleLayer:
-    """A normalisation layer y = w ⊙ x̂ + b.
-
-    Args:
-        module: the user's layer.
-    """
+    """A normalisation layer y = w ⊙ x̂ + b."""
 
     def __init__(self, module: Any):
         self.module = module

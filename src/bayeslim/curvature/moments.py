@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -43,12 +45,6 @@ class InputMoment:
     """The second moment of a layer's features, with a constant 1 as the last one where there is a bias.
 
     The constant is never appended to the data: its products are the features' sum and their count.
-
-    Args:
-        view: the layer.
-        bias: whether there is a bias.
-        dtype: to accumulate in.
-        diagonal: whether only the diagonal is kept; that of an embedding always is.
     """
 
     def __init__(self, view: MatrixLayer, bias: bool, dtype: torch.dtype, diagonal: bool = False):
@@ -77,11 +73,7 @@ class InputMoment:
             self._rows.add(padded)
             self.count += padded.shape[0] * output_shape[-1] * output_shape[-2]
         else:
-            if not view.batched(x):
-                x, output_shape = x.unsqueeze(0), torch.Size((1, *output_shape))
-            step = examples_at_once(view.feature_bytes(x, output_shape), x.device)
-            for start in range(0, x.shape[0], step):
-                features = view.features(x[start : start + step], output_shape)
+            for features in self._features(x, output_shape):
                 self.add_rows(features.flatten(0, 1))
 
     def add_rows(self, features: Tensor) -> None:
@@ -97,16 +89,19 @@ class InputMoment:
 
     def total_over_positions(self, x: Tensor, output_shape: torch.Size) -> tuple[int, Tensor]:
         """Count the positions and sum each example's features over them, (B, groups, I)."""
-        view = self.view
-        if not view.batched(x):
-            x, output_shape = x.unsqueeze(0), torch.Size((1, *output_shape))
-        step = examples_at_once(view.feature_bytes(x, output_shape), x.device)
         sums = []
-        for start in range(0, x.shape[0], step):
-            features = view.features(x[start : start + step], output_shape)
+        for features in self._features(x, output_shape):
             positions = features.shape[1]
             sums.append(features.to(self.total.dtype).sum(1))
         return positions, torch.cat(sums)
+
+    def _features(self, x: Tensor, output_shape: torch.Size) -> Iterator[Tensor]:
+        """Yield the features of a few examples at a time, (b, T, groups, I)."""
+        view = self.view
+        if not view.batched(x):
+            x, output_shape = x.unsqueeze(0), torch.Size((1, *output_shape))
+        for some in x.split(examples_at_once(view.feature_bytes(x, output_shape), x.device)):
+            yield view.features(some, output_shape)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """List all tensors to be added over processes."""
@@ -114,10 +109,7 @@ class InputMoment:
         return self.outer, self.total, self.count
 
     def mean(self) -> Tensor:
-        """Average to the second moment, (groups, I, I), or its diagonal (groups, I).
-
-        The features are in the weights' order.
-        """
+        """Average to the second moment or its diagonal, in the weights' order."""
         self._flush()
         count = self.count.to(self.outer.device, self.outer.dtype)
         order = self.view.order

@@ -61,13 +61,7 @@ class _Step:
     """One time step, from the products with inputs and hidden states."""
 
     def step(self, x: Tensor, state: State, suffix: str) -> State:
-        """Compute the next state.
-
-        Args:
-            x: W_ih x_t + b_ih, (B, gates · H).
-            state: of the step before.
-            suffix: of the names of this layer's weights, such as "_l0".
-        """
+        """Compute the next state from W_ih x_t + b_ih, (B, gates · H), and the last state."""
         raise NotImplementedError
 
     def part(self, name: str) -> nn.Module:

@@ -18,13 +18,7 @@ from bayeslim.types import Params
 
 
 class GradientRows:
-    """Gradients of chosen weights of single examples, in the order of `weights`.
-
-    Args:
-        gradients: sends columns backwards.
-        weights: flat indices by parameter name, None for all of a parameter.
-        dtype: of the rows.
-    """
+    """Gradients of single examples at `weights`: flat indices by name, None for all of a parameter."""
 
     def __init__(self, gradients: ExampleGradients, weights: Mapping[str, Tensor | None], dtype: torch.dtype):
         params = dict(gradients.model.named_parameters())
@@ -90,12 +84,7 @@ class GradientRows:
 
 
 class Entries:
-    """Places of chosen weights among a layer's outputs and features, found once for a pass.
-
-    Args:
-        view: the layer.
-        index: flat indices of its weights, or None for all of them.
-    """
+    """Places of chosen weights among a layer's outputs and features, for one pass."""
 
     def __init__(self, view: MatrixLayer, index: Tensor | None):
         weight = view.module.weight

@@ -42,12 +42,6 @@ def data_pass(
 
     Gradients are on inside. A loader that shuffles draws from the global generators: they are put back at the end.
 
-    Args:
-        model: in any mode; it is not changed.
-        loader: batches of inputs and targets; they go to the model's device.
-        description: of the progress bar.
-        progress: whether to show one.
-
     Raises:
         ShapeMismatch: if the loader yields no batch.
     """
@@ -153,12 +147,7 @@ def accumulation_dtype(model: nn.Module, dtype: torch.dtype | None) -> torch.dty
 
 
 def chosen_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
-    """Look up the parameters called `names`, in the model's order.
-
-    Args:
-        model: whose parameters they are.
-        names: by default those of every trainable floating-point parameter.
-    """
+    """Look up the parameters called `names`, by default all trainable ones, in order."""
     known = dict(model.named_parameters())
     if names is None:
         chosen = {name: p for name, p in known.items() if p.requires_grad and p.is_floating_point()}

@@ -23,12 +23,7 @@ WITHOUT_BATCHING_RULES: tuple[type[nn.Module], ...] = (nn.RNNBase, nn.EmbeddingB
 
 
 class WholeNetwork:
-    """Per-example gradients of some parameters.
-
-    Args:
-        model: a replica, in evaluation mode.
-        names: the parameters.
-    """
+    """Per-example gradients of some parameters of a replica in evaluation mode."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]):
         fixed = {name: p.detach() for name, p in model.named_parameters()}

@@ -20,16 +20,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
+from bayeslim.decide.predictors import Predictor, Predicts, told_targets
 from bayeslim.decide.selective_outputs import (
     confidence_of_outputs,
     curve,
     fractions,
+    largest_risk,
     loosest_safe,
     risk_bound,
     thresholds,
@@ -179,7 +181,7 @@ def selective(
     threshold = float(sure_of[answered]) if answered < n else -math.inf
     return Selective(
         predicts, threshold if answered else math.inf, answered / n, risk,
-        _risk_bound(loss[:answered], 1 - confidence) if answered else 0.0, confidence, made,
+        largest_risk(partial(p_value, loss[:answered]), 1 - confidence) if answered else 0.0, confidence, made,
     )  # fmt: skip
 
 
@@ -222,15 +224,9 @@ def _per_output(
 def confidence_of(prediction: Prediction) -> Tensor:
     """Compute the confidence of every example, (B,).
 
-    It is the largest probability for classes, and minus the standard deviation for values; the mean over the outputs of
-    an example.
+    It is the mean over the outputs of the example.
     """
-    need_kind(prediction, ("classes", "values"), "selective")
-    if prediction.kind == "classes":
-        assert prediction.probs is not None
-        each = prediction.probs.amax(-1)
-    else:
-        each = -prediction.std
+    each = confidence_of_outputs(prediction)
     return each.reshape(len(each), -1).mean(1)
 
 
@@ -299,15 +295,6 @@ def p_value(loss: Tensor, risk: float) -> float:
     mean = min(total / n, risk)
     entropy = sum(a * math.log(a / b) for a, b in ((mean, risk), (1 - mean, 1 - risk)) if a > 0)
     return min(math.exp(-n * entropy), math.e * _binomial_cdf(math.ceil(total), n, risk), 1.0)
-
-
-def _risk_bound(loss: Tensor, delta: float) -> float:
-    """Find the largest risk that the losses do not rule out at level δ, by bisection."""
-    low, high = float(loss.mean()), 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(loss, middle) > delta else (low, middle)
-    return high
 
 
 def _binomial_cdf(successes: int, n: int, p: float) -> float:

@@ -19,6 +19,8 @@ Angelopoulos et al. 2021, arXiv:2110.01052 · Waudby-Smith & Ramdas 2024, arXiv:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ GRID = 200
 STARTS = 8
 BET_SIZE = 5.0
 """The logarithm of the capital that bets aim at, log 1/level. Any value is valid; this one suits levels about 1 %."""
+BISECTIONS = 50
 MAX_STRICTNESS = 1e-6
 """The smallest distance of a threshold for probabilities to one."""
 
@@ -117,11 +120,15 @@ def loosest_safe(wrong: Tensor, answered: Tensor, max_risk: float, delta: float)
 
 def risk_bound(wrong: Tensor, answered: Tensor, delta: float) -> float:
     """Find the largest risk that one threshold does not rule out at level δ."""
+    return largest_risk(lambda risk: betting_p_value(wrong + risk * (1 - answered), risk), delta)
+
+
+def largest_risk(p_value: Callable[[float], float], delta: float) -> float:
+    """Find the largest risk with a p-value above δ, by bisection."""
     low, high = 0.0, 1.0
-    for _ in range(40):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        is_ruled_out = betting_p_value(wrong + middle * (1 - answered), middle) <= delta
-        low, high = (low, middle) if is_ruled_out else (middle, high)
+        low, high = (middle, high) if p_value(middle) > delta else (low, middle)
     return high
 
 

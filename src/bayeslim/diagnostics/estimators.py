@@ -44,7 +44,11 @@ def ess(values: Tensor, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Tenso
     Returns:
         of the shape that follows chains and draws, float64.
     """
-    estimators: dict[str, Callable[[Tensor], Tensor]] = {"bulk": _bulk, "tail": _tail, "mean": _of_mean}
+    estimators: dict[str, Callable[[Tensor], Tensor]] = {
+        "bulk": lambda v: _ess(_normal_scores(_halves(v))),
+        "tail": _tail,
+        "mean": lambda v: _ess(_halves(v)),
+    }
     if kind not in estimators:
         raise ValueError(f'kind must be "bulk", "tail" or "mean". Got {kind!r}.')
     return _each(values, estimators[kind])
@@ -107,14 +111,6 @@ def _each(values: Tensor, estimator: Callable[[Tensor], Tensor]) -> Tensor:
         constant = (v == v[:, :1, :1]).flatten(1).all(1)
         parts.append(found.masked_fill(constant, math.nan))
     return torch.cat(parts).view(values.shape[2:]) if parts else values.new_zeros(values.shape[2:]).double()
-
-
-def _of_mean(v: Tensor) -> Tensor:
-    return _ess(_halves(v))
-
-
-def _bulk(v: Tensor) -> Tensor:
-    return _ess(_normal_scores(_halves(v)))
 
 
 def _tail(v: Tensor) -> Tensor:

@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.diagnostics import traces
 from bayeslim.errors import MissingExtra
+from bayeslim.likelihoods.base import single
 from bayeslim.posteriors import Particles
+from bayeslim.results import as_array
 from bayeslim.types import Inputs
 
 
@@ -42,12 +42,12 @@ def to_arviz(
     """
     particles = traces.particles_of(source)
     chains = particles.chains if chains is None else chains
-    groups = {"posterior": {name: _array(trace) for name, trace in traces.weights(particles, chains).items()}}
+    groups = {"posterior": {name: as_array(single(trace)) for name, trace in traces.weights(particles, chains).items()}}
     if x is not None:
-        groups["posterior_predictive"] = {"outputs": _array(traces.outputs(source, x, chains))}
+        groups["posterior_predictive"] = {"outputs": as_array(single(traces.outputs(source, x, chains)))}
     if energy is not None:
         found = traces.energies(energy, chains, particles.count // chains)
-        groups["sample_stats"] = {"energy": _array(found)}
+        groups["sample_stats"] = {"energy": as_array(single(found))}
     arviz = _arviz()
     with warnings.catch_warnings():
         # many short chains are meant; ArviZ asks whether the two were swapped
@@ -55,11 +55,6 @@ def to_arviz(
         if int(arviz.__version__.partition(".")[0]) >= 1:
             return arviz.from_dict(groups)
         return arviz.from_dict(**groups)
-
-
-def _array(trace: Tensor) -> np.ndarray[Any, Any]:
-    trace = trace.detach().cpu()
-    return (trace.float() if trace.dtype in (torch.float16, torch.bfloat16) else trace).numpy()
 
 
 def _arviz() -> Any:

@@ -41,10 +41,7 @@ def weights(particles: Particles, chains: int) -> Params:
 
 
 def outputs(source: Bayesian | Particles, x: Inputs, chains: int) -> Tensor:
-    """Compute traces of the predictions for inputs, (chains, draws, B, ...).
-
-    They are probabilities, means or rates.
-    """
+    """Compute traces of predicted means for inputs, (chains, draws, B, ...)."""
     if not isinstance(source, Bayesian):
         raise TypeError("Particles alone cannot predict: pass the Bayesian network with x.")
     draws = predict(source, x, samples=particles_of(source).count).samples

@@ -29,7 +29,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.distill.student import Student
-from bayeslim.distill.targets import Online, inputs_of, stored
+from bayeslim.distill.targets import Online, stored
 from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.methods.base import Method
@@ -42,7 +42,7 @@ from bayeslim.replica import replicate
 from bayeslim.train import fit as train
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import Loader, check_inputs, check_loader
-from bayeslim.types import Inputs, Params, batch_size, call, device_of, to_device
+from bayeslim.types import Inputs, Params, batch_size, call, device_of, inputs_of, to_device
 
 MAX_DIFFERENCE_NATS, MAX_RATIO = 0.02, 3
 """A student whose epistemic uncertainty differs from its teacher's by more than both of these gets a warning."""
@@ -134,10 +134,7 @@ def distill(
 
 
 def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples: int | None) -> None:
-    """Warn if a student's epistemic uncertainty is far from its teacher's.
-
-    They are compared on the first batch.
-    """
+    """Warn if the first batch's epistemic uncertainty is far from the teacher's."""
     with kept_random_state():
         mine, others = (float(p.epistemic.mean()) for p in (predict(student, first), predict(teacher, first, samples)))
     if abs(mine - others) > MAX_DIFFERENCE_NATS and not 1 / MAX_RATIO < mine / max(others, 1e-9) < MAX_RATIO:
@@ -151,10 +148,7 @@ def _warn_if_unlike(teacher: Bayesian, student: Bayesian, first: Inputs, samples
 
 
 def _with_first(loader: Iterable[Any]) -> tuple[Iterable[Any], Any]:
-    """Return a loader and its first batch.
-
-    An iterator, which can be read only once, becomes a list.
-    """
+    """Return a loader, an iterator as a list, and its first batch."""
     if isinstance(loader, Iterator):
         loader = list(loader)
     for batch in loader:
@@ -175,10 +169,7 @@ def _start(source: nn.Module) -> tuple[nn.Module, Params]:
 
 
 def _likelihood(teacher: Bayesian, first: Inputs, network: nn.Module) -> Likelihood:
-    """Choose the student's likelihood.
-
-    It is the teacher's, or for values the Gaussian that fits the number of outputs.
-    """
+    """Choose the student's likelihood; for values by the number of its outputs."""
     if not isinstance(teacher.likelihood, Gaussian):
         return copy.deepcopy(teacher.likelihood)
     prediction = predict(teacher, first, samples=1)

@@ -40,10 +40,7 @@ def targets_of(prediction: Prediction) -> Tensor:
 
 
 def dirichlet_targets(likelihood: Categorical, outputs: Tensor) -> Tensor:
-    """Compute E_s[log p_s], (B, ..., C), from the teacher's raw outputs (S, B, ...).
-
-    The classes are the last dimension of the result.
-    """
+    """Compute E_s[log p_s], (B, ..., C), from raw outputs (S, B, ...)."""
     where = likelihood.class_dim + 1 if likelihood.class_dim >= 0 else likelihood.class_dim
     probs = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).movedim(where, -1).softmax(-1)
     return ((1 - SMOOTHING) * probs + SMOOTHING / probs.shape[-1]).log().mean(0)
@@ -115,10 +112,7 @@ def _summed(values: Tensor) -> Tensor:
 
 
 def _like(outputs: Tensor, teacher: Tensor) -> Tensor:
-    """Convert the outputs to the precision of the targets.
-
-    Raises `ShapeMismatch` if their shapes differ.
-    """
+    """Convert outputs to the targets' precision; raise if their shapes differ."""
     if outputs.shape != teacher.shape:
         raise ShapeMismatch(
             f"The student's outputs, {tuple(outputs.shape)}, do not match its targets, "

@@ -62,10 +62,7 @@ class Student(PointNetwork):
             )
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | None) -> Terms:
-        """Compute the divergence from the teacher's predictions.
-
-        The loss has no prior term, because the teacher's posterior already includes the prior.
-        """
+        """Compute the divergence from the teacher, whose posterior holds the prior."""
         inputs, teacher = split_batch(batch)
         if not teacher.is_floating_point():
             raise ShapeMismatch(

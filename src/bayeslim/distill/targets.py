@@ -18,7 +18,7 @@ from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction
 from bayeslim.train.loaders import Loader
 from bayeslim.train.progress import progress as progress_bar
-from bayeslim.types import TARGET_KEYS, Inputs, arguments, batch_size, call, device_of, split_batch, to_device
+from bayeslim.types import Inputs, arguments, batch_size, call, device_of, inputs_of, to_device
 
 MAX_INPUTS_PER_PREDICTION = 8192
 """Inputs that the teacher predicts at once, with the same draws."""
@@ -38,10 +38,7 @@ class Online:
 
     @classmethod
     def of(cls, teacher: Bayesian, loader: Any, unlabelled: Any, size: int) -> Online:
-        """Combine a loader with unlabelled inputs.
-
-        A tensor of unlabelled inputs is cut into batches of `size`.
-        """
+        """Combine a loader with unlabelled inputs; a tensor is cut into batches."""
         if isinstance(unlabelled, Tensor):
             unlabelled = Loader(unlabelled, torch.zeros(len(unlabelled)), size) if len(unlabelled) else None
         return cls(teacher, (loader,) if unlabelled is None else (loader, unlabelled))
@@ -116,17 +113,7 @@ def stored(
     size: int = 128,
     progress: bool = True,
 ) -> Loader:
-    """Make a loader of all inputs with the teacher's predictions as targets.
-
-    Args:
-        teacher: a fitted Bayesian network.
-        loader: batches of inputs and targets.
-        unlabelled: more inputs, a tensor or batches with or without targets.
-        samples: the number of networks that the teacher averages.
-        dirichlet: whether to store the targets of a Dirichlet student.
-        size: the batch size of the student.
-        progress: show a progress bar.
-    """
+    """Make a loader of all inputs with the teacher's predictions as targets."""
     more = [] if unlabelled is None else [unlabelled] if isinstance(unlabelled, Tensor) else unlabelled
     x = _joined([inputs_of(batch) for source in (loader, more) for batch in source])
     rows = Loader(x, torch.zeros(batch_size(x)), MAX_INPUTS_PER_PREDICTION, shuffle=False)
@@ -159,14 +146,3 @@ def _joined(parts: list[Inputs]) -> Inputs:
             f"The inputs cannot be joined into one tensor: {error}. Give all inputs one shape, unlabelled ones too; "
             'or, if the teacher takes several shapes, use how="online", which takes batches one by one.'
         ) from error
-
-
-def inputs_of(batch: Any) -> Inputs:
-    """Return the inputs of a batch with or without targets."""
-    if isinstance(batch, Tensor):
-        return batch
-    if isinstance(batch, Mapping) and not any(key in batch for key in TARGET_KEYS):
-        return batch
-    if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return batch[0]
-    return split_batch(batch)[0]

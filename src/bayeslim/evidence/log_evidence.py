@@ -12,7 +12,7 @@ density: with `renyi=0` the importance-weighted bound, which comes closer to log
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import singledispatch
 from typing import Any
 
@@ -26,6 +26,7 @@ from bayeslim.families.base import log_prior
 from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Diagonal, Gated, LowRankCovariance, Mixture, Posterior
 from bayeslim.results import Evidence
+from bayeslim.train.loaders import check_labelled
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.progress import showing
 from bayeslim.types import Params, arguments, call, device_of, inputs_of, split_batch, to_device
@@ -67,12 +68,13 @@ def log_evidence(
             f"{', '.join(improper)} does not integrate to one, so the evidence is undefined. "
             "Use a proper prior, such as priors.Normal(1.0), to compare models by evidence."
         )
+    check_labelled(bnn.likelihood, (split_batch(batch)[1] for batch in loader))
     generator = on_device(generator, device_of(bnn.model))
     with showing(progress), torch.no_grad(), drawing_from(generator):
         first = next((inputs_of(batch) for batch in loader), None)
         bnn = bnn.replica(to_device(first, device_of(bnn.model)))
         if renyi is not None:
-            found = _renyi(bnn.posterior_, bnn, loader, samples, generator, renyi)
+            found = _renyi(bnn.posterior_, bnn, (loader, samples, generator), renyi)
         else:
             known = bnn.method.evidence(bnn, loader, samples, generator)
             found = known if known is not None else evidence(bnn.posterior_, bnn, loader, samples, generator)
@@ -112,70 +114,57 @@ def evidence(
 
 
 @evidence.register
-def _(
-    posterior: Diagonal, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
-) -> Evidence:
-    values, count = [], 0
-    for params in _draws(posterior, samples, generator):
-        log_lik, count = _log_likelihood(bnn, loader, params)
-        # The KL is computed for every draw: where it is estimated, it adds to the standard error.
-        values.append(log_lik - _kl(posterior, bnn))
-    return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
+def _(posterior: Diagonal, bnn: Bayesian, *data: Any) -> Evidence:
+    # The KL is computed for every draw: where it is estimated, it adds to the standard error.
+    return _estimate(posterior, bnn, data, lambda _: _kl(posterior, bnn))
 
 
 @evidence.register
-def _(
-    posterior: Gated, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
-) -> Evidence:
+def _(posterior: Gated, bnn: Bayesian, *data: Any) -> Evidence:
     method: Any = bnn.method  # only Variational has gates
-    values, count = [], 0
-    for params in _draws(posterior.opened(), samples, generator):
-        log_lik, count = _log_likelihood(bnn, loader, params)
-        values.append(log_lik - float(method.kl(bnn)))
-    return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
+    return _estimate(posterior.opened(), bnn, data, lambda _: float(method.kl(bnn)))
 
 
 @evidence.register
-def _(
-    posterior: LowRankCovariance, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
-) -> Evidence:
+def _(posterior: LowRankCovariance, bnn: Bayesian, *data: Any) -> Evidence:
     log_stds = [posterior.std[name][random].double().log().sum() for name, random in posterior.support.items()]
     # The KL of the marginals ignores correlations between weights.
     correlation = float(torch.stack(log_stds).sum() + 0.5 * posterior.log_det_precision())
-    values, count = [], 0
-    for params in _draws(posterior, samples, generator):
-        log_lik, count = _log_likelihood(bnn, loader, params)
-        values.append(log_lik - _kl(posterior, bnn) - correlation)
-    return _estimate(torch.tensor(values, dtype=torch.float64), 1.0, count)
+    return _estimate(posterior, bnn, data, lambda _: _kl(posterior, bnn) + correlation)
 
 
 @evidence.register
-def _(
-    posterior: Mixture, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
-) -> Evidence:
-    return _renyi(posterior, bnn, loader, samples, generator, 1.0)
+def _(posterior: Mixture, bnn: Bayesian, *data: Any) -> Evidence:
+    return _renyi(posterior, bnn, data, 1.0)
 
 
-def _renyi(
-    posterior: Posterior,
-    bnn: Bayesian,
-    loader: Iterable[Any],
-    samples: int,
-    generator: torch.Generator | None,
-    alpha: float,
-) -> Evidence:
+def _renyi(posterior: Posterior, bnn: Bayesian, data: tuple[Any, ...], alpha: float) -> Evidence:
     """Estimate the bound of order α from the densities of draws."""
-    values, count = [], 0
-    for params in _draws(posterior, samples, generator):
-        log_lik, count = _log_likelihood(bnn, loader, params)
+
+    def cost(params: Params) -> float:
         prior = log_prior(bnn.priors, {name: value.double() for name, value in params.items()}, bnn.masks)
-        values.append(log_lik + float(prior) - float(posterior.log_prob(params)))
-    return _estimate(torch.tensor(values, dtype=torch.float64), alpha, count)
+        return float(posterior.log_prob(params)) - float(prior)
+
+    return _estimate(posterior, bnn, data, cost, alpha)
 
 
-def _draws(posterior: Posterior, samples: int, generator: torch.Generator | None) -> Iterator[Params]:
+def _estimate(
+    posterior: Posterior, bnn: Bayesian, data: tuple[Any, ...], cost: Callable[[Params], float], alpha: float = 1.0
+) -> Evidence:
+    """Estimate the bound of order α from the log-weights log p(D|w) − cost(w) of draws."""
+    (loader, samples, generator), values, count = data, [], 0
     for _ in progress_bar(range(samples), "evidence"):
-        yield posterior.sample(generator=generator)
+        params = posterior.sample(generator=generator)
+        log_lik, count = _log_likelihood(bnn, loader, params)
+        values.append(log_lik - cost(params))
+    log_weights = torch.tensor(values, dtype=torch.float64)
+    return Evidence(
+        float(renyi_bounds.bound(log_weights, alpha)),
+        renyi_bounds.kind(alpha),
+        is_bound=renyi_bounds.is_lower_bound(alpha),
+        std_error=renyi_bounds.standard_error(log_weights, alpha),
+        num_data=count,
+    )
 
 
 def _log_likelihood(bnn: Bayesian, loader: Iterable[Any], params: Params) -> tuple[float, int]:
@@ -188,16 +177,6 @@ def _log_likelihood(bnn: Bayesian, loader: Iterable[Any], params: Params) -> tup
         total += float(each.double().sum())
         count += len(each)
     return total, count
-
-
-def _estimate(log_weights: Tensor, alpha: float, count: int) -> Evidence:
-    return Evidence(
-        float(renyi_bounds.bound(log_weights, alpha)),
-        renyi_bounds.kind(alpha),
-        is_bound=renyi_bounds.is_lower_bound(alpha),
-        std_error=renyi_bounds.standard_error(log_weights, alpha),
-        num_data=count,
-    )
 
 
 def _kl(posterior: Posterior, bnn: Bayesian) -> float:

@@ -87,13 +87,9 @@ def log_marginal_likelihood(
     prior_mean: Mapping[str, float | Tensor],
     scale: Tensor | float = 1.0,
 ) -> Tensor:
-    """Compute the Laplace evidence, differentiable in the prior precision.
+    """Compute the Laplace evidence around w*, differentiable in the prior precision.
 
-    Args:
-        log_likelihood: log p(D|w*).
-        posterior: around w*; it knows its prior precision.
-        prior_mean: the prior's centre by parameter name.
-        scale: s, a factor on the curvature.
+    `scale` is s, a factor on the curvature.
     """
     prior = random_prior(posterior)
     random = {name: mask for name, mask in posterior.support.items() if bool(mask.any())}
@@ -119,7 +115,6 @@ def maximise(
     *,
     per_layer: bool = False,
     likelihood: Likelihood | None = None,
-    steps: int = 50,
 ) -> Tuned:
     """Find the prior precision with the largest evidence, by L-BFGS in its logarithm.
 
@@ -129,7 +124,6 @@ def maximise(
         data: log p(D|w*).
         per_layer: whether each layer gets a precision of its own.
         likelihood: a Gaussian one with a learned noise has that tuned too.
-        steps: most iterations.
     """
     start = _log_precisions(posterior, per_layer)
     free = torch.cat([torch.stack(list(start.values())), torch.zeros(1, dtype=torch.float64)]).requires_grad_()
@@ -151,7 +145,7 @@ def maximise(
         delta, scale, fitted = settings()
         return log_marginal_likelihood(fitted, posterior.with_prior_precision(delta), prior_mean, scale)
 
-    optimizer = torch.optim.LBFGS([free], max_iter=steps, tolerance_change=1e-10, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([free], max_iter=50, tolerance_change=1e-10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()

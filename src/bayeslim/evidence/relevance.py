@@ -78,13 +78,7 @@ def of_weights(curvature: Tensor, squares: Tensor) -> Tensor:
 
 
 def of_groups(curvature: Tensor, squares: Tensor, kept: Tensor) -> Tensor:
-    """Compute the best precision of each row of h and off², by bisection.
-
-    Args:
-        curvature: h, (groups, n).
-        squares: off², likewise.
-        kept: which weights count.
-    """
+    """Compute the best precision of each row of h and off², by bisection."""
     h, total = curvature * kept, (squares * kept).sum(1)
     low, high = torch.full_like(total, -MAX_LOG), torch.full_like(total, MAX_LOG)
     for _ in range(BISECTIONS):

@@ -82,10 +82,7 @@ def bound(log_weights: Tensor, alpha: float, log_shares: Tensor | None = None) -
 
 
 def influence(log_weights: Tensor, alpha: float, log_shares: Tensor) -> Tensor:
-    """Compute the share of each draw in L̂_α, ∂L̂_α / ∂log w_k, (K,).
-
-    The shares sum to one.
-    """
+    """Compute each draw's share in L̂_α, ∂L̂_α / ∂log w_k, (K,), of sum one."""
     if math.isinf(alpha):
         chosen = log_weights.argmin(0) if alpha > 0 else log_weights.argmax(0)
         return F.one_hot(chosen, len(log_weights)).to(log_weights.dtype)
@@ -93,10 +90,7 @@ def influence(log_weights: Tensor, alpha: float, log_shares: Tensor) -> Tensor:
 
 
 def standard_error(log_weights: Tensor, alpha: float) -> float:
-    """Estimate the standard error of L̂_α by the delta method.
-
-    It is infinite where K draws do not determine it.
-    """
+    """Estimate L̂_α's standard error by the delta method; infinite if unknown."""
     count = len(log_weights)
     if count == 1 or math.isinf(alpha):
         return math.inf
@@ -107,8 +101,5 @@ def standard_error(log_weights: Tensor, alpha: float) -> float:
 
 
 def log_shares(log_weights: Tensor, samples: int) -> Tensor:
-    """Compute `log_shares` of draws from a mixture of C components, (C · samples,).
-
-    Each component has `samples` draws, which share its weight equally.
-    """
+    """Compute `log_shares` of equal draws from C components, (C · samples,)."""
     return log_weights.repeat_interleave(samples) - math.log(samples)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -69,24 +69,18 @@ def by_evidence_(bnn: Bayesian, loader: Iterable[Any], per: Per = "network", in_
     return tuned.log_evidence
 
 
-def by_validation_(bnn: Bayesian, validate: Iterable[Any], grid: Sequence[float] = GRID) -> float:
-    """Give the posterior the grid's best prior precision on validation data.
-
-    Args:
-        bnn: a fitted network; its posterior and priors change.
-        validate: data that the network was not trained on.
-        grid: the precisions to try.
-    """
+def by_validation_(bnn: Bayesian, validate: Iterable[Any]) -> float:
+    """Give the posterior the grid's best prior precision on validation data."""
     posterior = cast("Gaussian", bnn.posterior_)
     losses = []
     try:
-        for delta in grid:
+        for delta in GRID:
             found = _under(posterior, delta)
             bnn.state["posterior"] = found
             losses.append(torch.inf if found is None else predictive_nll(bnn, validate))
     finally:
         bnn.state["posterior"] = posterior
-    return _take_best(bnn, posterior, grid, torch.tensor(losses))
+    return _take_best(bnn, posterior, torch.tensor(losses))
 
 
 def by_cross_validation_(
@@ -94,7 +88,6 @@ def by_cross_validation_(
     loader: Iterable[Any],
     measure: Callable[[Bayesian, Iterable[Any]], Gaussian],
     folds: int = 5,
-    grid: Sequence[float] = GRID,
 ) -> float:
     """Give the posterior the grid's best prior precision on held-out folds.
 
@@ -103,7 +96,6 @@ def by_cross_validation_(
         loader: the training data; every `folds`-th batch is held out together.
         measure: the posterior at a network's weights, from some of the data.
         folds: how many parts.
-        grid: the precisions to try.
     """
     batches = list(loader)
     if not 2 <= folds <= len(batches):
@@ -112,20 +104,20 @@ def by_cross_validation_(
             "Use smaller batches or fewer folds."
         )
     posterior = cast("Gaussian", bnn.posterior_)
-    losses = torch.zeros(len(grid))
+    losses = torch.zeros(len(GRID))
     for fold in range(folds):
         rest = [batch for k, batch in enumerate(batches) if k % folds != fold]
         twin = copy.deepcopy(bnn)
         base = measure(twin, rest)
         slope = _gradient(twin, base.names, rest)
-        for k, delta in enumerate(grid):
+        for k, delta in enumerate(GRID):
             found = _under(base, delta)
             if found is None:
                 losses[k] = torch.inf
                 continue
             _newton_step_(twin, found, slope, delta)
             losses[k] += predictive_nll(twin, batches[fold::folds])
-    return _take_best(bnn, posterior, grid, losses)
+    return _take_best(bnn, posterior, losses)
 
 
 def predictive_nll(bnn: Bayesian, loader: Iterable[Any]) -> float:
@@ -203,9 +195,9 @@ def _under(posterior: Gaussian, delta: float) -> Gaussian | None:
         return None
 
 
-def _take_best(bnn: Bayesian, posterior: Gaussian, grid: Sequence[float], losses: Tensor) -> float:
-    best = grid[int(losses.nan_to_num(torch.inf).argmin())]
-    if best == max(grid) and len(grid) > 1:
+def _take_best(bnn: Bayesian, posterior: Gaussian, losses: Tensor) -> float:
+    best = GRID[int(losses.nan_to_num(torch.inf).argmin())]
+    if best == max(GRID):
         warnings.warn(
             f"Of all prior precisions the largest, {best:g}, predicts held-out data best: weights hardly vary under "
             "it, and predictions are nearly those of the plain network. Use fewer weights "

@@ -54,6 +54,11 @@ def prove(
     for example in inputs:
         with ExplicitAttention():
             expected = tensors_in(run_example(network, example))
+        if any(bool(x.isnan().any()) for x in expected):
+            raise ExportFailed(
+                f"{type(network).__name__} gives NaN on the example, so the {what} file could not be compared with it. "
+                "Pass an example without NaN, on which the network gives numbers."
+            )
         rounding = max((_RELATIVE_ROUNDING.get(x.dtype, 0.0) for x in expected), default=0.0)
         try:
             actual = tensors_in(run(example))

@@ -35,16 +35,7 @@ _INTEGER_LAYERS = ("Conv", "Gemm", "MatMul")
 def to_integer_onnx(
     quantised: Quantised, network: nn.Module, inputs: Sequence[Inputs], example: Inputs, tolerance: float, *, int8: bool
 ) -> tuple[bytes, float]:
-    """Encode a quantised network as ONNX; return the content and its difference.
-
-    Args:
-        quantised: the codes and grids.
-        network: its network, in eval mode, on the CPU.
-        inputs: the inputs to trace and check it on.
-        example: the inputs that give the ranges of activations, for `int8`.
-        tolerance: the relative difference allowed.
-        int8: compute in integers; then `INT8_TOLERANCE` is allowed at least.
-    """
+    """Encode a quantised network as ONNX; return the content and its difference."""
     proto = traced(network, inputs)
     stored = _stored(proto, quantised)
     if int8:

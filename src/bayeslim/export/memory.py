@@ -20,10 +20,7 @@ from bayeslim.types import Inputs
 
 
 class LiveTensors(TorchDispatchMode):
-    """A mode that counts the bytes of live tensors made inside it.
-
-    Args:
-        known: tensors that are not counted.
+    """A mode that counts the bytes of live tensors made inside it, but for known ones.
 
     Attributes:
         live: the bytes now.

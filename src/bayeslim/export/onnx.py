@@ -40,13 +40,7 @@ def to_onnx(
 ) -> tuple[bytes, float]:
     """Encode a network as ONNX; return the content and its largest difference.
 
-    Args:
-        network: in eval mode, on the CPU.
-        inputs: the inputs to trace and check it on.
-        tolerance: the relative difference allowed; not applied to int8.
-        outputs: names of the outputs.
-        sparse: store initialisers sparsely where that is smaller.
-        int8: quantise the weights to 8 bits, and activations dynamically.
+    The tolerance does not apply to int8: weights in 8 bits, activations quantised dynamically.
     """
     require("onnx", "onnxscript", "onnxruntime")
     proto = traced(network, inputs, outputs)
@@ -148,11 +142,7 @@ def serialised(proto: Any) -> bytes:
 
 
 class Session:
-    """An ONNX file in onnxruntime, on the CPU, with PyTorch's number of threads.
-
-    Args:
-        content: the content of the file.
-    """
+    """An ONNX file in onnxruntime, on the CPU, with PyTorch's number of threads."""
 
     def __init__(self, content: bytes):
         (runtime,) = require("onnxruntime")

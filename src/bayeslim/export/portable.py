@@ -94,11 +94,7 @@ def describe(graph: fx.GraphModule) -> tuple[dict[str, Any], Params]:
 
 
 def build(program: Any, tensors: Mapping[str, Tensor]) -> fx.GraphModule:
-    """Build the network of a description, in eval mode.
-
-    Args:
-        program: the description, which is not trusted.
-        tensors: the tensors that it names.
+    """Build the network of a description that is not trusted, in eval mode.
 
     Raises:
         CorruptFile: if it is not a description, or names a tensor that is missing.

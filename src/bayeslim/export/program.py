@@ -20,13 +20,7 @@ from bayeslim.types import Inputs
 
 
 def to_program(network: nn.Module, inputs: Sequence[Inputs], tolerance: float) -> tuple[bytes, float]:
-    """Encode a network as a .pt2 file; return its content and the largest difference.
-
-    Args:
-        network: in eval mode, on the CPU.
-        inputs: the inputs to trace and check it on.
-        tolerance: the relative difference allowed.
-    """
+    """Encode a network as a .pt2 file; return its content and the largest difference."""
     program, content = exported(network, inputs), io.BytesIO()
     # The file is passed on: it holds neither the example nor paths of source code.
     program.example_inputs = None

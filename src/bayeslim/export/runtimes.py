@@ -42,12 +42,7 @@ def available() -> tuple[str, ...]:
 
 
 class Preparation:
-    """A network to be prepared for runtimes, traced for ONNX once.
-
-    Args:
-        network: in eval mode, on the CPU.
-        inputs: the inputs to trace it on, of several batch sizes if it takes them.
-    """
+    """A network to be prepared for runtimes, traced for ONNX once."""
 
     def __init__(self, network: nn.Module, inputs: Sequence[Inputs]):
         self._network, self._inputs = network, inputs

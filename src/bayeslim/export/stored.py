@@ -111,11 +111,6 @@ def resize_(network: nn.Module, state: Mapping[str, Tensor], sizes: Any) -> None
 
     Tensors that do not fit are left for the check that follows.
 
-    Args:
-        network: a network of the class that was compacted.
-        state: the tensors in the file by name.
-        sizes: the integer attributes of its modules in the file, by path and name.
-
     Raises:
         UnsupportedModel: if the file holds a graph, which has constants of its own in place of the class's code.
         CorruptFile: if the sizes are not a table.

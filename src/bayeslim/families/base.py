@@ -6,6 +6,7 @@ their densities.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,9 +107,13 @@ class Family(ABC):
     def posterior(self, model: nn.Module, names: tuple[str, ...]) -> Posterior:
         """Build the posterior at the present parameters, as a copy of the data."""
 
-    @abstractmethod
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
         """Set the parameters to a posterior conditioned on zeros where a mask is False."""
+        with torch.no_grad():
+            for name, value in posterior.mean.items():
+                model.get_parameter(name).copy_(value)
+                if name in masks and "_log_std" in self.suffixes:
+                    model.get_parameter(f"{name}_log_std").masked_fill_(~masks[name], -math.inf)
 
     def _paths(self, names: tuple[str, ...]) -> list[str]:
         return [name + suffix for name in names for suffix in self.suffixes] + list(self.at_the_root)
@@ -129,6 +134,22 @@ def kept_of(masks: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     """Return the mask of a parameter's kept weights."""
     mask = masks.get(name)
     return torch.ones_like(like, dtype=torch.bool) if mask is None else mask.to(like.device)
+
+
+def masked(tensors: Params, masks: Mapping[str, Tensor]) -> Params:
+    """Set the cut entries of tensors to zero."""
+    return {name: value * masks[name] if name in masks else value for name, value in tensors.items()}
+
+
+def without_cut(log_stds: Params, masks: Mapping[str, Tensor]) -> tuple[Params, Params]:
+    """Return log σ for the algebra, 0 where it multiplies only zeros, and σ for draws, 0 where cut."""
+    logs = {n: t.masked_fill(~masks[n], 0.0) if n in masks else t for n, t in log_stds.items()}
+    return logs, masked({name: value.exp() for name, value in logs.items()}, masks)
+
+
+def count_kept(weights: Params, masks: Mapping[str, Tensor]) -> int | Tensor:
+    """Count the weights that are left."""
+    return sum(masks[n].sum(dtype=t.dtype) if n in masks else t.numel() for n, t in weights.items())
 
 
 def log_prior(priors: Mapping[str, Prior], weights: Params, masks: Mapping[str, Tensor]) -> Tensor:

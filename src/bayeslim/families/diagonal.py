@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayeslim.families.base import Density, Draw, Family, add_parameter, kept_of, precise_dtype
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
-from bayeslim.posteriors import Diagonal, Posterior
+from bayeslim.posteriors import Diagonal
 from bayeslim.sites import owner, tensor_at
 from bayeslim.types import Params
 
@@ -93,14 +93,6 @@ class DiagonalGaussian(Family):
                 {name: self.mean(model, name).detach().clone() for name in names},
                 {name: self.std(model, name) for name in names},
             )
-
-    def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Set μ and σ to zero where a mask is False; independent survivors do not move."""
-        with torch.no_grad():
-            for name, value in posterior.mean.items():
-                model.get_parameter(name).copy_(value)
-                if name in masks:
-                    self.log_std(model, name).masked_fill_(~masks[name], -math.inf)
 
 
 def _std_by_fan_in(weight: Tensor) -> float:

@@ -26,7 +26,6 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from bayeslim.families.base import add_parameter, precise_dtype
 from bayeslim.families.diagonal import DiagonalGaussian, IndependentWeights
 from bayeslim.io.registry import register
-from bayeslim.posteriors import Posterior
 from bayeslim.sites import owner, tensor_at
 
 
@@ -104,10 +103,7 @@ class DropoutGaussian(DiagonalGaussian):
         return shape
 
     def log_alpha_of(self, module: nn.Module, leaf: str) -> Tensor | None:
-        """Return the log α of a module's parameter; None if it is not random.
-
-        It is differentiable, and broadcasts to the parameter.
-        """
+        """Return the log α of a parameter, which broadcasts to it; None if not random."""
         log_alpha: Tensor | None = getattr(module, leaf + self.suffix, None)
         if log_alpha is None or self.largest is None:
             return log_alpha
@@ -135,12 +131,6 @@ class DropoutGaussian(DiagonalGaussian):
         q = super().density(model, names, masks)
         cut = {n: q.log_stds[n].masked_fill(~mask, -math.inf) for n, mask in masks.items() if n in q.log_stds}
         return IndependentWeights(q.means, q.log_stds | cut, masks) if cut else q
-
-    def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Set μ, and so σ, to zero where a mask is False; survivors do not move."""
-        with torch.no_grad():
-            for name, value in posterior.mean.items():
-                model.get_parameter(name).copy_(value)
 
 
 class _Limited(torch.autograd.Function):

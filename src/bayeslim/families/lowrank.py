@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayeslim.families.base import Density, Draw, Family, add_parameter, precise_dtype
+from bayeslim.families.base import Density, Draw, Family, add_parameter, count_kept, masked, precise_dtype, without_cut
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import LowRankCovariance, Posterior
@@ -93,12 +93,10 @@ class LowRankGaussian(Family):
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
         """Move the survivors, which keep their σ, and set U to the conditional's."""
         assert isinstance(posterior, LowRankCovariance)
+        super().assign(model, posterior, masks)
         with torch.no_grad():
-            for name, value in posterior.mean.items():
-                model.get_parameter(name).copy_(value)
-                model.get_parameter(f"{name}_factor").copy_(posterior.factor[name])
-                if name in masks:
-                    model.get_parameter(f"{name}_log_std").masked_fill_(~masks[name], -math.inf)
+            for name, value in posterior.factor.items():
+                model.get_parameter(f"{name}_factor").copy_(value)
 
 
 class CorrelatedWeights(Density):
@@ -106,19 +104,15 @@ class CorrelatedWeights(Density):
 
     def __init__(self, means: Params, log_stds: Params, factors: Params, masks: Mapping[str, Tensor]):
         self.means, self.masks = means, masks
-        # A cut weight has log σ = 0 in the algebra, where it multiplies only zeros, and σ = 0 in a draw.
-        self.log_stds = {n: t.masked_fill(~masks[n], 0.0) if n in masks else t for n, t in log_stds.items()}
-        self.factors = {n: t * masks[n] if n in masks else t for n, t in factors.items()}
-        self.stds = {n: t.exp() * masks[n] if n in masks else t.exp() for n, t in self.log_stds.items()}
+        self.log_stds, self.stds = without_cut(log_stds, masks)
+        self.factors = masked(factors, masks)
         self.scaled = {n: (t * torch.exp(-self.log_stds[n])).flatten(1) for n, t in self.factors.items()}
         first = next(iter(self.scaled.values()))
         self.log_weights = first.new_zeros(1)
         with _full_precision(first):
             inner = torch.stack([b @ b.mT for b in self.scaled.values()]).sum(0)
             inner = inner + torch.eye(len(first), dtype=first.dtype, device=first.device)
-            self.root = torch.linalg.cholesky_ex(
-                inner
-            ).L  # I + BᵀB is positive definite: no check, which a GPU waits for
+            self.root = torch.linalg.cholesky_ex(inner).L  # positive definite: no check, which a GPU waits for
 
     def noise(self) -> Params:
         """Draw ε for every weight, and z."""
@@ -137,14 +131,16 @@ class CorrelatedWeights(Density):
 
     def log_prob(self, draw: Draw) -> Tensor:
         """Compute −½ log|Σ| − ½ (w − μ)ᵀ Σ⁻¹ (w − μ) − n/2 log 2π."""
-        noise = {n: draw.noise[n] * self.masks[n] if n in self.masks else draw.noise[n] for n in self.means}
+        noise = masked({name: draw.noise[name] for name in self.means}, self.masks)
         latent = draw.noise[LATENT]
         with _full_precision(self.root):
             pull = torch.stack([b @ noise[n].flatten() for n, b in self.scaled.items()]).sum(0) - latent
             shift = torch.cholesky_solve(pull[:, None], self.root)[:, 0]
             squares = [(noise[n].flatten() - shift @ b).square().sum() for n, b in self.scaled.items()]
         quadratic = torch.stack(squares).sum() + (latent + shift).square().sum()
-        log_prob: Tensor = -0.5 * (self.log_det() + quadratic + self._count() * math.log(2 * math.pi))
+        log_prob: Tensor = -0.5 * (
+            self.log_det() + quadratic + count_kept(self.means, self.masks) * math.log(2 * math.pi)
+        )
         return log_prob
 
     def log_det(self) -> Tensor:
@@ -165,11 +161,6 @@ class CorrelatedWeights(Density):
             log_std = 0.5 * variance.log()
             total = total + log_std.sum() + prior.kl(mean, log_std.exp(), log_std)
         return total
-
-    def _count(self) -> int | Tensor:
-        return sum(
-            self.masks[n].sum(dtype=mean.dtype) if n in self.masks else mean.numel() for n, mean in self.means.items()
-        )
 
 
 def _full_precision(like: Tensor) -> torch.autocast:

@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayeslim.families.base import Density, Draw, Family, add_parameter, precise_dtype
+from bayeslim.families.base import Density, Draw, Family, add_parameter, count_kept, masked, precise_dtype, without_cut
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import Mixture, Posterior
@@ -112,13 +112,11 @@ class MixtureOfGaussians(Family):
     def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
         """Cut the weights from every component, and set π to that of the conditional."""
         assert isinstance(posterior, Mixture)
+        super().assign(model, posterior, masks)
         with torch.no_grad():
             model.get_parameter(LOGITS).copy_(posterior.log_weights)
             for name, value in posterior.mean.items():
-                model.get_parameter(name).copy_(value)
                 model.get_parameter(f"{name}_offset").copy_(posterior.means[name] - value)
-                if name in masks:
-                    model.get_parameter(f"{name}_log_std").masked_fill_(~masks[name], -math.inf)
 
 
 class MixedWeights(Density):
@@ -126,11 +124,8 @@ class MixedWeights(Density):
 
     def __init__(self, log_weights: Tensor, means: Params, log_stds: Params, masks: Mapping[str, Tensor]):
         self.log_weights = log_weights
-        # A cut weight has log σ = 0 in the algebra, where it multiplies only zeros, and σ = 0 in a draw.
-        self.means = {n: t * masks[n] if n in masks else t for n, t in means.items()}
-        self.log_stds = {n: t.masked_fill(~masks[n], 0.0) if n in masks else t for n, t in log_stds.items()}
-        self.stds = {n: t.exp() * masks[n] if n in masks else t.exp() for n, t in self.log_stds.items()}
-        self.masks = masks
+        self.means, self.masks = masked(means, masks), masks
+        self.log_stds, self.stds = without_cut(log_stds, masks)
 
     def noise(self) -> Params:
         """Draw ε for every weight."""
@@ -153,10 +148,5 @@ class MixedWeights(Density):
             # μ_c + σ_c ε − μ_j, without rounding where it is the draw's own component
             off = (own + (mean[draw.component] - mean)) * torch.exp(-self.log_stds[name])
             components = components - (0.5 * off.square() + self.log_stds[name]).flatten(1).sum(1)
-        return components.logsumexp(0) - 0.5 * math.log(2 * math.pi) * self._count()
-
-    def _count(self) -> int | Tensor:
-        return sum(
-            self.masks[n].sum(dtype=mean.dtype) if n in self.masks else mean[0].numel()
-            for n, mean in self.means.items()
-        )
+        count = count_kept({name: mean[0] for name, mean in self.means.items()}, self.masks)
+        return components.logsumexp(0) - 0.5 * math.log(2 * math.pi) * count

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayeslim.errors import BayeslimError
 from bayeslim.families.base import Density, Family
 from bayeslim.io.registry import register
-from bayeslim.posteriors import Diagonal, Posterior
+from bayeslim.posteriors import Diagonal
 
 
 @register("family")
@@ -42,9 +42,3 @@ class Point(Family):
         """Build point masses at the present weights."""
         mean = {name: model.get_parameter(name).detach().clone() for name in names}
         return Diagonal(mean, {name: torch.zeros_like(value) for name, value in mean.items()})
-
-    def assign(self, model: nn.Module, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Set weights to zero where a mask is False."""
-        with torch.no_grad():
-            for name, value in posterior.mean.items():
-                model.get_parameter(name).copy_(value)

@@ -77,10 +77,7 @@ class Gate(ABC):
         return self.score(own) > self.threshold
 
     def fixed(self, own: Params) -> Tensor:
-        """Compute the factors of the mean network, (count,): E[z], or 0 where closed.
-
-        Centred scales have the factor 1.
-        """
+        """Compute the mean network's factors, (count,): E[z], 1 if centred, 0 if closed."""
         mean = self.mean(own)
         if not self.multiplies:
             mean = torch.ones_like(mean)

@@ -1,4 +1,4 @@
-"""Centred scales: z is the scale of the weights' prior, w | z ~ N(0, z²).
+"""Log-normal scales, and centred ones: z is the scale of the weights' prior, w | z ~ N(0, z²).
 
 The divergence of the weights is taken in expectation over z. With log z ~ N(m, v),
 
@@ -11,11 +11,22 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, full_like
+import torch
+from torch import Tensor
 
 from bayeslim.errors import UnsupportedModel
 from bayeslim.gates.base import Gate, bounded_exp
 from bayeslim.priors import Normal, Prior
+
+
+def log_normal_mean(log_z: Tensor, variance: Tensor) -> Tensor:
+    """Compute E z = e^(m + v/2)."""
+    return bounded_exp(log_z + 0.5 * variance)
+
+
+def log_normal_variance(log_z: Tensor, variance: Tensor) -> Tensor:
+    """Compute (e^v − 1) e^(2m + v) by logarithms: a factor may overflow where the product does not."""
+    return bounded_exp(2 * log_z + 2 * variance + torch.log(-torch.expm1(-variance)))
 
 
 def centred_kl(
@@ -23,16 +34,8 @@ def centred_kl(
 ) -> Tensor:
     """Compute E_z KL(N(μ, σ²) ‖ N(0, z² s²)), summed over the weights.
 
-    s is the standard deviation of the network's Normal prior.
-
-    Args:
-        gate: whose scales they are.
-        log_z: means of log z, (count,).
-        variance: its variances, likewise.
-        mean: of the weights.
-        std: likewise; None for points, whose KL is −log p(w).
-        groups: the number of the gate of every weight.
-        prior: the network's.
+    `log_z` and `variance` are the moments of log z, (count,), s is the standard deviation of the network's Normal
+    prior, and all else is as in `Gate.weight_kl`.
     """
     if not isinstance(prior, Normal):
         raise UnsupportedModel(
@@ -41,7 +44,7 @@ def centred_kl(
         )
     weight = mean.to(log_z.dtype)
     square = (weight - prior.setting_like("mean", weight)).square()
-    offset = full_like(weight, 0.5 * math.log(2 * math.pi))
+    offset = torch.full_like(weight, 0.5 * math.log(2 * math.pi))
     if std is not None:
         square, offset = square + std.square(), -0.5 - std.log()
     scale = prior.setting_like("std", weight)

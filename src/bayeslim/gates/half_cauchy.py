@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.gates.base import Gate, bounded_exp, positive, precise
-from bayeslim.gates.centred import centred_kl
+from bayeslim.gates.centred import centred_kl, log_normal_mean, log_normal_variance
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal
 from bayeslim.priors import Prior
@@ -92,14 +92,12 @@ class HalfCauchy(Gate):
     def mean(self, own: Params) -> Tensor:
         """Compute e^(m + v/2)."""
         mean, each, layer = _log_z(own)
-        return bounded_exp(mean + 0.5 * (each + layer))
+        return log_normal_mean(mean, each + layer)
 
     def variance(self, own: Params) -> Tensor:
         """Compute (e^v − 1) e^(2m + v)."""
         mean, each, layer = _log_z(own)
-        variance = each + layer
-        # As a sum of logarithms: either factor may overflow where their product does not.
-        return bounded_exp(2 * mean + 2 * variance + torch.log(-torch.expm1(-variance)))
+        return log_normal_variance(mean, each + layer)
 
     def kl(self, own: Params) -> Tensor:
         """Add the divergences of the four factors, that of the layer's scale once."""

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from bayeslim.errors import UnsupportedModel
 from bayeslim.gates.base import bounded_exp, precise
-from bayeslim.gates.centred import centred_kl
+from bayeslim.gates.centred import centred_kl, log_normal_mean, log_normal_variance
 from bayeslim.gates.gaussian import GaussianGate
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal
@@ -89,16 +89,13 @@ class NormalJeffreys(GaussianGate):
         """Compute μ; if centred, e^(m + v/2)."""
         if not self.centred:
             return super().mean(own)
-        mean, variance = _log_z(own)
-        return bounded_exp(mean + 0.5 * variance)
+        return log_normal_mean(*_log_z(own))
 
     def variance(self, own: Params) -> Tensor:
         """Compute σ²; if centred, (e^v − 1) e^(2m + v)."""
         if not self.centred:
             return super().variance(own)
-        mean, variance = _log_z(own)
-        # As a sum of logarithms: either factor may overflow where their product does not.
-        return bounded_exp(2 * mean + 2 * variance + torch.log(-torch.expm1(-variance)))
+        return log_normal_variance(*_log_z(own))
 
     def kl(self, own: Params) -> Tensor:
         """Compute Σ F(|μ| / √2 σ); if centred, minus the entropy of log z.

@@ -32,9 +32,7 @@ def describe_frozen(model: nn.Module) -> dict[str, Any]:
 def take_frozen(entry: Any, model: nn.Module | None) -> Params:
     """Take the frozen tensors that a file leaves out from the model.
 
-    Args:
-        entry: the result of `describe_frozen`, as read from a file; None for a file that leaves nothing out.
-        model: the model that was given.
+    The entry is that of `describe_frozen`; None for a file that leaves nothing out.
     """
     if entry is None:
         return {}

@@ -31,9 +31,6 @@ def locked(folder: Path) -> Iterator[bool]:
 
     The value is whether there is a lock: some file systems have none.
 
-    Args:
-        folder: the folder.
-
     Raises:
         FolderInUse: if another process or thread holds it.
         OSError: if the folder cannot be written to.

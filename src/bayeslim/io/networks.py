@@ -43,14 +43,10 @@ def register_network(factory: Callable[P, M]) -> Callable[P, M]:
 
 
 def create(name: str, **arguments: Any) -> nn.Module:
-    """Build a network by its name.
+    """Build a network by one of `names()`, with the arguments of its function.
 
     >>> create("lenet5", classes=5).fc2
     Linear(in_features=500, out_features=5, bias=True)
-
-    Args:
-        name: one of `names()`.
-        **arguments: the arguments of its function.
     """
     factory = registered("network", name)
     accepted = inspect.signature(factory).parameters
@@ -78,14 +74,13 @@ def config_of(network: nn.Module) -> dict[str, Any] | None:
 
 def _settings(network: nn.Module) -> dict[str, tuple[type[nn.Module], dict[str, Any]]]:
     """Collect the class and the settings of every module, but for sizes."""
-    return {path: (plain_type(module), _settings_of(module)) for path, module in network.named_modules()}
-
-
-def _settings_of(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name != "training" and _is_setting(name, value)}
+    return {
+        path: (plain_type(module), {name: value for name, value in vars(module).items() if _is_setting(name, value)})
+        for path, module in network.named_modules()
+    }
 
 
 def _is_setting(name: str, value: Any) -> bool:
     if name == "forward" or type(value) in (bool, float, str):
-        return True
+        return name != "training"
     return name in _COUNTS if type(value) is int else type(value) is tuple and name not in _SIZES

@@ -98,6 +98,12 @@ def diagonal_columns(scale: Tensor) -> Tensor:
     return torch.diag_embed(scale).movedim(-2, 0)
 
 
+def binary_entropy(probs: Tensor) -> Tensor:
+    """Compute −p log p − (1 − p) log(1 − p)."""
+    entropy: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)
+    return entropy
+
+
 def moments_over_draws(values: Tensor) -> tuple[Tensor, Tensor]:
     """Compute mean and variance over the first dimension, in fast contiguous passes."""
     mean = values.mean(0)

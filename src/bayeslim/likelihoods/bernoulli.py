@@ -10,6 +10,7 @@ from bayeslim.io.registry import register
 from bayeslim.likelihoods.base import (
     Likelihood,
     aligned,
+    binary_entropy,
     check_range,
     diagonal_columns,
     moments_over_draws,
@@ -38,8 +39,8 @@ class Bernoulli(Likelihood):
         """Average the probabilities over draws, (S, B, ...)."""
         probs = single(outputs).sigmoid()
         mean, spread = moments_over_draws(probs)
-        aleatoric = _entropy(probs).mean(0)
-        epistemic = (_entropy(mean) - aleatoric).clamp_min(0)
+        aleatoric = binary_entropy(probs).mean(0)
+        epistemic = (binary_entropy(mean) - aleatoric).clamp_min(0)
         return Prediction("binary", mean, outputs, aleatoric, epistemic, probs=mean, spread=spread)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
@@ -49,8 +50,3 @@ class Bernoulli(Likelihood):
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw zeros and ones."""
         return torch.bernoulli(outputs.sigmoid(), generator=generator)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    entropy: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)
-    return entropy

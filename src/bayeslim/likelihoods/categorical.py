@@ -35,9 +35,9 @@ class Categorical(Likelihood):
         """Return the constructor's arguments, for saving."""
         return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
 
-    def _logits(self, outputs: Tensor) -> Tensor:
+    def _logits(self, outputs: Tensor, class_dim: int | None = None) -> Tensor:
         outputs = single(outputs)
-        return outputs if self.class_dim == -1 else outputs.movedim(self.class_dim, -1)
+        return outputs if self.class_dim == -1 else outputs.movedim(class_dim or self.class_dim, -1)
 
     @property
     def _stacked_class_dim(self) -> int:
@@ -85,15 +85,11 @@ class Categorical(Likelihood):
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""
-        probs = self._stacked_logits(outputs).softmax(-1)
+        probs = self._logits(outputs, self._stacked_class_dim).softmax(-1)
         mean, spread = moments_over_draws(probs)
         aleatoric = torch.special.entr(probs).sum(-1).mean(0)
         epistemic = (torch.special.entr(mean).sum(-1) - aleatoric).clamp_min(0)
         return Prediction("classes", mean, outputs, aleatoric, epistemic, probs=mean, spread=spread)
-
-    def _stacked_logits(self, outputs: Tensor) -> Tensor:
-        outputs = single(outputs)
-        return outputs if self.class_dim == -1 else outputs.movedim(self._stacked_class_dim, -1)
 
     def sqrt_hessian(self, outputs: Tensor) -> Tensor:
         """Compute columns with Σ_c s_c s_cᵀ = diag(p) − p pᵀ, (C − 1, *outputs.shape).

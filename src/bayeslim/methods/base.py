@@ -30,7 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayeslim.errors import UnsupportedModel
 from bayeslim.posteriors import Posterior
+from bayeslim.priors import Learnable, Prior
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.train.fit import fit
 from bayeslim.types import Batch, Batches, Inputs, Params, call, fitting, split_batch
@@ -74,10 +76,7 @@ class Terms:
 
     @property
     def objective(self) -> Tensor:
-        """The tensor to call `backward` on.
-
-        It is the loss, or the data term alone where an optimizer takes care of the KL.
-        """
+        """The loss to call `backward` on; the data term where an optimizer has the KL."""
         return self.nll if callable(self._kl) else self.loss
 
     def less(self, log_density: Tensor) -> Terms:
@@ -110,16 +109,27 @@ class Method:
         """The ways to learn hyperparameters of priors: "gradient", "closed form".
 
         A point estimate learns none: the joint mode of weights and prior scale has all weights and the scale at zero.
-
-        The most probable weights and scale of a prior together are all zeros and zero.
         """
         return ()
 
-    def prior_factors(self, bnn: Bayesian) -> Mapping[str, float]:
-        """Return the factors by which the fitted posterior scales priors, by name.
+    def check_priors(self, priors: Mapping[str, Prior]) -> None:
+        """Raise if a prior is to be learned in a way that the method does not have."""
+        for name, prior in priors.items():
+            how = prior.learned_by if isinstance(prior, Learnable) else None
+            if how is None or how in self.learns_priors_by:
+                continue
+            if self.learns_priors_by:
+                raise UnsupportedModel(
+                    f'The prior of "{name}" is to be learned in {how}, which is not the optimum of what {self!r} '
+                    "maximises. Use learn=True."
+                )
+            raise UnsupportedModel(
+                f'The prior of "{name}" is to be learned, and {self.name} does not learn priors. Use bl.Variational() '
+                'or a fixed prior; Laplace chooses the scale of one with fit(loader, tune="evidence").'
+            )
 
-        They multiply the standard deviations of the priors.
-        """
+    def prior_factors(self, bnn: Bayesian) -> Mapping[str, float]:
+        """Return the factors on the priors' standard deviations in the posterior, by name."""
         return {}
 
     def convert(self, bnn: Bayesian) -> None:
@@ -135,17 +145,11 @@ class Method:
         return Terms(nll, -bnn.log_prior(), 1.0 if kl_weight is None else kl_weight, bnn.data_size())
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the default learning rate of `fit` and `bnn.optimizer`.
-
-        It is the usual one of Adam.
-        """
+        """Return the default learning rate: the usual one of Adam."""
         return 1e-3
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Make an Adam optimizer of all trainable parameters.
-
-        It is fused where torch has a fused kernel for the parameters.
-        """
+        """Make an Adam optimizer of all trainable parameters, fused where torch can."""
         params = [p for p in bnn.parameters() if p.requires_grad]
         # On a CPU the fused kernel assumes memory without gaps: it would write outside of a view.
         fusable = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() and _is_dense(p) for p in params)
@@ -167,10 +171,7 @@ class Method:
         return bnn.posterior_.mean
 
     def mean_params(self, bnn: Bayesian) -> Params:
-        """Return the parameters of the mean network that differ from the model's own.
-
-        They are by name, and differentiable.
-        """
+        """Return the mean network's parameters that differ from the model's own."""
         return {}
 
     def draw(self, bnn: Bayesian, inputs: Inputs) -> Tensor:
@@ -178,10 +179,7 @@ class Method:
         return call(bnn.model, inputs, fitting(bnn.model, bnn.posterior_.sample()))
 
     def condition(self, bnn: Bayesian, masks: Mapping[str, Tensor], **options: Any) -> None:
-        """Condition the posterior of `bnn` on w = 0 wherever a mask is False.
-
-        The network of `bnn` moves to the new mean.
-        """
+        """Condition the posterior on w = 0 where a mask is False, and move to its mean."""
         posterior = bnn.posterior_.condition(masks, **options)
         bnn.state["posterior"] = posterior
         with torch.no_grad():
@@ -191,10 +189,7 @@ class Method:
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
     ) -> Prediction | None:
-        """Predict all inputs, or return None to leave it to the posterior's type.
-
-        The inputs come in chunks.
-        """
+        """Predict inputs in chunks, or return None to leave it to the posterior's type."""
         return None
 
     def improper(self, bnn: Bayesian) -> list[str]:
@@ -207,10 +202,7 @@ class Method:
 
 
 def _is_dense(parameter: Tensor) -> bool:
-    """Check whether a parameter fills one stretch of memory without gaps.
-
-    The order of its dimensions does not matter.
-    """
+    """Check whether a parameter fills memory without gaps, in any order of dimensions."""
     size = 1
     for length, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: pair[1]):
         if length > 1:

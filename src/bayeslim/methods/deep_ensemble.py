@@ -11,12 +11,11 @@ Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
@@ -28,7 +27,13 @@ from bayeslim.methods.shared.adversarial import adversarial_loss
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
+from bayeslim.methods.shared.reinitialise import (
+    OptimizerOf,
+    check_optimizer_of,
+    check_resettable,
+    reinitialise_,
+    trainable,
+)
 from bayeslim.posteriors import Particles
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Fit
@@ -38,8 +43,6 @@ from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
-
-OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 _TOGETHER, _MEMBER = "together", "member-"
 """Names of checkpoints: of all members, and of each."""
@@ -118,11 +121,7 @@ class DeepEnsemble(ParticleMethod):
             the history of all members, each epoch with the number of its member (from 1); for members trained together,
             their means.
         """
-        if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
-            raise TypeError(
-                "Every member needs its own optimizer. Pass a function that makes one, such as "
-                f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
-            )
+        check_optimizer_of(optimizer, "Every member needs its own optimizer.")
         if start is not None and not callable(start):
             raise TypeError(f"start must be a function that makes a network. Got {start!r}.")
         check_names("DeepEnsemble", training, fit)
@@ -237,9 +236,7 @@ class _Job:
         self.bnn.keep_zeros()
 
     def _options(self, bnn: Bayesian, name: str) -> dict[str, Any]:
-        optimizer = None
-        if self.optimizer is not None:
-            optimizer = self.optimizer([p for p in bnn.parameters() if p.requires_grad])
+        optimizer = None if self.optimizer is None else self.optimizer(trainable(bnn))
         checkpoint = None if self.folder is None else Path(self.folder) / name
         return {**self.training, "optimizer": optimizer, "checkpoint": checkpoint}
 

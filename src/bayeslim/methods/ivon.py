@@ -30,18 +30,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.families import DiagonalGaussian, ZeroMean
 from bayeslim.io.registry import register
 from bayeslim.methods.variational import Variational
 from bayeslim.results import Fit
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 MAX_STEP = 1e30
 """The largest lr · curvature · N; the step multiplies it with σ² and a gradient in single precision."""
@@ -207,13 +205,7 @@ class IVON(Variational):
         return NaturalGradient(means, log_stds, points, lr, num_data=num_data, curvature=self.curvature, betas=betas)
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
-        """Train.
-
-        Args:
-            bnn: the network.
-            loader: batches of inputs and targets.
-            **options: the options of `bayeslim.train.fit`.
-        """
+        """Train, with the options of `bayeslim.train.fit` but for an optimizer."""
         if options.get("optimizer") is not None:
             raise TypeError(
                 "IVON is itself an optimizer and takes no optimizer=. Use bl.Variational() to train with another one."

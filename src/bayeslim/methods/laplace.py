@@ -15,10 +15,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.kfac import MAX_FACTOR_SIDE
 from bayeslim.errors import NonFiniteLoss, UnsupportedModel
 from bayeslim.evidence import marginal_likelihood, tune_prior
@@ -34,11 +35,9 @@ from bayeslim.priors import Normal
 from bayeslim.replica import replicate
 from bayeslim.results import Evidence, Fit, Prediction
 from bayeslim.train import fit as train
+from bayeslim.train.loaders import check_labelled
 from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Batches, call, device_of, split_batch, to_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 MAX_SOLVED_OUTPUTS = 512
 """With more outputs an example than this, the linearised network is sampled rather than solved for."""
@@ -275,10 +274,7 @@ class Laplace(FoundPosterior):
         )
 
     def evidence(self, bnn: Bayesian, loader: Any, samples: int, generator: torch.Generator | None) -> Evidence:
-        """Compute the marginal likelihood of the Gaussian.
-
-        It is exact for a linear network with a Gaussian likelihood.
-        """
+        """Compute the Gaussian's marginal likelihood; exact for linear-Gaussian networks."""
         posterior = current(bnn)
         data = marginal_likelihood.data_term(bnn.model, bnn.likelihood, loader)
         value = marginal_likelihood.log_marginal_likelihood(data.value, posterior, tune_prior.prior_mean(bnn))
@@ -297,6 +293,7 @@ def _check_first_batch(bnn: Bayesian, loader: Any) -> None:
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
         bnn.likelihood.check_targets(targets)
         each = bnn.likelihood.log_prob(call(replicate(bnn.model), inputs), targets)
+        check_labelled(bnn.likelihood, (split_batch(batch)[1] for batch in loader))
     if not bool(torch.isfinite(each).all()):
         raise NonFiniteLoss(
             f"The log-likelihood of the first batch is {float(each[~torch.isfinite(each)][0])}. Look for NaN or "

@@ -11,20 +11,18 @@ Ayhan & Berens 2018 · Wang et al. 2019, arXiv:1807.07356
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.noisy_network import NoisyNetwork
 from bayeslim.noise import current_generator, standard_normal_like
 from bayeslim.types import Inputs, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @register("method")

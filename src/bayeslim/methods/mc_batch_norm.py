@@ -12,10 +12,11 @@ Teye, Azizpour & Smith 2018, arXiv:1802.06455
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.batch_norms import measuring, norms_of
@@ -30,9 +31,6 @@ from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Params, call, device_of, split_batch, to_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @register("method")

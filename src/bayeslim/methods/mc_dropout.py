@@ -29,9 +29,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,16 +40,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayeslim.attention import ExplicitAttention
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.noisy_network import NoisyNetwork
 from bayeslim.noise import current_generator, random_seed
-from bayeslim.results import Prediction
 from bayeslim.train.seeding import seed_of_chain
-from bayeslim.types import Batches, Inputs, arguments, batch_size, call, device_of, with_batch_size
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
+from bayeslim.types import Inputs, arguments, batch_size, call, device_of, with_batch_size
 
 _NONE = (
     "MCDropout needs a network with dropout, and {} has none. Put nn.Dropout(p) with p > 0 between its layers and "
@@ -70,20 +66,19 @@ class MCDropout(NoisyNetwork):
         if not any(drops_out(module) or mentions_dropout(module) for module in bnn.model.modules()):
             raise UnsupportedModel(_NONE.format(type(bnn.model).__name__))
 
-    def predictive(
-        self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
-    ) -> Prediction | None:
-        """Predict from draws of masks, or with "mean" and "map" without dropout."""
-        with one_probe_each():
-            return super().predictive(bnn, batches, samples, how, generator)
+    def prepared(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> list[tuple[Inputs, Probe | None]]:
+        """Pair inputs with a record of their masks, from which shared masks are made."""
+        with dropping_out(bnn.model):
+            return [(inputs, None if local else probed(bnn.model, inputs)) for inputs in batches]
 
-    def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
+    def noisy_pass(self, bnn: Bayesian, batches: list[tuple[Inputs, Probe | None]], local: bool) -> Tensor:
         """Compute the outputs of one network, or of one for every example."""
-        seed = None if local else random_seed()
+        seed, generator = None if local else random_seed(), current_generator(device_of(bnn.model))
         outputs = []
         with dropping_out(bnn.model) as dropout:
-            for inputs in batches:
-                with masks_of(seed, bnn.model, inputs):
+            for inputs, probe in batches:
+                own = nullcontext() if generator is None else Separate(generator)
+                with own if seed is None or probe is None else Shared(seed, probe):
                     outputs.append(call(bnn.model, inputs))
         if not dropout.seen and not any(drops_out(module) for module in bnn.model.modules()):
             raise UnsupportedModel(_NONE.format(type(bnn.model).__name__))
@@ -233,30 +228,8 @@ def shapes_of(shape: tuple[int, ...], examples: int, other: tuple[int, ...]) -> 
     return shape, shape
 
 
-_PROBES: ContextVar[dict[int, Probe] | None] = ContextVar("probes", default=None)
-
-
-@contextmanager
-def one_probe_each() -> Iterator[None]:
-    """Probe each input once for all samples.
-
-    Inputs are known by `id`, so they must stay alive.
-    """
-    token = _PROBES.set({})
-    try:
-        yield
-    finally:
-        _PROBES.reset(token)
-
-
 def probed(model: nn.Module, inputs: Inputs) -> Probe:
-    """Record the masks that a model draws with one more example.
-
-    With fewer examples, stored indices might be out of range.
-    """
-    known = _PROBES.get()
-    if known is not None and id(inputs) in known:
-        return known[id(inputs)]
+    """Record the masks of one more example; with fewer, indices may be out of range."""
     probe = Probe(batch_size(inputs) + 1)
     args, kwargs = arguments(inputs)
     if not any(isinstance(value, nn.utils.rnn.PackedSequence) for value in (*args, *kwargs.values())):
@@ -265,8 +238,6 @@ def probed(model: nn.Module, inputs: Inputs) -> Probe:
                 call(model, with_batch_size(inputs, probe.examples))
         except Exception:  # any error of a network that does not accept this number of examples
             probe.shapes.clear()
-    if known is not None:
-        known[id(inputs)] = probe
     return probe
 
 
@@ -283,18 +254,3 @@ def dropping_out(model: nn.Module) -> Iterator[Always]:
     finally:
         for module in modules:
             module.training = False
-
-
-@contextmanager
-def masks_of(seed: int | None, model: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Share masks drawn from a seed between all examples.
-
-    Without a seed, every example has its own.
-    """
-    if seed is None:
-        generator = current_generator(device_of(model))
-        with nullcontext() if generator is None else Separate(generator):
-            yield
-        return
-    with Shared(seed, probed(model, inputs)):
-        yield

@@ -11,14 +11,14 @@ Wilson & Izmailov 2020, arXiv:2002.08791
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_statistics import drawn
@@ -26,15 +26,16 @@ from bayeslim.methods.shared.chain_run import joined
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
+from bayeslim.methods.shared.reinitialise import (
+    OptimizerOf,
+    check_optimizer_of,
+    check_resettable,
+    reinitialise_,
+    trainable,
+)
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import seed_of_chain, seeded
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
-
-OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @register("method")
@@ -89,11 +90,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
         Returns:
             the history of all members, each epoch with the number of its member (from 1).
         """
-        if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
-            raise TypeError(
-                "Every member needs its own optimizer. Pass a function that makes one, such as "
-                f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
-            )
+        check_optimizer_of(optimizer, "Every member needs its own optimizer.")
         self.check_fit(bnn, loader, epochs, training)
         if start is None and not bnn.masks:
             check_resettable(bnn.model)
@@ -110,7 +107,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
                         reinitialise_(bnn.model, start)
                     done, trajectory = averaged(
                         self, bnn, loader, self.rank, epochs=epochs, checkpoint=folder,
-                        optimizer=None if optimizer is None else optimizer(_trainable(bnn)), **training,
+                        optimizer=None if optimizer is None else optimizer(trainable(bnn)), **training,
                     )  # fmt: skip
                     found.append(drawn(bnn, trajectory.gaussian(self.scale), loader, self.samples))
                     noises.append(noise_of(bnn.likelihood))
@@ -121,7 +118,3 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
             average_noise_(bnn.likelihood, noises)
         self.keep(bnn, joined(found))
         return result
-
-
-def _trainable(bnn: Bayesian) -> list[nn.Parameter]:
-    return [p for p in bnn.parameters() if p.requires_grad]

@@ -16,16 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.sampler import Sampler, Tensors
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class PreconditionedLangevin(Sampler):
@@ -54,6 +52,8 @@ class PreconditionedLangevin(Sampler):
     ):
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be in [0, 1). Got {decay}.")
+        if not floor > 0:
+            raise ValueError(f"floor must be positive. Got {floor}.")
         own: dict[str, Any] = {"decay": decay, "floor": floor, "adapt_steps": adapt_steps, "steps": 0}
         super().__init__(params, lr, num_data=num_data, **own, **settings)
 
@@ -98,11 +98,6 @@ class PSGLD(ChainMethod):
 
     name: ClassVar[str] = "psgld"
     usual_lr: ClassVar[float] = 3e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.decay < 1 or not self.floor > 0:
-            raise ValueError(f"decay must be in [0, 1) and floor positive. Got {self.decay} and {self.floor}.")
 
     @property
     def measures(self) -> bool:

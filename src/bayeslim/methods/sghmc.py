@@ -31,16 +31,14 @@ import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.sampler import Sampler, Tensors
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class StochasticHamiltonian(Sampler):
@@ -73,13 +71,8 @@ class StochasticHamiltonian(Sampler):
     ):
         if not 0 < friction <= 1:
             raise ValueError(f"friction must be in (0, 1]. Got {friction}.")
-        own: dict[str, Any] = {
-            "friction": friction,
-            "adapt_steps": adapt_steps,
-            "independent": independent,
-            "floor": floor,
-        }
-        super().__init__(params, lr, num_data=num_data, **own, steps=0, **settings)
+        settings |= {"friction": friction, "adapt_steps": adapt_steps, "independent": independent, "floor": floor}
+        super().__init__(params, lr, num_data=num_data, steps=0, **settings)
 
     def damping(self, group: dict[str, Any]) -> float:
         """Return the friction."""
@@ -165,11 +158,6 @@ class SGHMC(ChainMethod):
 
     name: ClassVar[str] = "sghmc"
     usual_lr: ClassVar[float] = 0.03
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.friction <= 1:
-            raise ValueError(f"friction must be in (0, 1]. Got {self.friction}.")
 
     @property
     def measures(self) -> bool:

@@ -107,13 +107,6 @@ class SGNHT(ChainMethod):
     name: ClassVar[str] = "sgnht"
     usual_lr: ClassVar[float] = 0.03
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.friction <= 1 or not 0 < self.coupling < 1:
-            raise ValueError(
-                f"friction must be in (0, 1] and coupling in (0, 1). Got {self.friction} and {self.coupling}."
-            )
-
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
         """Make the thermostat."""
         return Thermostat(params, lr, friction=self.friction, coupling=self.coupling, **settings)

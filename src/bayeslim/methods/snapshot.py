@@ -15,8 +15,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register
 from bayeslim.io.storage import check_fits, read_folder, write_folder
@@ -28,9 +29,6 @@ from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Epoch, fit
 from bayeslim.train.options import check_names
 from bayeslim.types import Params, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 PARTS = ("value", "rest", "noise")
 """The parts of a stored snapshot: random parameters, other tensors that change, parameters of the likelihood."""
@@ -103,7 +101,8 @@ class Snapshot(ParticleMethod):
             if within == 0 and cycle > self.burn_in:
                 found[cycle], noises[cycle] = snapshot(bnn), noise_of(bnn.likelihood)
                 if folder is not None and rank_and_world()[0] == 0:
-                    _write(folder / f"cycle-{cycle}", *found[cycle], noises[cycle])
+                    # before the checkpoint, so that a resumed run finds it
+                    write_folder(folder / f"cycle-{cycle}", "particle", {}, _named(*found[cycle], noises[cycle]))
 
         with restored_on_failure(bnn):
             result = fit(
@@ -123,11 +122,6 @@ class Snapshot(ParticleMethod):
             average_noise_(bnn.likelihood, [noises[cycle] for cycle in sorted(noises)])
         self.keep(bnn, gathered([found[cycle] for cycle in sorted(found)]))
         return result
-
-
-def _write(folder: Path, values: Params, rest: Params, noise: Params) -> None:
-    """Write a snapshot; before the checkpoint, so that a resumed run finds it."""
-    write_folder(folder, "particle", {}, _named(values, rest, noise))
 
 
 def _read(folder: Path, bnn: Bayesian) -> tuple[Params, Params, Params]:

@@ -45,19 +45,16 @@ class Subnetwork(NamedTuple):
         """Refuse settings that mean nothing."""
         if self.by not in ("variance", "snr", "random"):
             raise ValueError(f'Subnetwork(by=...) must be "variance", "snr" or "random". Got {self.by!r}.')
-        if self.size < 1:
-            raise ValueError(f"Subnetwork(size=...) must be at least 1. Got {self.size}.")
+        if type(self.size) is not int or self.size < 1:
+            raise ValueError(f"Subnetwork(size=...) must be a whole number, at least 1. Got {self.size!r}.")
 
     def choose(
         self, mean: Mapping[str, Tensor], curvature: Mapping[str, Tensor], prior: Mapping[str, Tensor], masks: Params
     ) -> Params:
         """Choose weights: ascending flat indices by name, of parameters that have any.
 
-        Args:
-            mean: the weights.
-            curvature: the diagonal h by name; not read for a random choice.
-            prior: δ by name, of the weights' shapes.
-            masks: weights that may be chosen (True), by name; parameters without a mask are free.
+        The diagonal h of the curvature is not read for a random choice. The prior holds δ of the weights' shapes; masks
+        say which weights may be chosen (True), and parameters without one are free.
         """
         free = _flat({name: masks.get(name, torch.ones_like(w, dtype=torch.bool)) for name, w in mean.items()}).bool()
         count = int(free.sum())

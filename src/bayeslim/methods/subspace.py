@@ -26,7 +26,7 @@ from bayeslim.bayesian import Bayesian, bayesianize_
 from bayeslim.errors import BayeslimError
 from bayeslim.io.registry import register, registered
 from bayeslim.methods.base import Method
-from bayeslim.methods.shared.batch_norms import measuring, norms_of
+from bayeslim.methods.shared.batch_statistics import measure_again_
 from bayeslim.methods.shared.chain_run import between_ranks, prepare, run_alone
 from bayeslim.methods.shared.coordinates import (
     Coordinates,
@@ -47,7 +47,6 @@ from bayeslim.results import Fit
 from bayeslim.stochastic import evaluating
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import ordered_by, seed_of_chain
-from bayeslim.types import call, device_of, split_batch, to_device
 
 STOCHASTIC = ("sgld", "psgld", "sghmc", "sgnht")
 """Methods that sample by stochastic gradients and need a number of epochs and a learning rate."""
@@ -184,7 +183,7 @@ class Subspace(ParticleMethod):
                     centre, directions, share = principal_directions(networks, self.rank)
                     space = Coordinates(bnn, moving, centre, directions)
                     set_tensors(bnn, space.weights(space.z))
-                    _settle_norms(bnn, loader)
+                    measure_again_(bnn.model, loader, between_ranks=False)
                     with evaluating(bnn):
                         # another seed, so that chain and path have different noise
                         found, details = self._infer(space, loader, dtype, seed=base + 1, progress=progress, **options)
@@ -238,13 +237,3 @@ class Subspace(ParticleMethod):
             to_mode_(within, loader)
         within.fit(loader, **options)
         return space.particles(within.posterior_.sample(self.draws)["z"], dtype, 1), {}
-
-
-def _settle_norms(bnn: Bayesian, loader: Any) -> None:
-    """Measure the statistics of batch norms again, over all the data of this rank."""
-    norms = norms_of(bnn.model)
-    with measuring(bnn.model, momentum=None):
-        for norm in norms:
-            norm.reset_running_stats()
-        for batch in loader if norms else ():
-            call(bnn.model, to_device(split_batch(batch), device_of(bnn.model))[0])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -35,7 +35,13 @@ from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors, snapshot
 from bayeslim.methods.shared.particle_stack import ParticleStack
-from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
+from bayeslim.methods.shared.reinitialise import (
+    OptimizerOf,
+    check_optimizer_of,
+    check_resettable,
+    reinitialise_,
+    trainable,
+)
 from bayeslim.posteriors import Particles
 from bayeslim.results import Fit, Prediction
 from bayeslim.train.distributed import rank_and_world
@@ -44,8 +50,6 @@ from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
 from bayeslim.types import Batch, Batches, Params, call, device_of, split_batch
-
-OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @register("method")
@@ -131,7 +135,11 @@ class SVGD(ParticleMethod):
             the history, with means over the particles.
         """
         check_names("SVGD", training, fit)
-        self._check(bnn, start, optimizer)
+        check_optimizer_of(optimizer, "The particles are stacked in their own parameters.")
+        if bnn.anchor is not None:
+            raise BayeslimError("SVGD does not support continual learning. Use bl.Laplace() for that.")
+        if bnn.state.get("posterior") is None and start is None:
+            check_resettable(bnn.model)
         num_data = training_set_size(bnn, loader)
         with seeded(seed, rank_and_world()[0], loader):
             stack = ParticleStack(bnn.model, self._starts(bnn, start))
@@ -142,7 +150,7 @@ class SVGD(ParticleMethod):
             together.step, together.seed = bnn.step, bnn.seed
             made = None
             if optimizer is not None:
-                made = self._steered(optimizer([p for p in together.parameters() if p.requires_grad]), together)
+                made = self._steered(optimizer(trainable(together)), together)
             result = fit(together, loader, optimizer=made, **training)
         bnn.to(device_of(stack))
         bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, num_data, together.steps_per_epoch
@@ -196,25 +204,9 @@ class SVGD(ParticleMethod):
         for p, part in zip(weights, parts, strict=True):
             p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers need dense gradients
 
-    def _check(self, bnn: Bayesian, start: Any, optimizer: Any) -> None:
-        if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
-            raise TypeError(
-                "The particles are stacked in their own parameters. Pass a function that makes an optimizer, such "
-                f"as optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
-            )
-        if bnn.anchor is not None:
-            raise BayeslimError("SVGD does not support continual learning. Use bl.Laplace() for that.")
-        if bnn.state.get("posterior") is None and start is None:
-            check_resettable(bnn.model)
-
 
 def kernel(points: Tensor, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:
-    """Compute K (n, n) between all points (n, D), and its bandwidth h.
-
-    Args:
-        points: one per row.
-        bandwidth: h; from the median distance if not given.
-    """
+    """Compute K (n, n) of all points (n, D), and h, by the median rule if not given."""
     n = len(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
     if bandwidth is not None:
@@ -229,13 +221,9 @@ def kernel(points: Tensor, bandwidth: float | None = None) -> tuple[Tensor, Tens
 
 
 def descent(points: Tensor, gradients: Tensor, num_data: int, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:
-    """Compute −φ / N, and (1/n) Σ_j k(x_j, x_i) of every point.
+    """Compute −φ / N, and (1/n) Σ_j k(x_j, x_i), of all points (n, D).
 
-    Args:
-        points: (n, D).
-        gradients: of every point's own loss, −log p / N, (n, D).
-        num_data: N.
-        bandwidth: h; from the median distance if not given.
+    The gradients, (n, D), are those of each point's own loss, −log p / N.
     """
     k, h = kernel(points, bandwidth)
     total = k.sum(1, keepdim=True)

@@ -11,19 +11,15 @@ Izmailov, Podoprikhin, Garipov, Vetrov & Wilson 2018, arXiv:1803.05407
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
-from bayeslim.methods.shared.averaging import Averaging, averaged
+from bayeslim.methods.shared.averaging import Averaging
 from bayeslim.methods.shared.batch_statistics import measure_again_
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, snapshot
-from bayeslim.methods.shared.refit import restored_on_failure
-from bayeslim.results import Fit
-from bayeslim.train.distributed import rank_and_world
-from bayeslim.train.seeding import seeded
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
+from bayeslim.methods.shared.trajectory import Trajectory
+from bayeslim.posteriors import Posterior
 
 
 @register("method")
@@ -34,20 +30,7 @@ class SWA(Averaging, ParticleMethod):
     name: ClassVar[str] = "swa"
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
-    def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
-        """Train, average, and measure the batch norms of the mean.
-
-        Args:
-            bnn: the network; training starts from where it is.
-            loader: batches of inputs and targets.
-            epochs: passes over the loader in all.
-            seed: makes the run repeatable, and leaves the global random state unchanged.
-            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`.
-        """
-        self.check_fit(bnn, loader, epochs, training)
-        with restored_on_failure(bnn):
-            result, _ = averaged(self, bnn, loader, None, epochs=epochs, seed=seed, **training)
-            with seeded(seed, rank_and_world()[0], loader):
-                measure_again_(bnn.model, loader)
-        self.keep(bnn, gathered([snapshot(bnn)]))
-        return result
+    def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:
+        """Measure batch norms for the mean, and take it as the one particle."""
+        measure_again_(bnn.model, loader)
+        return {"posterior": gathered([snapshot(bnn)])}

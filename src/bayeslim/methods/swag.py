@@ -16,27 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
-from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
+from bayeslim.methods.shared.averaging import GaussianAveraging
 from bayeslim.methods.shared.batch_norms import norms_of
 from bayeslim.methods.shared.batch_statistics import drawn, measure_again_
 from bayeslim.methods.shared.found_posterior import FoundPosterior
-from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.trajectory import Trajectory
 from bayeslim.posteriors import Posterior
 from bayeslim.predict.predict import predictive
-from bayeslim.results import Fit, Prediction
-from bayeslim.train.distributed import rank_and_world
-from bayeslim.train.seeding import seeded
+from bayeslim.results import Prediction
 from bayeslim.types import Batches, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @register("method")
@@ -50,33 +45,8 @@ class SWAG(GaussianAveraging, FoundPosterior):
     name: ClassVar[str] = "swag"
     missing: ClassVar[str] = "The posterior of swag is gathered in training: call bnn.fit(loader, ...) first."
 
-    def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
-        """Train, and compute the moments of networks along training.
-
-        Args:
-            bnn: the network; training starts from where it is.
-            loader: batches of inputs and targets.
-            epochs: passes over the loader in all.
-            seed: makes the run repeatable, and leaves the global random state unchanged.
-            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`. The paper's optimizer
-                is SGD with momentum; Adam is used if none is given.
-        """
-        self.check_fit(bnn, loader, epochs, training)
-        with restored_on_failure(bnn):
-            result, trajectory = averaged(self, bnn, loader, self.rank, epochs=epochs, seed=seed, **training)
-            with seeded(seed, rank_and_world()[0], loader):
-                found = self.found(bnn, trajectory, loader)
-        bnn.state.update(found)
-        return result
-
     def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:
-        """Build the posterior, and measure batch norms for its mean and its draws.
-
-        Args:
-            bnn: the network, at the mean of the trajectory.
-            trajectory: the moments of the networks taken.
-            loader: training data, for the statistics of batch norms.
-        """
+        """Build the posterior at its mean, and measure batch norms for it and its draws."""
         posterior = trajectory.gaussian(self.scale)
         measure_again_(bnn.model, loader)
         networks = {"networks": drawn(bnn, posterior, loader, self.samples)} if norms_of(bnn.model) else {}

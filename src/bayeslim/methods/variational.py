@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bayeslim import stochastic
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point, ZeroMean
@@ -34,6 +35,7 @@ from bayeslim.gates.placement import GateAt
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Method, Terms
 from bayeslim.methods.shared import gating
+from bayeslim.methods.shared.first_pass import seen_once
 from bayeslim.methods.shared.full_weight_elbo import as_parameters, full_weight_terms
 from bayeslim.methods.shared.widths import Widths
 from bayeslim.noise import current_generator, standard_normal_like, standard_normals_like
@@ -43,9 +45,6 @@ from bayeslim.results import Fit
 from bayeslim.sites import owner
 from bayeslim.train.schedules import Schedule, Uniform
 from bayeslim.types import Batch, Inputs, Params, call, split_batch
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @register("method")
@@ -196,7 +195,7 @@ class Variational(Method):
                 random.add(name.rpartition(".")[0])
         gates = self._gating(bnn)
         gated = gates.layers(stochastic.LINEAR_LAYERS) if gates is not None else set()
-        once = stochastic.seen_once(bnn.model, inputs, sorted(random | gated)) if random | gated else set()
+        once = seen_once(bnn.model, inputs, sorted(random | gated)) if random | gated else set()
         if gates is not None:
             gates.stand_at(once & gated)
         noisy = sorted(once & random)
@@ -213,10 +212,7 @@ class Variational(Method):
         return [n for n in bnn.sites.names if n.rpartition(".")[0] not in noisy] if noisy else list(bnn.sites.names)
 
     def loss(self, bnn: Bayesian, batch: Batch, kl_weight: float | Tensor | None) -> Terms:
-        """Compute the mean NLL over K draws, and the KL.
-
-        For Rényi bounds see `full_weight_elbo.py`.
-        """
+        """Compute the mean NLL over K draws, and the KL (see also `full_weight_elbo.py`)."""
         num_data = bnn.data_size()
         if kl_weight is None:
             kl_weight = bnn.scheduled(self.kl_schedule)
@@ -314,13 +310,7 @@ class Variational(Method):
         return optimizer
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
-        """Train, and warn if standard deviations still move at the end.
-
-        Args:
-            bnn: the network.
-            loader: batches of inputs and targets.
-            **options: the options of `bayeslim.train.fit`.
-        """
+        """Train as `bayeslim.train.fit`, and warn if deviations still move at the end."""
         if not self.trains_plain_stds:
             return super().fit(bnn, loader, **options)
         widths = Widths(lambda: self._log_stds(bnn))

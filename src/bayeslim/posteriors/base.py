@@ -94,6 +94,22 @@ def like_means(values: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> Para
     return {name: value.to(torch.promote_types(mean[name].dtype, torch.float32)) for name, value in values.items()}
 
 
+def keyed(**groups: Mapping[str, Tensor]) -> Params:
+    """Join groups of named tensors for saving, under the keys `group:name`.
+
+    >>> keyed(mean={"w": torch.ones(1)})
+    {'mean:w': tensor([1.])}
+    """
+    found = {f"{group}:{name}": tensor for group, values in groups.items() for name, tensor in values.items()}
+    return {key: tensor.detach().contiguous() for key, tensor in found.items()}
+
+
+def unkeyed(tensors: Mapping[str, Tensor], group: str, separator: str = ":") -> Params:
+    """Take a group of named tensors out of what `keyed` joined."""
+    start = f"{group}{separator}"
+    return {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+
+
 def check_masks(masks: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> Params:
     """Check masks against a posterior's parameters; those without one are kept whole.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from bayeslim.errors import BayeslimWarning, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
-from bayeslim.posteriors.base import like_means
+from bayeslim.posteriors.base import keyed, like_means, unkeyed
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
@@ -76,11 +76,6 @@ class Dense(Gaussian):
                 stacklevel=2,
             )
 
-    @property
-    def mean(self) -> Params:
-        """μ by name."""
-        return self._mean
-
     @cached_property
     def covariance(self) -> Tensor:
         """P⁻¹ over the random weights, (n, n)."""
@@ -133,18 +128,17 @@ class Dense(Gaussian):
 
     def tensors(self) -> Params:
         """Collect means, indices, curvature and prior precision."""
-        tensors = {f"mean:{name}": t for name, t in self._mean.items()} | {"precision": self.curvature}
-        tensors |= {f"indices:{name}": t for name, t in self.indices.items()}
-        return {k: t.detach().contiguous() for k, t in (tensors | priors.to_tensors(self.prior_precision)).items()}
+        own = keyed(mean=self._mean, indices=self.indices) | {"precision": self.curvature.detach().contiguous()}
+        return own | priors.to_tensors(self.prior_precision)
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `tensors()`."""
         return cls(
-            {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")},
+            unkeyed(tensors, "mean"),
             tensors["precision"],
             priors.from_tensors(tensors),
-            indices={n.removeprefix("indices:"): t for n, t in tensors.items() if n.startswith("indices:")},
+            indices=unkeyed(tensors, "indices"),
         )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
-from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.base import Posterior, check_masks, keyed, unkeyed
 from bayeslim.types import Params
 
 
@@ -70,22 +70,19 @@ class Diagonal(Posterior):
             total = total + torch.where(point, at_point, density).double().sum().cpu()
         return total
 
-    def condition(self, masks: Mapping[str, Tensor]) -> Diagonal:
+    def condition(self, masks: Mapping[str, Tensor]) -> Self:
         """Set mean and spread to zero where a mask is False; the rest stays."""
         kept = check_masks(masks, self._mean)
-        return Diagonal(
+        return type(self)(
             {name: mean * kept[name] for name, mean in self._mean.items()},
             {name: std * kept[name] for name, std in self._std.items()},
         )
 
     def tensors(self) -> Params:
         """Collect `mean:name` and `std:name`."""
-        return {f"mean:{n}": t for n, t in self._mean.items()} | {
-            f"std:{n}": t.contiguous() for n, t in self._std.items()
-        }
+        return keyed(mean=self._mean, std=self._std)
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `tensors()`."""
-        mean = {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")}
-        return cls(mean, {name: tensors[f"std:{name}"] for name in mean})
+        return cls(unkeyed(tensors, "mean"), unkeyed(tensors, "std"))

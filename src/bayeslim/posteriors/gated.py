@@ -24,7 +24,7 @@ from bayeslim.gates import Gate
 from bayeslim.gates.placement import Part, Place
 from bayeslim.io.registry import register, registered
 from bayeslim.noise import drawing_from
-from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.base import Posterior, check_masks, unkeyed
 from bayeslim.posteriors.diagonal import Diagonal
 from bayeslim.types import Params
 
@@ -156,9 +156,6 @@ class Gated(Posterior):
 
         A plan ranks weights. A closed gate also scales a convolution's bias, or a norm's scale and shift. These go with
         the weights, so that training cannot bring them back.
-
-        Args:
-            masks: of the weights, True = kept; those without a mask stay.
         """
         kept = check_masks({n: m for n, m in masks.items() if n in self.base.mean}, self.base.mean)
         found: Params = {}
@@ -195,14 +192,13 @@ class Gated(Posterior):
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `config()` and `tensors()`."""
         base_class = registered("posterior", config["base"])
-        inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
         scales = []
         for entry in config["scales"]:
             parts = tuple(Part(**part) for part in entry["place"]["parts"])
             place = Place(**(entry["place"] | {"parts": parts}))
             own = {name: tensors[f"own:{place.parameter(name)}"] for name in entry["own"]}
             scales.append(Scales(entry["gate"], place, own, tensors[f"cut:{place.name}"], entry["closes"]))
-        return cls(base_class.restore(config["base_config"], inner), scales)
+        return cls(base_class.restore(config["base_config"], unkeyed(tensors, "base", "/")), scales)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayeslim.errors import CorruptFile, ShapeMismatch
 from bayeslim.io.registry import register, registered
-from bayeslim.posteriors.base import Posterior, check_masks, like_means
+from bayeslim.posteriors.base import Posterior, check_masks, keyed, like_means, unkeyed
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solve, Solver
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.types import Params
@@ -49,6 +49,13 @@ class Restriction(ABC):
 
 class Gaussian(Posterior):
     """A Gaussian with precision P. Products take one parameter setting, or several stacked in front."""
+
+    _mean: Params
+
+    @property
+    def mean(self) -> Params:
+        """μ by name."""
+        return self._mean
 
     @abstractmethod
     def precision_product(self, params: Mapping[str, Tensor]) -> Params:
@@ -106,10 +113,7 @@ class Gaussian(Posterior):
         return 0.5 * (self.log_det_precision() - self.quadratic(params) - count * math.log(2 * math.pi))
 
     def functional_covariance(self, jacobian: Mapping[str, Tensor]) -> Tensor:
-        """Compute J P⁻¹ Jᵀ of materialised Jacobians.
-
-        Args:
-            jacobian: (B, C, *shape) by name.
+        """Compute J P⁻¹ Jᵀ, (B, C, C), of Jacobians (B, C, *shape) by name.
 
         Returns:
             (B, C, C).
@@ -154,10 +158,7 @@ class Gaussian(Posterior):
         return survivors(self, self.restrict(kept, solver), kept, self.mean), {}
 
     def rowwise_mean(self, kept: Mapping[str, Tensor]) -> Params:
-        """Compute the conditional mean of each output's row alone.
-
-        Only families with rows can compute it; others raise.
-        """
+        """Compute the conditional mean row by row; families without rows raise."""
         raise ValueError(
             f'how="row" needs a Kronecker posterior. {type(self).__name__} is solved exactly by how="joint".'
         )
@@ -204,11 +205,6 @@ class Conditioned(Gaussian):
         """P_RR."""
         return self.base.restrict(self.masks, self.solver)
 
-    @property
-    def mean(self) -> Params:
-        """The conditional mean, zero where cut."""
-        return self._mean
-
     @cached_property
     def variance(self) -> Params:
         """The diagonal of P_RR⁻¹, zero where cut.
@@ -243,18 +239,10 @@ class Conditioned(Gaussian):
         """Restrict P to the weights kept both times."""
         return self.base.restrict({name: kept[name] & mask for name, mask in self.masks.items()}, solver)
 
-    def condition(
-        self,
-        masks: Mapping[str, Tensor],
-        how: How = "joint",
-        *,
-        tolerance: float = Solver.tolerance,
-        max_iterations: int = Solver.max_iterations,
-    ) -> Conditioned:
+    def condition(self, masks: Mapping[str, Tensor], how: How = "joint", **solver: Any) -> Conditioned:
         """Condition the base once on the zeros of both cuts."""
         kept = check_masks(masks, self._mean)
-        both = {name: mask & kept[name] for name, mask in self.masks.items()}
-        return self.base.condition(both, how, tolerance=tolerance, max_iterations=max_iterations)
+        return self.base.condition({name: mask & kept[name] for name, mask in self.masks.items()}, how, **solver)
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Conditioned:
         """Keep the zeros and the mean, and take another prior precision."""
@@ -266,11 +254,8 @@ class Conditioned(Gaussian):
 
     def tensors(self) -> Params:
         """Collect means, masks, and all tensors of the base."""
-        tensors = {f"mean:{name}": t for name, t in self._mean.items()}
-        tensors |= {f"mask:{name}": t for name, t in self.masks.items()}
-        return {k: t.detach().contiguous() for k, t in tensors.items()} | {
-            f"base/{name}": t for name, t in self.base.tensors().items()
-        }
+        base = {f"base/{name}": t for name, t in self.base.tensors().items()}
+        return keyed(mean=self._mean, mask=self.masks) | base
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
@@ -278,13 +263,8 @@ class Conditioned(Gaussian):
         base_class = registered("posterior", config["base"])
         if not issubclass(base_class, Gaussian):
             raise CorruptFile(f'A conditioned posterior needs a Gaussian base. Got "{config["base"]}".')
-        inner = {n.removeprefix("base/"): t for n, t in tensors.items() if n.startswith("base/")}
-        return cls(
-            base_class.restore(config["base_config"], inner),
-            {n.removeprefix("mask:"): t for n, t in tensors.items() if n.startswith("mask:")},
-            {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")},
-            Solver(**config["solver"]),
-        )
+        base = base_class.restore(config["base_config"], unkeyed(tensors, "base", "/"))
+        return cls(base, unkeyed(tensors, "mask"), unkeyed(tensors, "mean"), Solver(**config["solver"]))
 
     def _cut(self, params: Mapping[str, Tensor]) -> Params:
         return {name: params[name] * mask for name, mask in self.masks.items()}

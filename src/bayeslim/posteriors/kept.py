@@ -191,13 +191,7 @@ class KeptBlock:
 
 
 def rowwise_survivors(block: KroneckerBlock, kept: Tensor, mean: Tensor) -> Tensor:
-    """Move kept weights as if rows were independent, each with G_oo A + δ I.
-
-    Args:
-        block: the layer.
-        kept: (groups, outputs, inputs).
-        mean: (groups, outputs, inputs).
-    """
+    """Move kept weights as if rows were independent, each with G_oo A + δ I."""
     rows = block.rowwise
     pull = rows.precision_product(mean * ~kept) * kept
     moved = torch.zeros_like(mean)

@@ -18,7 +18,7 @@ from torch import Tensor
 from bayeslim.errors import BayeslimWarning, NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
-from bayeslim.posteriors.base import like_means
+from bayeslim.posteriors.base import keyed, like_means, unkeyed
 from bayeslim.posteriors.conjugate import Solve, Solver
 from bayeslim.posteriors.factor import Factor
 from bayeslim.posteriors.gaussian import Gaussian, Restriction
@@ -67,11 +67,6 @@ class Kronecker(Gaussian):
             for f, layer in zip(self.factors, layers, strict=True)
         )
         self.rest = {name: _total(name, self._mean[name], c, resolved[name]) for name, c in self.rest_curvature.items()}
-
-    @property
-    def mean(self) -> Params:
-        """μ by name."""
-        return self._mean
 
     @property
     def variance(self) -> Params:
@@ -149,10 +144,7 @@ class Kronecker(Gaussian):
         )
 
     def with_prior_precision(self, prior_precision: PriorPrecision) -> Kronecker:
-        """Keep the curvature, and take another prior precision.
-
-        One number a layer needs no new eigendecomposition.
-        """
+        """Change the prior precision; one number a layer needs no decomposition."""
         return Kronecker(self._mean, self.factors, prior_precision, rest=self.rest_curvature, damping=self.damping)
 
     def config(self) -> dict[str, Any]:
@@ -164,16 +156,15 @@ class Kronecker(Gaussian):
 
     def tensors(self) -> Params:
         """Collect means, eigendecompositions, the rest's curvature and prior precision."""
-        tensors = {f"mean:{name}": t for name, t in self._mean.items()}
-        tensors |= {f"rest:{name}": t for name, t in self.rest_curvature.items()}
-        for f in self.factors:
-            for side, factor in (("outputs", f.outputs), ("inputs", f.inputs)):
-                tensors[f"{side}.values:{f.weight}"] = factor.values
-                if factor.vectors is not None:
-                    tensors[f"{side}.vectors:{f.weight}"] = factor.vectors
-            if f.corrected is not None:
-                tensors[f"corrected:{f.weight}"] = f.corrected
-        return {k: t.detach().contiguous() for k, t in (tensors | priors.to_tensors(self.prior_precision)).items()}
+        groups: dict[str, Params] = {"mean": self._mean, "rest": self.rest_curvature}
+        for side in ("outputs", "inputs"):
+            factors = {f.weight: getattr(f, side) for f in self.factors}
+            groups[f"{side}.values"] = {name: factor.values for name, factor in factors.items()}
+            groups[f"{side}.vectors"] = {
+                n: factor.vectors for n, factor in factors.items() if factor.vectors is not None
+            }
+        groups["corrected"] = {f.weight: f.corrected for f in self.factors if f.corrected is not None}
+        return keyed(**groups) | priors.to_tensors(self.prior_precision)
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
@@ -188,10 +179,10 @@ class Kronecker(Gaussian):
             corrected = tensors.get(f"corrected:{weight}")
             factors.append(KroneckerFactors(weight, outputs, inputs, layer["bias"], corrected, layer["transposed"]))
         return cls(
-            {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")},
+            unkeyed(tensors, "mean"),
             factors,
             priors.from_tensors(tensors),
-            rest={n.removeprefix("rest:"): t for n, t in tensors.items() if n.startswith("rest:")},
+            rest=unkeyed(tensors, "rest"),
             damping=config["damping"],
         )
 

@@ -214,10 +214,7 @@ class KroneckerBlock:
 
     @cached_property
     def rowwise(self) -> KroneckerBlock:
-        """The block without correlations between outputs.
-
-        Row o has precision G_oo A + δ I.
-        """
+        """The block without correlations between outputs: row o has G_oo A + δ I."""
         corrected = None if self.corrected is None else self.outputs.spread(self.corrected)
         return replace(self, outputs=Factor(self.outputs.diagonal, None), corrected=corrected)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.posteriors import prior_precision as priors
-from bayeslim.posteriors.base import like_means
+from bayeslim.posteriors.base import keyed, like_means, unkeyed
 from bayeslim.posteriors.cholesky import cholesky
 from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
@@ -72,11 +72,6 @@ class LowRank(Gaussian):
         self.kept = KeptRows(self, torch.ones_like(self.prior, dtype=torch.bool))
 
     @property
-    def mean(self) -> Params:
-        """μ by name."""
-        return self._mean
-
-    @property
     def variance(self) -> Params:
         """The diagonal of P⁻¹."""
         return like_means(self.kept.variance(), self._mean)
@@ -111,15 +106,14 @@ class LowRank(Gaussian):
 
     def tensors(self) -> Params:
         """Collect means, directions, eigenvalues and prior precision."""
-        tensors = {f"mean:{name}": t for name, t in self._mean.items()}
-        tensors |= {"factor": self.factor, "eigenvalues": self.eigenvalues}
-        return {k: t.detach().contiguous() for k, t in (tensors | priors.to_tensors(self.prior_precision)).items()}
+        own = {"factor": self.factor.detach().contiguous(), "eigenvalues": self.eigenvalues.detach().contiguous()}
+        return keyed(mean=self._mean) | own | priors.to_tensors(self.prior_precision)
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `tensors()`."""
-        mean = {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")}
-        return cls(mean, tensors["factor"], tensors["eigenvalues"], priors.from_tensors(tensors))
+        prior = priors.from_tensors(tensors)
+        return cls(unkeyed(tensors, "mean"), tensors["factor"], tensors["eigenvalues"], prior)
 
 
 class KeptRows(Restriction):

@@ -21,8 +21,8 @@ from torch import Tensor
 from bayeslim.errors import NotPositiveDefinite, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
-from bayeslim.posteriors.base import check_masks
-from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solver
+from bayeslim.posteriors.base import check_masks, keyed, unkeyed
+from bayeslim.posteriors.conjugate import Solver
 from bayeslim.posteriors.flat import FlatLayout
 from bayeslim.posteriors.gaussian import Gaussian, How, Restriction
 from bayeslim.posteriors.prior_precision import PriorPrecision
@@ -59,11 +59,6 @@ class LowRankCovariance(Gaussian):
         self.random = self.sigma > 0
         if bool((self.directions[:, ~self.random] != 0).any()):
             raise NotPositiveDefinite("A weight without a spread of its own, σ = 0, must have no part in U either.")
-
-    @property
-    def mean(self) -> Params:
-        """μ by name."""
-        return self._mean
 
     @property
     def variance(self) -> Params:
@@ -120,8 +115,8 @@ class LowRankCovariance(Gaussian):
         masks: Mapping[str, Tensor],
         how: How = "joint",
         *,
-        tolerance: float = DEFAULT_SOLVER.tolerance,
-        max_iterations: int = DEFAULT_SOLVER.max_iterations,
+        tolerance: float = Solver.tolerance,
+        max_iterations: int = Solver.max_iterations,
     ) -> LowRankCovariance:
         """Condition on w = 0 wherever a mask is False, exactly and in the same form.
 
@@ -152,15 +147,12 @@ class LowRankCovariance(Gaussian):
 
     def tensors(self) -> Params:
         """Collect means, spreads and directions."""
-        tensors = {f"mean:{n}": t for n, t in self._mean.items()} | {f"std:{n}": t for n, t in self.own_std.items()}
-        return {k: t.contiguous() for k, t in (tensors | {f"factor:{n}": t for n, t in self.factor.items()}).items()}
+        return keyed(mean=self._mean, std=self.own_std, factor=self.factor)
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `tensors()`."""
-        mean = {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")}
-        std = {name: tensors[f"std:{name}"] for name in mean}
-        return cls(mean, std, {name: tensors[f"factor:{name}"] for name in mean})
+        return cls(*(unkeyed(tensors, group) for group in ("mean", "std", "factor")))
 
 
 class GivenZeros(Restriction):

@@ -20,7 +20,7 @@ from torch import Tensor
 from bayeslim.errors import ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.noise import standard_normals_like
-from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.base import Posterior, check_masks, keyed, unkeyed
 from bayeslim.posteriors.diagonal import Diagonal
 from bayeslim.types import Params
 
@@ -118,15 +118,12 @@ class Mixture(Posterior):
 
     def tensors(self) -> Params:
         """Collect `log_weights`, `mean:name` and `std:name`."""
-        tensors = {"log_weights": self.log_weights}
-        tensors |= {f"mean:{name}": mean for name, mean in self.means.items()}
-        return {k: t.contiguous() for k, t in (tensors | {f"std:{n}": s for n, s in self.stds.items()}).items()}
+        return keyed(mean=self.means, std=self.stds) | {"log_weights": self.log_weights}
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `tensors()`."""
-        means = {n.removeprefix("mean:"): t for n, t in tensors.items() if n.startswith("mean:")}
-        return cls(tensors["log_weights"], means, {name: tensors[f"std:{name}"] for name in means})
+        return cls(tensors["log_weights"], unkeyed(tensors, "mean"), unkeyed(tensors, "std"))
 
     def _mixed(self, values: Tensor) -> Tensor:
         weights = self.weights.to(values.device).view(-1, *[1] * (values.ndim - 1))

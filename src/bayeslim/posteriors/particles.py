@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.io.registry import register
-from bayeslim.posteriors.base import Posterior, check_masks
+from bayeslim.posteriors.base import Posterior, check_masks, keyed, unkeyed
 from bayeslim.types import Params
 
 MAX_VALUES_PER_CHUNK = 2**22
@@ -144,18 +144,12 @@ class Particles(Posterior):
 
     def tensors(self) -> Params:
         """Collect `value:name` and `buffer:name`."""
-        return {f"value:{n}": t.contiguous() for n, t in self.values.items()} | {
-            f"buffer:{n}": t.contiguous() for n, t in self.buffers.items()
-        }
+        return keyed(value=self.values, buffer=self.buffers)
 
     @classmethod
     def restore(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         """Build it again from `config()` and `tensors()`."""
-        parts: dict[str, Params] = {"value": {}, "buffer": {}}
-        for key, tensor in tensors.items():
-            part, _, name = key.partition(":")
-            parts[part][name] = tensor
-        return cls(parts["value"], buffers=parts["buffer"], **config)
+        return cls(unkeyed(tensors, "value"), buffers=unkeyed(tensors, "buffer"), **config)
 
     def config(self) -> dict[str, Any]:
         """Describe the number of chains, and whether their mean stands for them."""

@@ -71,8 +71,8 @@ def diagonal(resolved: Mapping[str, Tensor], mean: Mapping[str, Tensor], like: T
 def to_tensors(prior_precision: PriorPrecision) -> Params:
     """Write a prior precision as named tensors, for saving."""
     if not isinstance(prior_precision, Mapping):
-        return {"prior": _tensor(prior_precision).detach()}
-    return {f"prior:{key}": _tensor(value).detach() for key, value in prior_precision.items()}
+        return {"prior": _tensor(prior_precision).detach().contiguous()}
+    return {f"prior:{key}": _tensor(value).detach().contiguous() for key, value in prior_precision.items()}
 
 
 def from_tensors(tensors: Mapping[str, Tensor]) -> PriorPrecision:

@@ -43,10 +43,7 @@ def slice_indices(shape: Sequence[int], dim: int, index: int | Sequence[int] | T
 
 
 def saliency(posterior: Posterior) -> Params:
-    """Compute μ² / 2Σ_ii of each weight alone.
-
-    It is infinite for a point mass away from zero, zero for one at zero.
-    """
+    """Compute μ² / 2Σ_ii of each weight alone; zero for a point mass at zero."""
     variance = posterior.variance
     return {
         name: (value.to(variance[name]).square() / (2 * variance[name])).nan_to_num(0.0, posinf=torch.inf)
@@ -87,7 +84,7 @@ def _(posterior: Gaussian, groups: Sequence[Group]) -> Tensor:
             fixed = ~support[name].flatten()[index]
             if bool((fixed & (posterior.mean[name].flatten()[index] != 0)).any()):
                 return torch.inf
-            masks[name] = _kept(posterior.mean[name].shape, index).to(index.device)
+            masks[name] = mask_without(posterior.mean[name].shape, index).to(index.device)
         return 0.5 * float(posterior.quadratic(posterior.condition(masks).mean))
 
     return torch.tensor([cost(_checked(group, posterior)) for group in groups], dtype=torch.float64)
@@ -129,12 +126,7 @@ def _(posterior: Kronecker, groups: Sequence[Group]) -> Tensor:
 
 
 class UnitSaliency:
-    """The costs of sets of weights in one Kronecker layer.
-
-    Args:
-        block: the layer.
-        mean: the posterior's mean by name.
-    """
+    """The costs of sets of weights in one Kronecker layer."""
 
     def __init__(self, block: KroneckerBlock, mean: Mapping[str, Tensor]):
         self.block = block
@@ -160,10 +152,15 @@ class UnitSaliency:
         inverse = self.block.inputs.spread(self.block.eigenvalues.reciprocal().mT).mT
         return (self.block.outputs.rotate(self.mean).square() / inverse).double().sum(1).cpu() / 2
 
+    def places(self, group: Group) -> Tensor:
+        """Find the places of a group's weights in the layer's matrix, flat and distinct."""
+        codes = [group[name].cpu() + start for name, start in self.starts.items() if name in group]
+        places: Tensor = self.place[torch.cat(codes)].unique()
+        return places
+
     def cost(self, group: Group) -> float:
         """Compute ½ μ_Sᵀ Σ_SS⁻¹ μ_S of the group's weights in this layer."""
-        codes = [group[name].cpu() + start for name, start in self.starts.items() if name in group]
-        places = self.place[torch.cat(codes)].unique()
+        places = self.places(group)
         _, outputs, inputs = self.mean.shape
         total = 0.0
         for index in (places // (outputs * inputs)).unique().tolist():
@@ -172,11 +169,8 @@ class UnitSaliency:
             if len(inside) == len(rows) * inputs:
                 total += self._several(index, rows) if len(rows) > 1 else float(self.rows[index, rows])
             elif len(inside) == len(columns) * outputs:
-                total += (
-                    self._several(index, columns, by_column=True)
-                    if len(columns) > 1
-                    else float(self.columns[index, columns])
-                )
+                several = len(columns) > 1
+                total += self._several(index, columns, True) if several else float(self.columns[index, columns])
             else:
                 total += self._any(index, inside)
         return total
@@ -207,7 +201,8 @@ def _half_quadratic(covariance: Tensor, mean: Tensor) -> float:
     return float(white.square().sum()) / 2
 
 
-def _kept(shape: torch.Size, index: Tensor) -> Tensor:
+def mask_without(shape: torch.Size, index: Tensor) -> Tensor:
+    """Make a mask that is False at flat indices."""
     mask = torch.ones(shape.numel(), dtype=torch.bool)
     mask[index.cpu()] = False
     return mask.reshape(shape)

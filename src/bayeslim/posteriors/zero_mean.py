@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
-
-from torch import Tensor
 
 from bayeslim.io.registry import register
 from bayeslim.posteriors.diagonal import Diagonal
@@ -19,8 +16,3 @@ class ZeroMeanDiagonal(Diagonal):
     """
 
     kind: ClassVar[str] = "zero_mean"
-
-    def condition(self, masks: Mapping[str, Tensor]) -> ZeroMeanDiagonal:
-        """Set the spread to zero where a mask is False; the rest stays."""
-        rest = super().condition(masks)
-        return ZeroMeanDiagonal(rest.mean, rest.std)

@@ -18,7 +18,7 @@ from bayeslim.types import (
     batch_size,
     device_of,
     inputs_of,
-    modules_of,
+    rows_of,
     to_device,
 )
 
@@ -33,12 +33,10 @@ MAX_BYTES_KEPT_ON_DEVICE = 2**30
 
 
 def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> Batches:
-    """Make a function that starts a fresh pass over inputs.
+    """Make a function that starts a fresh pass over inputs, on the model's device.
 
-    Args:
-        x: inputs, or a loader of batches, which is read once.
-        size: examples in a chunk; None for all, "auto" for as many as keep memory bounded.
-        model: the network that they are for, on whose device they are given.
+    A loader of batches is read once. `size` is the number of examples in a chunk: None for all, "auto" for as many as
+    keep memory bounded.
     """
     device = device_of(model)
     if _is_loader(x):
@@ -61,22 +59,19 @@ def batches_of(x: Any, size: int | Literal["auto"] | None, model: nn.Module) -> 
         return lambda: iter([x])
     if size == "auto":
         step = ceil(total / ceil(total / step))  # chunks of one size
-    return lambda: (_slice(x, slice(start, start + step)) for start in range(0, total, step))
+    return lambda: (rows_of(x, slice(start, start + step)) for start in range(0, total, step))
 
 
 def _examples_per_chunk(values: tuple[Tensor, ...], model: nn.Module, device: str) -> int:
     numbers = sum(value.numel() for value in values) // len(values[0])
-    growth = next((ratio for ratio in map(_growth, modules_of(model)) if ratio is not None), 1.0)
+    growth = next((ratio for ratio in map(_growth, model.modules()) if ratio is not None), 1.0)
     numbers = max(numbers, int(numbers * growth))
     most = MAX_NUMBERS_PER_CHUNK.get(device, MAX_NUMBERS_PER_CHUNK["cuda"]) // max(numbers, 1)
     return min(max(most, MIN_EXAMPLES_PER_CHUNK), MAX_EXAMPLES_PER_CHUNK)
 
 
 def _growth(layer: Any) -> float | None:
-    """Compute the ratio of a layer's output size to its input size.
-
-    It is None for layers of unknown types.
-    """
+    """Compute a layer's output size over its input size; None for unknown types."""
     if isinstance(layer, _ConvNd):
         return layer.out_channels / layer.in_channels / prod(layer.stride)
     if isinstance(layer, nn.RNNBase):
@@ -91,17 +86,6 @@ def _bytes(inputs: Inputs) -> int:
     return sum(value.nbytes for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
 
 
-def _slice(x: Inputs, part: slice) -> Inputs:
-    if isinstance(x, Tensor):
-        return x[part]
-    if isinstance(x, Mapping):
-        return {k: v[part] for k, v in x.items()}
-    return tuple(v[part] for v in x)
-
-
 def _is_loader(x: Any) -> bool:
-    """Check whether `x` is a loader, which is iterated, rather than inputs.
-
-    Tensors, tuples, lists, mappings and packed sequences are inputs.
-    """
+    """Check whether `x` is a loader, rather than a tensor or a container of inputs."""
     return not isinstance(x, (Tensor, tuple, list, Mapping)) and hasattr(x, "__iter__")

@@ -98,10 +98,7 @@ class Compiled:
             return Prediction(kind, mean, outputs, aleatoric, epistemic, probs, spread)
 
     def _parts(self, outputs: Tensor) -> tuple[Any, ...]:
-        """Summarise outputs as the fields of a prediction.
-
-        The `Prediction` itself is made outside of the graph.
-        """
+        """Summarise outputs as fields of the prediction that is made outside the graph."""
         found = self.likelihood.predict(outputs)
         return found.kind, found.mean, found.aleatoric, found.epistemic, found.probs, found.spread
 
@@ -119,9 +116,6 @@ class Compiled:
 
 
 def _draws_networks(bnn: Bayesian, example: Inputs) -> bool:
-    """Check whether predictions average networks drawn from a posterior.
-
-    Some methods predict in their own way instead.
-    """
+    """Check whether predictions average drawn networks, as not all methods do."""
     with torch.no_grad():
         return bnn.method.predictive(bnn, lambda: iter([example]), 1, "auto", None) is None

@@ -53,10 +53,7 @@ def output_gaussians(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield outputs (b, ...) and covariances (b, O, O), a few examples at a time.
 
-    Args:
-        model: a replica of the network in evaluation mode, at the posterior's mean, that no other thread uses.
-        posterior: over some or all of its parameters.
-        batches: inputs, on the model's device.
+    The model is a replica in evaluation mode, at the posterior's mean, that no other thread uses.
     """
     gradients = ExampleGradients(unroll_(model), posterior.names)
     dtype = accumulation_dtype(model, None)
@@ -87,14 +84,8 @@ def linearised_draws(
 ) -> Tensor:
     """Draw linearised outputs, f(x; w*) ± J(x) ε with ε ~ N(0, P⁻¹), (S, N, ...).
 
-    They come in pairs of both signs, so that their mean is f(x; w*) and one derivative makes two.
-
-    Args:
-        model: a replica of the network in evaluation mode, at the posterior's mean, that no other thread uses.
-        posterior: over some or all of its parameters.
-        batches: starts a pass over the inputs, on the model's device.
-        samples: the number of draws, S.
-        generator: of the weight noise; the global one if not given.
+    They come in pairs of both signs, so that their mean is f(x; w*) and one derivative makes two. The model is as in
+    `output_gaussians`.
     """
     at_once = max(1, MAX_NOISE_NUMBERS // posterior.num_parameters)
     draws: list[Tensor] = []

@@ -30,6 +30,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import singledispatch
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from bayeslim.likelihoods.base import binary_entropy
 from bayeslim.noise import drawing_from, random_seed, standard_normal
 from bayeslim.results import Prediction
 
@@ -67,16 +69,7 @@ def summarise(
     how: str = "auto",
     generator: torch.Generator | None = None,
 ) -> Prediction:
-    """Turn Gaussian outputs into a prediction.
-
-    Args:
-        likelihood: of the targets given the outputs.
-        mean: m, (B, ...).
-        covariance: V, (B, O, O), over the flattened outputs of each example.
-        samples: draws of the outputs, S.
-        how: one of `LINKS`.
-        generator: where the draws come from.
-    """
+    """Turn Gaussian outputs N(m, V), (B, ...) and (B, O, O), into a prediction."""
     if how not in LINKS:
         raise ValueError(f"how must be one of {', '.join(LINKS)} for Gaussian outputs. Got {how!r}.")
     draws = joint_draws(mean, covariance, samples, generator)
@@ -92,7 +85,7 @@ def joint_draws(mean: Tensor, covariance: Tensor, samples: int, generator: torch
     One set of standard normals serves all examples, as one drawn network would: it does not matter how many examples
     come together.
     """
-    root = _root(covariance)
+    root = root_of(covariance)
     noise = normal_points(covariance.shape[1], samples, generator).to(root)
     spread = torch.einsum("boi,is->sbo", root, noise)
     return mean.to(spread.dtype) + spread.view(samples, *mean.shape)
@@ -136,19 +129,12 @@ def concatenate(predictions: Sequence[Prediction]) -> Prediction:
         return predictions[0]
     first = predictions[0]
 
-    def joined(field: str, dim: int = 0) -> Tensor:
-        return torch.cat([getattr(p, field) for p in predictions], dim)
+    def joined(field: str, dim: int = 0) -> Any:
+        parts = [getattr(p, field) for p in predictions]
+        return None if parts[0] is None else torch.cat(parts, dim)
 
-    return Prediction(
-        kind=first.kind,
-        mean=joined("mean"),
-        samples=joined("samples", 1),
-        aleatoric=joined("aleatoric"),
-        epistemic=joined("epistemic"),
-        probs=None if first.probs is None else joined("probs"),
-        spread=None if first.spread is None else joined("spread"),
-        is_gaussian=first.is_gaussian,
-    )
+    fields = {name: joined(name) for name in ("mean", "aleatoric", "epistemic", "probs", "spread")}
+    return replace(first, samples=joined("samples", 1), **fields)
 
 
 @singledispatch
@@ -187,7 +173,7 @@ def _(likelihood: Bernoulli, mean: Tensor, covariance: Tensor, how: str, sampled
     probs, expected, spread = binary_moments(mean, variance)
     if how == "probit":
         probs = (mean * _kappa(variance)).sigmoid()
-    return _probabilities(sampled, probs, _binary_entropy(probs), expected, spread)
+    return _probabilities(sampled, probs, binary_entropy(probs), expected, spread)
 
 
 @closed_form.register
@@ -212,12 +198,10 @@ def _(likelihood: Categorical, mean: Tensor, covariance: Tensor, how: str, sampl
 def class_moments(logits: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute E[p], E[H(p)], Var[p] of p = softmax(f), f ~ N(m, V), by fixed points.
 
-    Args:
-        logits: m, (..., C).
-        covariance: V, (..., C, C).
+    They are functions of m, (..., C), and V, (..., C, C).
     """
     *shape, classes = logits.shape
-    mean, root = logits.reshape(-1, classes, 1), _root(covariance.reshape(-1, classes, classes))
+    mean, root = logits.reshape(-1, classes, 1), root_of(covariance.reshape(-1, classes, classes))
     points = normal_points(classes, CLASS_POINTS, torch.Generator().manual_seed(POINTS_SEED)).to(root)
     step = max(1, MAX_CLASS_NUMBERS // (classes * CLASS_POINTS))
     found = []
@@ -242,7 +226,7 @@ def binary_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tens
         p = torch.add(mean, std, alpha=point).sigmoid()
         probability += weight * p
         square += weight * p.square()
-        entropy += weight * _binary_entropy(p)
+        entropy += weight * binary_entropy(p)
     return probability, entropy, (square - probability.square()).clamp_min(0)
 
 
@@ -285,11 +269,6 @@ def _kappa(variance: Tensor) -> Tensor:
     return (1 + math.pi / 8 * variance).rsqrt()
 
 
-def _binary_entropy(probs: Tensor) -> Tensor:
-    entropy: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)
-    return entropy
-
-
 def _probabilities(
     sampled: Prediction, probs: Tensor, entropy: Tensor, expected: Tensor, spread: Tensor | None
 ) -> Prediction:
@@ -316,13 +295,14 @@ def _refuse(likelihood: Likelihood, how: str, *known: str) -> None:
         raise ValueError(f"how={how!r} is for categorical outputs. A {likelihood.name} likelihood has {ways}.")
 
 
-def _root(covariance: Tensor) -> Tensor:
-    """Compute a root of each V: by Cholesky, or by eigenvectors where that fails."""
+def root_of(covariance: Tensor, least_jitter: float = 0.0) -> Tensor:
+    """Compute a root of each matrix, (..., R, R); by eigenvectors if Cholesky fails."""
     tiny = 1e-6 if covariance.dtype == torch.float32 else 1e-12
-    jitter = tiny * covariance.diagonal(dim1=1, dim2=2).mean(1)[:, None].expand(covariance.shape[:2])
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=least_jitter)
     root: Tensor
-    root, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(jitter))
+    root, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(jitter.expand(diagonal.shape)))
     if bool(info.any()):
         values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp(min=0).sqrt().unsqueeze(1)
+        root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
     return root

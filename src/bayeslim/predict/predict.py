@@ -127,7 +127,7 @@ def _prediction(
 
 
 def _check(samples: Any, batch_size: Any, generator: Any) -> None:
-    if samples is not None and not (isinstance(samples, Integral) and int(samples) > 0):
+    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, Integral) or int(samples) < 1):
         raise ValueError(f"samples must be a whole number, at least 1. Got {samples!r}.")
     if batch_size not in ("auto", None) and not (isinstance(batch_size, Integral) and int(batch_size) > 0):
         raise ValueError(f'batch_size must be "auto", None for all, or a positive whole number. Got {batch_size!r}.')
@@ -181,10 +181,7 @@ def predictive(
     how: str,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Compute raw outputs (S, N, ...) of networks drawn from a posterior.
-
-    Register a posterior's type to change it.
-    """
+    """Compute raw outputs (S, N, ...) of drawn networks; open to other posteriors."""
     if how in ("mean", "map"):
         params = fitting(bnn.model, posterior.mean if how == "mean" else posterior.mode)
         return outputs_of(bnn.model, [params], batches)
@@ -221,10 +218,7 @@ def _(
 def outputs_of(model: nn.Module, networks: Iterable[Params], batches: Batches) -> Tensor:
     """Call networks one after the other and stack their outputs, (S, N, ...).
 
-    Args:
-        model: a replica, whose slots take the tensors of each network in turn.
-        networks: the tensors of each network by name, of the precision and on the device of the model's own.
-        batches: the inputs.
+    The slots of the model, a replica, take the tensors of each network in turn.
     """
     slots, outputs = Slots(model), []
     for network in networks:
@@ -234,10 +228,7 @@ def outputs_of(model: nn.Module, networks: Iterable[Params], batches: Batches) -
 
 
 def unstacked(stack: Params, model: nn.Module) -> list[Params]:
-    """Split stacked tensors (S, *shape) by name into S networks.
-
-    They get the precision and the device of the model's own tensors.
-    """
+    """Split tensors (S, *shape) into S networks in the model's precision and device."""
     own = Slots(model).own
     parts = {name: values.to(own[name]).unbind() for name, values in stack.items()}
     return [dict(zip(parts, tensors, strict=True)) for tensors in zip(*parts.values(), strict=True)]
@@ -246,10 +237,7 @@ def unstacked(stack: Params, model: nn.Module) -> list[Params]:
 def draws_of(
     posterior: Posterior, model: nn.Module, samples: int, generator: torch.Generator | None
 ) -> Iterator[Params]:
-    """Draw networks, and yield them one after the other.
-
-    One call of the posterior draws as many as memory allows.
-    """
+    """Draw networks, as many at once as memory allows, and yield one after the other."""
     at_once = max(1, MAX_NUMBERS_PER_DRAW // posterior.num_parameters)
     for first in range(0, samples, at_once):
         yield from unstacked(posterior.sample(min(at_once, samples - first), generator=generator), model)

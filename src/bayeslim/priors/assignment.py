@@ -52,10 +52,7 @@ PriorSpec = Prior | Separate | Mapping[Any, Prior | Separate]
 
 
 def resolve(prior: PriorSpec, model: nn.Module, names: tuple[str, ...]) -> dict[str, Prior]:
-    """Find the prior of every random parameter.
-
-    Parameters with the same prior object share its hyperparameters.
-    """
+    """Find the prior of every random parameter; one object is one set of settings."""
     copies: dict[tuple[int, str], Prior] = {}
     found: dict[str, Prior] = {}
     for name, chosen in _matched(prior, model, names).items():

@@ -82,10 +82,7 @@ class Prior:
         return self.kl(torch.cat([mean.reshape(-1) for mean, _ in pairs]).to(log_std.dtype), log_std.exp(), log_std)
 
     def at(self, mask: Tensor) -> Prior:
-        """Select the prior of the weights that a boolean mask picks, flattened.
-
-        It is the prior itself, unless weights have settings of their own.
-        """
+        """Select the prior of the weights that a mask picks; itself without own settings."""
         return self
 
     def sample(self, shape: torch.Size | tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:

@@ -50,10 +50,7 @@ class Distribution(Learnable):
         return type(self.distribution) in all_registered("distribution").values()
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
-        """Return the constraints of the distribution's independent parameters.
-
-        There are none for a distribution that its parameters do not determine.
-        """
+        """Return the constraints of the parameters that determine the distribution."""
         own: Any = self.distribution.arg_constraints if self._is_known else {}
         return {name: constraint for name, constraint in own.items() if not is_dependent(constraint)}
 

@@ -9,14 +9,12 @@ The derivatives of E|w| in μ and σ are the factors beside them: the terms thro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.constraints import Constraint
 
 from bayeslim.io.registry import register
 from bayeslim.priors.base import LOG_GAUSSIAN_ENTROPY
@@ -34,11 +32,8 @@ class Laplace(Learnable):
 
     scale: float | Tensor = 1.0
     name: ClassVar[str] = "laplace"
+    limits: ClassVar = {"scale": constraints.positive}
     closed_form: ClassVar[str | None] = "scale"
-
-    def hyperparameters(self) -> Mapping[str, Constraint]:
-        """Return the constraint of each hyperparameter."""
-        return {"scale": constraints.positive}
 
     def log_prob(self, weight: Tensor) -> Tensor:
         """Compute −|w|/b − log 2b."""

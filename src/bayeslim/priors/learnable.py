@@ -11,7 +11,6 @@ MacKay 1992, "Bayesian interpolation" · Graves 2011, "Practical variational inf
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, Self
@@ -58,6 +57,8 @@ class Learnable(Prior):
 
     learn: bool | str | tuple[str, ...] = field(default=False, kw_only=True)
     hyperprior: Density | Mapping[str, Density] | None = field(default=None, kw_only=True)
+    limits: ClassVar[Mapping[str, Constraint]]
+    """The constraint of each hyperparameter."""
     closed_form: ClassVar[str | None] = None
     """The hyperparameter that has a closed-form optimum."""
 
@@ -73,7 +74,7 @@ class Learnable(Prior):
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
         """Return the constraint of each hyperparameter, by name."""
-        raise NotImplementedError
+        return self.limits
 
     def setting(self, name: str) -> float | Tensor:
         """Read a hyperparameter as it was given."""
@@ -88,12 +89,10 @@ class Learnable(Prior):
         return torch.full((), value, dtype=weight.dtype, device=weight.device)  # made on the device: nothing is copied
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """Make a fixed copy with other hyperparameters.
-
-        They are not checked: a check on a GPU would wait for it.
-        """
-        other = copy.copy(self)
-        for name, value in {**settings, "learn": False, "hyperprior": None}.items():
+        """Make a fixed copy with other settings, unchecked: a check waits for a GPU."""
+        other, own = object.__new__(type(self)), {f.name: getattr(self, f.name) for f in fields(self)}
+        # not copy.copy, which compilers of torch 2.11 refuse
+        for name, value in {**own, **settings, "learn": False, "hyperprior": None}.items():
             object.__setattr__(other, name, value)
         return other
 

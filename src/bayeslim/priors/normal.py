@@ -6,14 +6,13 @@ KL(N(μ, σ²) ‖ N(m, s²)) = ½ [((μ − m)² + σ²)/s² − 1 − log(σ²
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.constraints import Constraint
 
 from bayeslim.io.registry import register
 from bayeslim.priors.base import MANY_WEIGHTS
@@ -34,11 +33,8 @@ class Normal(Learnable):
     std: float | Tensor = 1.0
     mean: float | Tensor = 0.0
     name: ClassVar[str] = "normal"
+    limits: ClassVar = {"std": constraints.positive, "mean": constraints.real}
     closed_form: ClassVar[str | None] = "std"
-
-    def hyperparameters(self) -> Mapping[str, Constraint]:
-        """Return the constraint of each hyperparameter."""
-        return {"std": constraints.positive, "mean": constraints.real}
 
     def log_prob(self, weight: Tensor) -> Tensor:
         """Compute −½ ((w − m)/s)² − log s − ½ log 2π."""

@@ -10,14 +10,12 @@ Blundell et al. 2015, arXiv:1505.05424, with π ∈ {¼, ½, ¾}, −log σ₁ �
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.constraints import Constraint
 
 from bayeslim.io.registry import register
 from bayeslim.priors.learnable import Learnable
@@ -40,10 +38,7 @@ class ScaleMixture(Learnable):
     sigma2: float | Tensor = 0.0025
     samples: int = field(default=1, kw_only=True)
     name: ClassVar[str] = "scale_mixture"
-
-    def hyperparameters(self) -> Mapping[str, Constraint]:
-        """Return the constraint of each hyperparameter."""
-        return {"pi": constraints.unit_interval, "sigma1": constraints.positive, "sigma2": constraints.positive}
+    limits: ClassVar = {"pi": constraints.unit_interval, "sigma1": constraints.positive, "sigma2": constraints.positive}
 
     def log_prob(self, weight: Tensor) -> Tensor:
         """Compute log [π N(w | 0, σ₁²) + (1 − π) N(w | 0, σ₂²)]."""

@@ -12,14 +12,12 @@ arXiv:1702.04008, who start from a trained network, and hold the share of zero n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.constraints import Constraint
 
 from bayeslim.io.registry import register
 from bayeslim.priors.learnable import Learnable
@@ -54,6 +52,7 @@ class SoftSharing(Learnable):
     samples: int = field(default=1, kw_only=True)
     learn: bool | str | tuple[str, ...] = field(default=True, kw_only=True)
     name: ClassVar[str] = "soft_sharing"
+    limits: ClassVar = {"means": constraints.real, "stds": constraints.positive, "logits": constraints.real}
 
     def __post_init__(self) -> None:
         if type(self.components) is not int or not 2 <= self.components <= MAX_COMPONENTS:
@@ -81,10 +80,6 @@ class SoftSharing(Learnable):
                     f"SoftSharing({name}=...) must be a tensor of shape {tuple(value.shape)}. Got {shown}."
                 )
         super().__post_init__()
-
-    def hyperparameters(self) -> Mapping[str, Constraint]:
-        """Return the constraint of each hyperparameter."""
-        return {"means": constraints.real, "stds": constraints.positive, "logits": constraints.real}
 
     @property
     def centres(self) -> Tensor:

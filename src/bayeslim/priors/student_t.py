@@ -8,14 +8,12 @@ It is a Normal whose variance is inverse-Gamma distributed; ν = 1 is the Cauchy
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.constraints import Constraint
 
 from bayeslim.io.registry import register
 from bayeslim.noise import seeding_torch_from
@@ -37,10 +35,7 @@ class StudentT(Learnable):
     scale: float | Tensor = 1.0
     samples: int = field(default=1, kw_only=True)
     name: ClassVar[str] = "student_t"
-
-    def hyperparameters(self) -> Mapping[str, Constraint]:
-        """Return the constraint of each hyperparameter."""
-        return {"df": constraints.positive, "scale": constraints.positive}
+    limits: ClassVar = {"df": constraints.positive, "scale": constraints.positive}
 
     def log_prob(self, weight: Tensor) -> Tensor:
         """Compute −(ν+1)/2 log(1 + w²/(ν s²)) minus the log normaliser."""

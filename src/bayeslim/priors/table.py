@@ -18,13 +18,9 @@ if TYPE_CHECKING:
 
 
 class Hyperparameters(nn.Module):
-    """The learned hyperparameters of one prior.
+    """The learned hyperparameters of one prior, from its values as it was given.
 
     Each is kept as `raw_<name>` on an unconstrained scale: log s for a scale s.
-
-    Args:
-        prior: the prior as it was given; its values are the initial ones.
-        like: the parameters that it is the prior of.
     """
 
     def __init__(self, prior: Learnable, like: list[Tensor]):
@@ -169,10 +165,7 @@ class Priors(Mapping[str, Prior]):
         return any(own.prior.learned_by == CLOSED_FORM for own in self._distinct())
 
     def maximise_(self, posterior: Posterior, masks: Mapping[str, Tensor]) -> None:
-        """Set hyperparameters learned in closed form to their optimum for a posterior.
-
-        Cut weights do not count.
-        """
+        """Set hyperparameters learned in closed form to their optimum for weights left."""
         for own in self._distinct():
             if own.prior.learned_by != CLOSED_FORM:
                 continue

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 def apply_plan(bnn: Bayesian, plan: Plan, how: How = "joint") -> Bayesian:
-    """Carry a plan out on a copy of `bnn`, on top of earlier cuts.
-
-    Args:
-        bnn: the network; it is not changed.
-        plan: what to cut.
-        how: how the survivors of correlated posteriors are solved for; see `Gaussian.condition`.
-    """
+    """Carry a plan out on a copy of `bnn`, on top of earlier cuts."""
     plan.check(bnn)
     whole = _with_earlier_cuts(plan, bnn)
     whole.check(bnn)
@@ -68,10 +62,7 @@ def _once(words: str) -> str:
 
 
 def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
-    """Set the mean of unread weights to zero, in place.
-
-    No other weight compensates for them.
-    """
+    """Set the mean of unread weights to zero, in place; none compensates for them."""
     posterior = bnn.posterior_ if unread else None
     if not isinstance(posterior, Gaussian):
         return
@@ -91,10 +82,7 @@ def silence(bnn: Bayesian, unread: Mapping[str, Tensor]) -> None:
 
 
 def condition(bnn: Bayesian, masks: Params, how: How) -> None:
-    """Condition a network's posterior on masks, in place.
-
-    Parameters without a posterior are set to zero.
-    """
+    """Condition a posterior in place; parameters without one are set to zero."""
     posterior = bnn.posterior_
     inside = {name: mask for name, mask in masks.items() if name in posterior.names}
     # Independent survivors do not move, whether they are solved for jointly or by rows.

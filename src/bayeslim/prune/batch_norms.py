@@ -33,10 +33,6 @@ def measure_batch_norms(bnn: Bayesian, loader: Iterable[Any]) -> int:
 
     Every particle of a posterior has statistics of its own; they are left alone.
 
-    Args:
-        bnn: the network.
-        loader: batches of inputs and targets.
-
     Returns:
         the number of batch norms.
     """

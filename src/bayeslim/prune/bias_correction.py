@@ -31,11 +31,6 @@ Hook = Callable[[str, Tensor], Tensor | None]
 def correct_biases(before: nn.Module, bnn: Bayesian, loader: Iterable[Any]) -> int:
     """Correct the biases of all cut layers of a network, in place.
 
-    Args:
-        before: the plain network before the cut.
-        bnn: the pruned network; its posterior must be found again afterwards.
-        loader: batches of inputs and targets.
-
     Returns:
         the number of corrected layers.
     """

@@ -9,7 +9,7 @@ bundles cuts the worst units of each layer; the score of a bundle is the sum of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,14 +19,7 @@ from bayeslim.prune.candidates import Candidates
 
 
 def bundled(candidates: Candidates, by_size: bool, *, uniform: bool, round_to: int) -> Candidates:
-    """Put units into bundles.
-
-    Args:
-        candidates: units.
-        by_size: whether units are ranked by the score per weight.
-        uniform: whether layers of the same kind and width keep the same width.
-        round_to: the number of channels of which a layer keeps a multiple.
-    """
+    """Put units into bundles."""
     scores = candidates.scores / candidates.sizes if by_size else candidates.scores
     scores = torch.where(candidates.gone, -torch.inf, scores)
     order = candidates.ties.argsort(stable=True)
@@ -36,7 +29,7 @@ def bundled(candidates: Candidates, by_size: bool, *, uniform: bool, round_to: i
         members = order[candidates.layers[order] == layer]
         kind, step = _kind_and_step(candidates, int(members[0]), round_to)
         groups.setdefault((kind if uniform else name, len(members), step), []).append(members)
-    bundles: list[_Bundles] = []
+    bundles: list[tuple[str, list[Tensor]]] = []  # the parts of some layers, the first to be cut first
     left = dict(candidates.left)
     for (_, count, step), layers in groups.items():
         names = [candidates.layer_names[int(candidates.layers[members[0]])] for members in layers]
@@ -44,7 +37,7 @@ def bundled(candidates: Candidates, by_size: bool, *, uniform: bool, round_to: i
         if cuts:
             parts = [torch.cat([m[i:j] for m in layers]) for i, j in zip([0, *cuts], [*cuts, count], strict=True)]
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            bundles.append(_Bundles(names[0] + more, parts))
+            bundles.append((names[0] + more, parts))
         else:
             left |= dict.fromkeys(names, f"round_to={round_to} leaves it no smaller width")
     if not bundles:
@@ -52,14 +45,6 @@ def bundled(candidates: Candidates, by_size: bool, *, uniform: bool, round_to: i
             f"No unit can be cut: {'; '.join(f'{name}: {why}' for name, why in left.items())}. Lower round_to."
         )
     return _candidates(candidates, bundles, left, by_size)
-
-
-@dataclass(frozen=True)
-class _Bundles:
-    """The bundles of some layers, the first to be cut first."""
-
-    name: str
-    parts: list[Tensor]
 
 
 def _kind_and_step(candidates: Candidates, member: int, round_to: int) -> tuple[str, int]:
@@ -70,16 +55,19 @@ def _kind_and_step(candidates: Candidates, member: int, round_to: int) -> tuple[
     return unit.kind, math.lcm(*(round_to // math.gcd(round_to, width) for width in widths))
 
 
-def _candidates(candidates: Candidates, bundles: list[_Bundles], left: dict[str, str], by_size: bool) -> Candidates:
+def _candidates(
+    candidates: Candidates, bundles: list[tuple[str, list[Tensor]]], left: dict[str, str], by_size: bool
+) -> Candidates:
     """Make candidates of bundles."""
-    parts = [part for one in bundles for part in one.parts]
+    parts = [part for _, own in bundles for part in own]
+    lengths = [len(own) for _, own in bundles]
     sizes = torch.stack([(candidates.sizes[part] * ~candidates.gone[part]).sum() for part in parts])
     counts = sizes.clamp_min(1) if by_size else torch.stack([(~candidates.gone[p]).sum().clamp_min(1) for p in parts])
 
     def averaged(values: Tensor) -> Tensor:
         # A bundle never ranks below one of the same layers that goes before it: earlier cuts may have been uneven.
         sums = torch.stack([torch.where(candidates.gone[part], 0.0, values[part]).sum() for part in parts])
-        means = (sums / counts).split([len(one.parts) for one in bundles])
+        means = (sums / counts).split(lengths)
         return torch.cat([part.cummax(0).values for part in means])
 
     def members(cut: Tensor) -> Tensor:
@@ -91,8 +79,8 @@ def _candidates(candidates: Candidates, bundles: list[_Bundles], left: dict[str,
         scores=scores * counts if by_size else scores,
         ties=averaged(candidates.ties),
         sizes=sizes.clamp_min(1),
-        layers=torch.repeat_interleave(torch.arange(len(bundles)), torch.tensor([len(one.parts) for one in bundles])),
-        layer_names=tuple(one.name for one in bundles),
+        layers=torch.repeat_interleave(torch.arange(len(bundles)), torch.tensor(lengths)),
+        layer_names=tuple(name for name, _ in bundles),
         gone=torch.stack([candidates.gone[part].all() for part in parts]),
         masks=lambda cut: candidates.masks(members(cut)),
         unread=lambda cut: candidates.unread(members(cut)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import UnitGraph
@@ -284,8 +285,7 @@ def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, 
 
 
 def _input_dim(module: nn.Module) -> int:
-    transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    return 0 if isinstance(module, transposed) else 1
+    return 0 if isinstance(module, _ConvTransposeNd) else 1
 
 
 def ranks_in_blocks(scores: Tensor, ties: Tensor, m: int, dim: int) -> Tensor:

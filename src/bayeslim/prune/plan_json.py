@@ -54,11 +54,7 @@ def dumps(plan: Cuts) -> str:
 
 
 def loads(text: str, model: nn.Module | None = None) -> dict[str, Any]:
-    """Read the fields of a plan from the text of `dumps`.
-
-    Args:
-        text: the JSON.
-        model: the network that the plan is for, whose parameters bound the memory.
+    """Read the fields of a plan from the text of `dumps`; a network bounds the memory.
 
     Raises:
         CorruptFile: if the text is no plan.

@@ -30,14 +30,7 @@ Price = Callable[[Params], float]
 
 
 def price(goal: str, model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
-    """Make the function that counts the price of a goal.
-
-    Args:
-        goal: "sparsity" (counted as weights left), "parameters", "flops", "bytes" or "latency".
-        model: the plain network.
-        candidates: everything that could be cut.
-        example: inputs, for flops and latency.
-    """
+    """Make the function that counts the price of a goal; "sparsity" is weights left."""
     if goal == "sparsity":
         return lambda masks: float(sum(int(masks[name].sum()) for name in candidates.weights))
     if goal == "parameters":
@@ -45,7 +38,10 @@ def price(goal: str, model: nn.Module, candidates: Candidates, example: Inputs) 
         return lambda masks: float(total - _cut(masks))
     if goal == "bytes":
         return _unit_bytes(model) if candidates.graph is not None else _sparse_bytes(model)
-    return _flops(model, example) if goal == "flops" else _latency(model, candidates, example)
+    if goal == "flops":
+        return _flops(model, example)
+    graph = candidates.graph
+    return lambda masks: seconds_a_call(compaction(model, masks, example, units=graph).network, example)
 
 
 def _cut(masks: Params) -> int:
@@ -54,14 +50,8 @@ def _cut(masks: Params) -> int:
 
 def _flops(model: nn.Module, example: Inputs) -> Price:
     total = cost(model, example).flops
-    each = {
-        name: flops / model.get_parameter(name).numel() for name, flops in flops_by_parameter(model, example).items()
-    }
-
-    def flops(masks: Params) -> float:
-        return total - sum(each.get(name, 0.0) * _cut({name: mask}) for name, mask in masks.items())
-
-    return flops
+    each = {n: flops / model.get_parameter(n).numel() for n, flops in flops_by_parameter(model, example).items()}
+    return lambda masks: total - sum(each.get(name, 0.0) * _cut({name: mask}) for name, mask in masks.items())
 
 
 def flops_by_parameter(model: nn.Module, example: Inputs) -> dict[str, float]:
@@ -103,11 +93,7 @@ class _Attribution(TorchDispatchMode):
 def _sparse_bytes(model: nn.Module) -> Price:
     """Count stored bytes with zeros left out."""
     state = _stored(model)
-
-    def size(masks: Params) -> float:
-        return float(stored_bytes({n: t * masks[n] if n in masks else t for n, t in state.items()}))
-
-    return size
+    return lambda masks: float(stored_bytes({n: t * masks[n] if n in masks else t for n, t in state.items()}))
 
 
 def _unit_bytes(model: nn.Module) -> Price:
@@ -128,21 +114,8 @@ def _stored(model: nn.Module) -> Params:
     return state | {name: t.detach().cpu() for name, t in model.state_dict().items() if name not in known}
 
 
-def _latency(model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
-    def latency(masks: Params) -> float:
-        return seconds_a_call(compaction(model, masks, example, units=candidates.graph).network, example)
-
-    return latency
-
-
 def seconds_a_call(model: nn.Module, example: Inputs, at_least: float = 0.2) -> float:
-    """Measure the median time of a call in eval mode on the example.
-
-    Args:
-        model: the network.
-        example: its inputs.
-        at_least: the seconds that all measured calls take together.
-    """
+    """Measure the median time of a call in eval mode, of calls for `at_least` seconds."""
     model = model.eval()
     device = device_of(model)
     inputs = to_device(example, device)

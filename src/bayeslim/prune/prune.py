@@ -110,12 +110,7 @@ class Refresh:
     bias_correction: bool = False
 
     def __call__(self, bnn: Bayesian, before: Bayesian | None = None) -> Bayesian:
-        """Find the posterior again, in place, with the zeros kept.
-
-        Args:
-            bnn: the pruned network.
-            before: the network before the cut, for the correction of biases.
-        """
+        """Find the posterior again, in place, with the zeros kept."""
         if self.loader is None:
             return bnn
         if self.bias_correction and before is not None:

@@ -16,6 +16,7 @@ from bayeslim.posteriors import Particles
 from bayeslim.predict.predict import predict
 from bayeslim.prune.budget import Budget
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import ignored_class
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, device_of, split_batch, to_device
 
@@ -68,14 +69,7 @@ def most(harmless: Callable[[int], bool], low: int, high: int, total: int) -> in
 
 
 def harm(bnn: Bayesian, budget: Budget, validate: Iterable[Any], share: float) -> Callable[[Bayesian], bool]:
-    """Make the test that a pruned network is still within the goal.
-
-    Args:
-        bnn: the network to compare with.
-        budget: with the goal "max_error_increase" or "evidence".
-        validate: validation data, as a loader.
-        share: the fraction of the error's increase that may be used.
-    """
+    """Make the test that a pruned network is still within the goal, or a share of it."""
     if budget.goal == "evidence":
         reference = _evidence(bnn, validate)
         return lambda pruned: _evidence(pruned, validate) >= reference
@@ -95,22 +89,17 @@ def validation_error(bnn: Bayesian, loader: Iterable[Any]) -> tuple[float, bool]
     def predicted(inputs: Inputs) -> Prediction:
         return predict(bnn, inputs, how=how, batch_size=None)
 
-    return error_of_predictions(predicted, loader, device_of(bnn.model))
+    return error_of_predictions(predicted, loader, device_of(bnn.model), ignored_class(bnn.likelihood))
 
 
 def error_of_predictions(
-    predicted: Callable[[Inputs], Prediction], loader: Iterable[Any], device: torch.device
+    predicted: Callable[[Inputs], Prediction], loader: Iterable[Any], device: torch.device, ignored: int | None = None
 ) -> tuple[float, bool]:
-    """Measure the error of predictions over a loader.
+    """Measure the error: in per cent for classes (True), else the RMSE (False).
 
-    It is in per cent for classes (True), else the root mean squared error (False).
-
-    Args:
-        predicted: predicts for a batch of inputs.
-        loader: batches of inputs and targets.
-        device: moves batches there.
+    Targets of class `ignored` do not count.
     """
-    wrong, count, percent = 0.0, 0, True
+    wrong, count, seen, percent = 0.0, 0, 0, True
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device)
         prediction = predicted(inputs)
@@ -127,10 +116,14 @@ def error_of_predictions(
                 f"Got {tuple(targets.shape)}."
             )
         off = answer.reshape(targets.shape) - targets
+        if percent and ignored is not None:
+            off = off[targets != ignored]
         wrong += float(((off != 0) if percent else off.square()).double().sum())
-        count += targets.numel()
-    if not count:
+        count, seen = count + off.numel(), seen + targets.numel()
+    if not seen:
         raise BayeslimError("The validation loader gave no batches.")
+    if not count:
+        raise BayeslimError(f"All validation targets are {ignored}, the class index of targets that do not count.")
     return (100 * wrong / count, True) if percent else (math.sqrt(wrong / count), False)
 
 

@@ -21,10 +21,7 @@ from bayeslim.types import Params
 
 @singledispatch
 def reduced(posterior: Posterior, groups: Sequence[Group]) -> tuple[Posterior, Sequence[Group]]:
-    """Make an equal posterior over fewer weights, with groups renumbered for it.
-
-    Posteriors without one are returned as they are.
-    """
+    """Make an equal posterior over fewer weights, if there is one, and renumber."""
     return posterior, groups
 
 

@@ -32,11 +32,7 @@ class TooSmall(ValueError):
 
 
 def allocate(options: Sequence[Sequence[Point]], budget: float) -> list[int]:
-    """Choose one option for every group.
-
-    Args:
-        options: for each group (rate, loss) of its options, in any order.
-        budget: the largest sum of rates.
+    """Choose one option (rate, loss) for every group, the rates at most the budget.
 
     Returns:
         for each group, the index of its option.
@@ -105,10 +101,7 @@ def descend_hulls(options: Sequence[Sequence[Point]], budget: float) -> list[int
 
 
 def _hull(points: Sequence[Point]) -> list[int]:
-    """List the indices of the points on the lower convex hull.
-
-    They begin at the smallest rate, and end where the loss no longer falls.
-    """
+    """List the points on the lower convex hull, until the loss no longer falls."""
     hull: list[int] = []
     for place in sorted(range(len(points)), key=lambda i: points[i]):
         rate, loss = points[place]

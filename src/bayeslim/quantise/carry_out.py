@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -34,14 +35,7 @@ class Settings:
 def carry_out(
     source: Source, widths: Mapping[str, Tensor], settings: Settings, priors: Mapping[str, Prior]
 ) -> Quantised:
-    """Round a copy of a network.
-
-    Args:
-        source: the network to round.
-        widths: bits per code, (units,) by name; parameters without an entry stay as they are.
-        settings: the options.
-        priors: of the random parameters, for learned codebooks.
-    """
+    """Round a copy of a network."""
     grids: dict[str, Grid] = {}
     rounders: dict[str, Rounder] = {}
     codes: Params = {}
@@ -55,7 +49,7 @@ def carry_out(
         codes[name] = weights.whole(found)
     if settings.move is not None and isinstance(source.posterior, Gaussian) and rounders:
         codes |= _moved(source, rounders, settings)
-    network = source.copy()
+    network = copy.deepcopy(source.network)
     levels = {name: grids[name].decode(codes[name]) for name in codes}
     with torch.no_grad():
         for name, value in levels.items():

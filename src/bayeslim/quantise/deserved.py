@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.quantise.certainty import precision_of
+from bayeslim.quantise.source import price_of_rounding
 from bayeslim.types import Params
 
 Per = Literal["weight", "unit", "layer"]
@@ -37,7 +37,7 @@ def deserved_bits(bnn: Bayesian, per: Per = "weight") -> Params:
     if per not in ("weight", "unit", "layer"):
         raise ValueError(f'per must be "weight", "unit" or "layer". Got {per!r}.')
     posterior = bnn.posterior_
-    precision = precision_of(posterior)
+    precision = price_of_rounding(posterior)
     return {name: _mean(_bits(mean, precision[name]), per) for name, mean in posterior.mean.items()}
 
 

@@ -30,10 +30,7 @@ MAX_ROUNDS = 20
 
 
 def fit_scales(weights: Weights, bits: Tensor) -> Tensor:
-    """Search the steps (units,) of uniform grids with the least loss.
-
-    The loss is that of rounding to the nearest level.
-    """
+    """Search the steps (units,) of uniform grids with the least nearest-level loss."""
     limit = limit_of(bits).double()
     largest = torch.zeros(weights.units, dtype=torch.float64, device=weights.values.device)
     largest.scatter_reduce_(0, weights.unit, weights.values.abs(), "amax")
@@ -56,10 +53,7 @@ def nearest_losses(weights: Weights, bits: int) -> Tensor:
 
 
 def fit_uniform(weights: Weights, bits: Tensor, strength: float) -> tuple[Uniform, UniformRounder, Tensor]:
-    """Fit a uniform grid.
-
-    Returns the grid, the rounder of the whole parameter, and the codes of the weights (m,).
-    """
+    """Fit a uniform grid: the grid, the parameter's rounder, and the codes (m,)."""
     scale = fit_scales(weights, bits)
     codes = _round_uniform(weights, scale.double(), bits, None)
     most = int(limit_of(bits).max())
@@ -76,10 +70,7 @@ def fit_uniform(weights: Weights, bits: Tensor, strength: float) -> tuple[Unifor
 
 
 def fit_codebook(weights: Weights, bits: int, strength: float) -> tuple[Codebook, CodebookRounder, Tensor]:
-    """Fit a codebook of 2^bits levels.
-
-    Returns the codebook, its rounder, and the codes of the weights (m,).
-    """
+    """Fit 2^bits levels: the codebook, its rounder, and the codes (m,)."""
     levels = _starting_levels(weights, 2**bits - 1)
     lengths = None
     codes = CodebookRounder(levels, None)(weights.values, weights.precision)
@@ -107,10 +98,7 @@ def given_codebook(
 
 
 def coded_bits(codes: Tensor, grid: Grid) -> float:
-    """Estimate the coded bits of a parameter.
-
-    They are the entropy of its codes plus the numbers of its grid.
-    """
+    """Estimate the coded bits of a parameter: entropy, and the grid's numbers."""
     counts = torch.unique(codes, return_counts=True)[1].double()
     entropy = -(counts * (counts / counts.sum()).log2()).sum()
     return float(entropy) + 16 * grid.numbers.numel()

@@ -64,20 +64,10 @@ class Rounding:
         found = rounder(values, precision)
         return found, rounder.levels(found)
 
-    def nothing(self) -> Params:
-        """Return codes that are all zero."""
-        return {name: torch.zeros_like(value, dtype=torch.int64) for name, value in self.mean.items()}
-
 
 @singledispatch
 def round_jointly(posterior: Posterior, task: Rounding, parts: int) -> Params:
-    """Round all kept weights to codes by name, flat; the others get code zero.
-
-    Args:
-        posterior: its correlations determine how weights move; without any, none moves.
-        task: the weights to round.
-        parts: the number of parts in which large layers are rounded.
-    """
+    """Round all kept weights to codes by name, flat; the others get code zero."""
     return _in_parts(None, task, 1)
 
 
@@ -144,10 +134,7 @@ def round_rows(posterior: Posterior, task: Rounding) -> Params:
 
 
 def _one_by_one(precision: Tensor, targets: Tensor, names: Sequence[str], task: Rounding, codes: Params) -> None:
-    """Round weights with precision (n, n) one by one, into `codes`.
-
-    `targets` (n,) are their indices in the concatenated parameters.
-    """
+    """Round weights with precision (n, n) at concatenated indices, into `codes`."""
     order = precision.diagonal().argsort()
     targets = targets[order]
     factor = cholesky(precision[order][:, order].double())[0]
@@ -190,11 +177,9 @@ def _last_to_first(
 
 
 def _in_parts(posterior: Gaussian | None, task: Rounding, parts: int) -> Params:
-    """Round weights in parts, and move the rest after each part.
-
-    The weights with the largest precision are rounded first.
-    """
-    current, codes = dict(task.mean), task.nothing()
+    """Round in parts, the largest precisions first; the rest moves after each."""
+    current = dict(task.mean)
+    codes = {name: torch.zeros_like(value, dtype=torch.int64) for name, value in current.items()}
     free = {name: kept.clone() for name, kept in task.kept.items()}
     order = {}
     for name in task.rounders:

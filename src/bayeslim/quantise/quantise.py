@@ -19,20 +19,23 @@ from functools import cache, partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.coding.content import content_of
 from bayeslim.errors import BayeslimError, BayeslimWarning
+from bayeslim.likelihoods import Likelihood
 from bayeslim.priors import SoftSharing
 from bayeslim.prune.budget import Budget
-from bayeslim.prune.search import fewest
+from bayeslim.prune.search import error_of_predictions, fewest
 from bayeslim.quantise.carry_out import Settings, carry_out
 from bayeslim.quantise.result import Quantised
 from bayeslim.quantise.source import BitsSpec, Source, source_of, widths
 from bayeslim.quantise.spend import WIDTHS, Spending
-from bayeslim.quantise.validate import error_of
+from bayeslim.results import Prediction
+from bayeslim.train.loaders import ignored_class
 from bayeslim.train.progress import progress
+from bayeslim.types import Inputs, call, device_of
 
 MEAN_WIDTHS = tuple(width / 4 for width in range(4 * WIDTHS[0], 4 * WIDTHS[-1] + 1))
 """The mean bits per weight that a search tries."""
@@ -128,10 +131,7 @@ def _of_units(source: Source, name: str, width: int) -> Tensor:
 
 @contextmanager
 def _searching(ladder: Ladder) -> Iterator[Callable[[int], Quantised]]:
-    """Yield a function that makes a candidate by its index.
-
-    It makes each candidate once, and advances a progress bar.
-    """
+    """Yield a function that makes each candidate once, under a progress bar."""
     with progress(range(0), "searching bits", total=math.ceil(math.log2(len(ladder))) + 1) as bar:
 
         @cache
@@ -193,6 +193,17 @@ def _harmless(ladder: Ladder, bnn: Bayesian, source: Source, validate: Iterable[
             f"{after:.4g} with {ladder[place][0]}. Give more bits, or allow more."
         )
     return found
+
+
+def error_of(network: nn.Module, likelihood: Likelihood, loader: Iterable[Any]) -> tuple[float, bool]:
+    """Compute the validation error: in per cent for classes (True), else the RMSE."""
+    network = network.eval()
+
+    def predicted(inputs: Inputs) -> Prediction:
+        with torch.no_grad():
+            return likelihood.predict(call(network, inputs).unsqueeze(0))
+
+    return error_of_predictions(predicted, loader, device_of(network), ignored_class(likelihood))
 
 
 def _warned(found: Quantised) -> Quantised:

@@ -46,18 +46,12 @@ class Quantised:
 
     @cached_property
     def coded_bits(self) -> dict[str, float]:
-        """Estimated bits of each parameter after entropy coding.
-
-        They include the positions and the grid.
-        """
+        """Estimated bits of each parameter when coded, positions and grid included."""
         return {name: coded_bits(codes, self.grids[name]) for name, codes in self.codes.items()}
 
     @property
     def coded_bytes(self) -> float:
-        """Estimated bytes of all parameters after entropy coding.
-
-        They do not include the header of a file.
-        """
+        """Estimated bytes of all parameters when coded, without a file's header."""
         return sum(self.coded_bits.values()) / 8
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,12 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import NoSiteMatched, closest
-from bayeslim.posteriors import Posterior
-from bayeslim.quantise.certainty import precision_of
+from bayeslim.posteriors import Mixture, Particles, Posterior
+from bayeslim.posteriors.precision import precision_diagonal
 from bayeslim.quantise.grids import MAX_BITS
 from bayeslim.quantise.weights import Weights
 from bayeslim.sites import matcher, owner
+from bayeslim.types import Params
 
 BitsSpec = int | Mapping[Any, int]
 """Bits for all parameters, or a dict from selections of parameters (as in `bayeslim.sites`) to bits.
@@ -41,20 +41,26 @@ class Source:
     weights: dict[str, Weights]
     others: dict[str, Weights]
 
-    def copy(self) -> nn.Module:
-        """Copy the network."""
-        return copy.deepcopy(self.network)
-
     @property
     def kept(self) -> int:
         """Number of non-zero weights that the posterior covers."""
         return sum(len(weights) for weights in self.weights.values())
 
 
+def price_of_rounding(posterior: Posterior) -> Params:
+    """Compute the diagonal of the precision by name: independent errors δ cost ½ Σ P_ii E δ_i² nats."""
+    if isinstance(posterior, (Mixture, Particles)):
+        raise TypeError(
+            f"quantise needs a posterior around one network, and {type(posterior).__name__} holds several. Distil "
+            "them into one (bl.distill), or fit bl.Laplace() around one of them."
+        )
+    return precision_diagonal(posterior)
+
+
 def source_of(bnn: Bayesian, by_unit: bool) -> Source:
     """Collect the weights to round; zeros of the mean and of the masks stay zero."""
     posterior = bnn.posterior_
-    precision = precision_of(posterior)
+    precision = price_of_rounding(posterior)
     network = bnn.mean_network()
     weights, others = {}, {}
     for name, parameter in network.named_parameters():

@@ -14,11 +14,7 @@ WIDTHS = tuple(range(1, 9))
 
 
 class Spending:
-    """The expected losses of all widths, computed once, and the best widths for any budget.
-
-    Args:
-        source: the network to round.
-    """
+    """The expected losses of all widths, computed once, and the best widths for any budget."""
 
     def __init__(self, source: Source):
         self.source = source

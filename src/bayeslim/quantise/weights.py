@@ -30,10 +30,7 @@ class Weights:
 
     @classmethod
     def of(cls, value: Tensor, precision: Tensor, kept: Tensor, by_unit: bool) -> Weights:
-        """Collect the kept weights of a parameter.
-
-        With `by_unit` there is one grid per slice of the first dimension.
-        """
+        """Collect the kept weights of a parameter; `by_unit` gives each slice a grid."""
         places = kept.flatten().nonzero()[:, 0]
         units = value.shape[0] if by_unit and value.ndim > 1 else 1
         unit = places // max(1, value.numel() // units)
@@ -64,10 +61,7 @@ class Weights:
         return torch.zeros(self.units, dtype=each.dtype, device=each.device).index_add_(0, self.unit, each)
 
     def loss(self, rounded: Tensor) -> Tensor:
-        """Compute ½ Σ p δ² of each unit, (units,), in nats.
-
-        δ is the difference to the rounded weights.
-        """
+        """Compute ½ Σ p δ² of each unit, (units,), in nats, with δ from rounding."""
         return self.totals(0.5 * self.precision * (self.values - rounded).square())
 
     def thinned(self, most: int) -> Weights:
@@ -85,8 +79,5 @@ class Weights:
         return flat.reshape(self.shape)
 
     def per_unit(self, values: Tensor) -> Tensor:
-        """Reshape values (units,) so that they broadcast to the parameter.
-
-        The result is a scalar if the parameter has one grid.
-        """
+        """Reshape values (units,) to broadcast to the parameter; one is a scalar."""
         return values[0] if self.units == 1 else values.reshape(-1, *[1] * (len(self.shape) - 1))

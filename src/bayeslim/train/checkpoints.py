@@ -51,10 +51,7 @@ class Checkpoint:
         write_folder(self.path, "checkpoint", config, tensors)
 
     def resume(self, run: TrainingRun) -> bool:
-        """Restore a run from the folder, if it holds one.
-
-        Everything is checked before anything is changed.
-        """
+        """Restore a run from the folder, if it holds one; check everything first."""
         settings = self._settings(run)
         if not (self.path / INDEX).is_file():
             return False
@@ -178,10 +175,7 @@ def _listed(value: Any) -> Any:
 
 
 def pack(value: Any, path: str, tensors: Params) -> Any:
-    """Turn nested dicts, lists, numbers and tensors into JSON.
-
-    Tensors go to `tensors` under their path.
-    """
+    """Turn nested values into JSON; tensors go to `tensors` under their path."""
     if isinstance(value, Tensor):
         tensors[path] = value
         return {"$tensor": path}

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes.
-
-    Without a process group it is (0, 1).
-    """
+    """Return the rank of this process and their number; (0, 1) without a group."""
     d = torch.distributed
     return (d.get_rank(), d.get_world_size()) if d.is_available() and d.is_initialized() else (0, 1)
 

@@ -12,7 +12,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -116,27 +116,16 @@ def fit(
             loader's data, and restores both afterwards.
         progress: show a progress bar.
     """
+    check_values(locals())
     if patience is not None and validate is None:
         raise ValueError("patience needs validate=..., a loader to measure on.")
     factor = lr_schedule if callable(lr_schedule) else LR_SCHEDULES.get(lr_schedule)
     if factor is None:
         raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)} or a function. Got {lr_schedule!r}.")
+    if validate is not None and not isinstance(validate, Iterable):
+        raise TypeError(f"validate must be a loader of batches. Got {type(validate).__name__}.")
     batches = number_of_batches(loader)
     num_data = training_set_size(bnn, loader)
-    check_values(
-        {
-            "epochs": epochs,
-            "lr": lr,
-            "patience": patience,
-            "accumulate": accumulate,
-            "clip": clip,
-            "autocast": autocast,
-            "compile": compile,
-            "device": device,
-            "seed": seed,
-            "checkpoint": checkpoint,
-        }
-    )
     if device is not None:
         bnn.to(chosen_device(device))
     rank, world = rank_and_world()
@@ -147,12 +136,11 @@ def fit(
             optimizer = bnn.optimizer(lr)
         else:
             bnn.count_steps_of(optimizer)
-        run = TrainingRun(
-            bnn, loader, optimizer, epochs, factor, validate, monitor, patience, tuple(callbacks), accumulate, clip,
-            autocast, compile, Checkpoint(checkpoint) if checkpoint is not None else None, rank, world, batches,
-            progress and rank == 0,
-        )  # fmt: skip
-        return run.run()
+        saved = None if checkpoint is None else Checkpoint(checkpoint)
+        return TrainingRun(
+            bnn, loader, optimizer, epochs, factor, validate, monitor, patience, callbacks, accumulate, clip, autocast,
+            compile, saved, rank, world, progress and rank == 0,
+        ).run()  # fmt: skip
 
 
 @dataclass
@@ -175,22 +163,24 @@ class TrainingRun:
     optimizer: torch.optim.Optimizer
     epochs: int
     factor: Callable[[float], float]
-    validate: Any
-    monitor: str
-    patience: int | None
-    callbacks: tuple[Callback, ...]
-    accumulate: int
-    clip: float | None
-    autocast: torch.dtype | None
-    compile: Compile
-    checkpoint: Checkpoint | None
-    rank: int
-    world: int
-    batches: int
-    shown: bool
+    validate: Any = None
+    monitor: str = "val_nll"
+    patience: int | None = None
+    callbacks: Sequence[Callback] = ()
+    accumulate: int = 1
+    clip: float | None = None
+    autocast: torch.dtype | None = None
+    compile: Compile = "auto"
+    checkpoint: Checkpoint | None = None
+    rank: int = 0
+    world: int = 1
+    shown: bool = True
     result: Fit = field(default_factory=Fit)
     best_value: float = math.inf
     best_state: dict[str, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.batches = number_of_batches(self.loader)
 
     def run(self) -> Fit:
         """Train to the end, from the checkpoint if there is one."""
@@ -343,6 +333,11 @@ def measure(bnn: Bayesian, loader: Any) -> dict[str, float]:
             prediction = _mean_prediction(bnn, inputs)
             each = torch.stack([bnn.likelihood.log_prob(outputs, targets) for outputs in prediction.samples])
             log_prob = each.logsumexp(0) - math.log(len(each))
+        if not bool(prediction.mean.isfinite().all() and targets.isfinite().all()):
+            raise BayeslimError(
+                "The validation data hold NaN or infinite values, or the network predicts some. Check the inputs and "
+                "targets of validate=..., and the network's weights."
+            )
         total, count = total - float(log_prob.double().sum()), count + len(log_prob)
         if prediction.kind == "classes" and targets.ndim == 1:
             classes.update(prediction.mean, targets)

@@ -7,7 +7,7 @@ sees the batches that it would have seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,37 +18,41 @@ from torch.utils.data import IterableDataset, SubsetRandomSampler
 
 from bayeslim.errors import BayeslimError, MissingDataSize, ShapeMismatch
 from bayeslim.train.dataset import Dataset
-from bayeslim.types import Inputs, batch_size, split_batch, to_device
+from bayeslim.train.seeding import seed_of_chain
+from bayeslim.types import Inputs, batch_size, rows_of, split_batch, to_device
 
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
 
 
 def check_loader(loader: Any, name: str = "loader") -> None:
-    """Raise if an array or a data set is given instead of a loader of batches.
-
-    Args:
-        loader: the argument.
-        name: its name.
-
-    Raises:
-        TypeError: with the call to write instead.
-    """
+    """Raise if an array or a data set is given, with the call to write instead."""
     advice = _advice(loader)
     if advice is not None:
         raise TypeError(f"{name} must give batches of examples. Got {_words(loader)}. Use {advice}.")
 
 
-def check_inputs(x: Any, name: str = "x") -> None:
-    """Raise if a numpy array or a data set is given instead of inputs.
+def ignored_class(likelihood: Any) -> int | None:
+    """Return the class index of targets that a likelihood leaves out, or None."""
+    found: int | None = getattr(likelihood, "ignore_index", None)
+    return found
 
-    Args:
-        x: the argument.
-        name: its name.
 
-    Raises:
-        TypeError: with the call to write instead.
+def check_labelled(likelihood: Any, targets: Iterable[Tensor]) -> None:
+    """Raise if a likelihood leaves out all targets.
+
+    They are read up to the first batch with one that counts.
     """
+    ignored = ignored_class(likelihood)
+    if ignored is not None and not any(bool((batch != ignored).any()) for batch in targets):
+        raise BayeslimError(
+            f"All targets are {ignored}, which Categorical(ignore_index={ignored}) ignores: there is nothing to learn "
+            "from. Check the labels, or pass another ignore_index."
+        )
+
+
+def check_inputs(x: Any, name: str = "x") -> None:
+    """Raise for an array or a data set in place of inputs, with the call to write."""
     if isinstance(x, (Tensor, tuple)):
         return
     if isinstance(x, np.ndarray):
@@ -94,9 +98,7 @@ def size_of_data(loader: Any) -> int | None:
 class TensorPairs:
     """Inputs and targets with equal first dimensions, indexed together.
 
-    Args:
-        x: a tensor, or a tuple or dict of tensors.
-        y: the targets.
+    Inputs are a tensor, or a tuple or dict of tensors.
     """
 
     def __init__(self, x: Inputs, y: Tensor):
@@ -111,7 +113,7 @@ class TensorPairs:
         return len(self.y)
 
     def __getitem__(self, rows: int | slice | Tensor) -> tuple[Inputs, Tensor]:
-        return _take(self.x, rows), self.y[rows]
+        return rows_of(self.x, rows), self.y[rows]
 
 
 def _tensors(x: Inputs) -> list[Tensor]:
@@ -123,14 +125,6 @@ def _tensors(x: Inputs) -> list[Tensor]:
                 f"Got {type(part).__name__}."
             )
     return parts
-
-
-def _take(x: Inputs, rows: Any) -> Inputs:
-    if isinstance(x, Mapping):
-        return {key: value[rows] for key, value in x.items()}
-    if isinstance(x, (tuple, list)):
-        return tuple(value[rows] for value in x)
-    return x[rows]
 
 
 class Loader:
@@ -197,7 +191,7 @@ class Loader:
             yield self.dataset[order[start : min(start + self.batch_size, self.share)]]
 
     def side_by_side(self, count: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """Go over the next epochs at once, their batches stacked, (count, B, ...): one gather for all of them."""
+        """Go over the next epochs at once, their batches stacked, (count, B, ...)."""
         epochs = range(self.epoch, self.epoch + count)
         self.epoch += count
         orders = torch.stack([self._order(epoch) for epoch in epochs]).to(self.dataset.y.device)
@@ -206,7 +200,9 @@ class Loader:
 
     def _order(self, epoch: int) -> Tensor:
         total = len(self.dataset)
-        order = torch.randperm(total, generator=_generator(self.seed, epoch)) if self.shuffle else torch.arange(total)
+        order = torch.arange(total)
+        if self.shuffle:
+            order = torch.randperm(total, generator=torch.Generator().manual_seed(seed_of_chain(self.seed, epoch)))
         return order[self.rank :: self.world_size][: self.share]
 
     def state_dict(self) -> dict[str, int]:
@@ -220,14 +216,6 @@ class Loader:
     def __repr__(self) -> str:
         part = f", part {self.rank + 1} of {self.world_size}" if self.world_size > 1 else ""
         return f"Loader: {len(self.dataset):,} examples in {len(self):,} batches of {self.batch_size}{part}"
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    """Make a generator for each pair of a seed and an epoch.
-
-    A large odd stride keeps the epochs of neighbouring seeds apart.
-    """
-    return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
 
 
 def training_set_size(bnn: Bayesian, loader: Any) -> int:

@@ -18,7 +18,41 @@ from bayeslim.errors import BayeslimError, ShapeMismatch, closest
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import chosen_device
 
-AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_whole(value) and value >= 1
+
+
+RULES: dict[str, list[tuple[type[Exception], Callable[[Any], bool], str]]] = {
+    "epochs": [(ValueError, _is_positive, "must be a whole number, at least 1")],
+    "lr": [
+        (TypeError, lambda lr: isinstance(lr, Tensor) or _is_real(lr), "must be a number, such as 1e-3"),
+        (ValueError, lambda lr: isinstance(lr, Tensor) or 0 <= lr < math.inf, "must be finite and not negative"),
+    ],
+    "clip": [
+        (TypeError, _is_real, "is the largest norm of the gradient, a number"),
+        (ValueError, lambda c: 0 < c < math.inf, "is the largest norm of the gradient and must be positive and finite"),
+    ],
+    "patience": [(ValueError, _is_positive, "is a number of epochs, at least 1")],
+    "accumulate": [(ValueError, _is_positive, "is a number of batches, at least 1")],
+    "autocast": [
+        (TypeError, lambda d: d in (torch.bfloat16, torch.float16), "must be torch.bfloat16 or torch.float16"),
+    ],
+    "compile": [(ValueError, lambda c: isinstance(c, bool) or c == "auto", 'must be "auto", True or False')],
+    "seed": [
+        (TypeError, _is_whole, "must be a whole number"),
+        (ValueError, lambda seed: -(2**63) <= seed < 2**63, "must fit into 64 bits"),
+    ],
+}
+"""The error of an option of `fit`, the check that it fails, and what was needed."""
 
 
 def check_values(options: Mapping[str, Any]) -> None:
@@ -31,33 +65,23 @@ def check_values(options: Mapping[str, Any]) -> None:
         ValueError: for a value out of range.
         BayeslimError: for a checkpoint that cannot be written.
     """
-    checks: dict[str, Callable[[Any], None]] = {
-        "epochs": _check_epochs,
-        "lr": _check_lr,
-        "clip": _check_clip,
-        "patience": _check_patience,
-        "accumulate": _check_accumulate,
-        "autocast": _check_autocast,
-        "compile": _check_compile,
-        "seed": _check_seed,
-        "device": _check_device,
-        "checkpoint": _check_writable,
-    }
-    for name, check in checks.items():
-        if options.get(name) is not None:
-            check(options[name])
+    given = {name: options[name] for name in options if options[name] is not None}
+    for name, rules in RULES.items():
+        for error, fits, words in rules if name in given else ():
+            if not fits(given[name]):
+                raise error(f"{name} {words}. Got {given[name]!r}.")
+    if "device" in given:
+        _check_device(given["device"])
+    if "checkpoint" in given:
+        _check_writable(given["checkpoint"])
 
 
 def check_names(
     owner: str, options: Mapping[str, Any], train: Callable[..., Any], refused: Mapping[str, str] | None = None
 ) -> None:
-    """Raise for options that training does not have, or that a method refuses.
+    """Raise for options that `train` does not have, or that a method refuses.
 
-    Args:
-        owner: the name of the method.
-        options: the options that the method passes on to training.
-        train: the function that trains; its keyword arguments are the known options.
-        refused: options that the method sets itself, each with the reason.
+    Refused options are those that the method sets itself, each with the reason.
     """
     known = [name for name, p in inspect.signature(train).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for name in options:
@@ -83,58 +107,6 @@ def check_batch(model: nn.Module, batch: Any) -> None:
         ) from error
     except ValueError:  # a forward without a signature
         return
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _check_epochs(epochs: Any) -> None:
-    if not _is_number(epochs, Integral) or epochs < 1:
-        raise ValueError(f"epochs must be a whole number, at least 1. Got {epochs!r}.")
-
-
-def _check_lr(lr: Any) -> None:
-    if isinstance(lr, Tensor):
-        return
-    if not _is_number(lr, Real):
-        raise TypeError(f"lr must be a number, such as 1e-3. Got {lr!r}.")
-    if not 0 <= lr < math.inf:
-        raise ValueError(f"lr must be finite and not negative. Got {lr}.")
-
-
-def _check_clip(clip: Any) -> None:
-    if not _is_number(clip, Real):
-        raise TypeError(f"clip is the largest norm of the gradient, a number. Got {clip!r}.")
-    if not 0 < clip < math.inf:
-        raise ValueError(f"clip is the largest norm of the gradient and must be positive and finite. Got {clip}.")
-
-
-def _check_patience(patience: Any) -> None:
-    if not _is_number(patience, Integral) or patience < 1:
-        raise ValueError(f"patience is a number of epochs, at least 1. Got {patience!r}.")
-
-
-def _check_accumulate(accumulate: Any) -> None:
-    if not _is_number(accumulate, Integral) or accumulate < 1:
-        raise ValueError(f"accumulate is a number of batches, at least 1. Got {accumulate!r}.")
-
-
-def _check_autocast(autocast: Any) -> None:
-    if autocast not in AUTOCAST_DTYPES:
-        raise TypeError(f"autocast must be {' or '.join(map(str, AUTOCAST_DTYPES))}. Got {autocast!r}.")
-
-
-def _check_compile(compile: Any) -> None:
-    if not isinstance(compile, bool) and compile != "auto":
-        raise ValueError(f'compile must be "auto", True or False. Got {compile!r}.')
-
-
-def _check_seed(seed: Any) -> None:
-    if not _is_number(seed, Integral):
-        raise TypeError(f"seed must be a whole number. Got {seed!r}.")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed must fit into 64 bits. Got {seed}.")
 
 
 def _check_device(device: Any) -> None:

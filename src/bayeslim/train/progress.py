@@ -111,10 +111,7 @@ def progress(
 
 @contextmanager
 def showing(enabled: bool) -> Iterator[None]:
-    """Show the progress bars that begin inside, or none of them.
-
-    Other threads keep theirs.
-    """
+    """Show the progress bars that this thread begins inside, or none of them."""
     token = _shown.set(enabled and _shown.get())
     try:
         yield

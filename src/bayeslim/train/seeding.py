@@ -18,15 +18,10 @@ CHAIN_SEED_STRIDE = 0x9E3779B97F4A7C15
 
 @contextmanager
 def seeded(seed: int | None, rank: int, loader: Any = None) -> Iterator[None]:
-    """Seed the generators and the order of a loader's data inside.
+    """Seed the generators and a loader's order of data inside; None changes nothing.
 
-    Both are restored on exit.
-
-    Args:
-        seed: the seed of the run; None leaves everything alone.
-        rank: of this process; every rank has its own seed of the global generators of torch, Python and numpy.
-        loader: its `generator` is seeded, or the "seed" and "epoch" of its `state_dict()`, where it has them; the order
-            of the data is the same on every rank.
+    Every rank has its own seed of the generators of torch, Python and numpy. The loader's `generator`, or the "seed"
+    and "epoch" of its `state_dict()`, are the same on every rank. All is restored on exit.
     """
     if seed is None:
         yield

@@ -101,13 +101,10 @@ class Step:
         self.meter.reset()
 
     def __call__(self, batch: Any, window: int, updates: bool, check: Check | None = None) -> None:
-        """Add the gradients of a batch; update the weights at the end of a window.
+        """Add the gradients of a batch; move the weights if it is the last of its window.
 
-        Args:
-            batch: on the device of the network.
-            window: the number of batches whose gradients are averaged.
-            updates: whether the batch is the last of its window.
-            check: raises for bad terms of the loss, before the weights move.
+        Gradients are averaged over the batches of a window. `check` raises for bad terms of the loss, before the
+        weights move.
         """
         self.meter.count += 1
         self.gradients(batch, window, updates)
@@ -167,8 +164,10 @@ class CapturedStep:
     """
 
     def __init__(self, step: Step):
-        self.step, self.bnn, self.optimizer = step, step.bnn, step.optimizer
-        self.whole = all(group.get("fused") for group in self.optimizer.param_groups) and self._counts_alone()
+        self.step, self.bnn, self.optimizer, self.meter = step, step.bnn, step.optimizer, step.meter
+        hooks = self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks
+        counts_alone = not hooks[0] and len(hooks[1]) <= 1  # no hook but the network's own runs at its steps
+        self.whole = counts_alone and all(group.get("fused") for group in self.optimizer.param_groups)
         self.reason: str | None = None
         """Why steps run eagerly, where the capture failed."""
         self._rates = [torch.zeros((), device=step.device) for _ in self.optimizer.param_groups]
@@ -181,16 +180,8 @@ class CapturedStep:
         self._seen: dict[Any, int] = {}
         self._network: Any = None
 
-    @property
-    def meter(self) -> Meter:
-        """Sums of the loss terms."""
-        return self.step.meter
-
     def begin_epoch(self) -> None:
-        """Start the means of an epoch.
-
-        Graphs are captured anew if a callback changed the network.
-        """
+        """Start the means of an epoch; graphs are made anew if the network has changed."""
         self.step.begin_epoch()
         modes = [module.training for module in self.bnn.modules()]
         network = modes, [(p.data_ptr(), p.requires_grad) for p in self.bnn.parameters()]
@@ -224,11 +215,6 @@ class CapturedStep:
                 self._replay(self._graphs[key], leaves, check)
                 return
         self.step(batch, window, updates, check)
-
-    def _counts_alone(self) -> bool:
-        """Check that no hook but the network's own runs at the optimizer's steps."""
-        own = self.optimizer
-        return not own._optimizer_step_pre_hooks and len(own._optimizer_step_post_hooks) <= 1
 
     def _key(self, leaves: list[Any]) -> Any:
         """Identify the graph: shapes of the batch, and the masks that it keeps."""
@@ -276,7 +262,7 @@ class CapturedStep:
                 self._written[place] = group["lr"]
                 rate.fill_(group["lr"])
         captured.graph.replay()
-        self.step.meter.count += 1
+        self.meter.count += 1
         self.bnn._set(terms=captured.terms)
         if check is not None:
             check(captured.terms)
@@ -290,31 +276,21 @@ class CapturedStep:
 
 
 def step_of(step: Step, compile: Compile, accumulate: int) -> Step | CapturedStep:
-    """Choose how steps run.
-
-    Args:
-        step: the eager step.
-        compile: as for `fit`.
-        accumulate: batches whose gradients are averaged.
-    """
+    """Choose how steps run: eagerly, or captured as a CUDA graph."""
     if compile is False or step.device.type != "cuda":
         return step
-    obstacle = None
     if step.shares_gradients:
         obstacle = "several processes average their gradients"
     elif accumulate > 1:
         obstacle = f"accumulate={accumulate} adds gradients of several batches"
-    if obstacle is None:
+    else:
         return CapturedStep(step)
     _log.info("The training step runs eagerly and not as a CUDA graph: %s.", obstacle)
     return step
 
 
 def _first_cause(error: BaseException) -> str:
-    """Describe the first of a chain of errors.
-
-    The others only say that the capture is over.
-    """
+    """Describe the first of a chain of errors: others only say that capture is over."""
     while error.__context__ is not None:
         error = error.__context__
     return str(error).partition("\n")[0]

@@ -27,7 +27,6 @@ from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.mc_batch_norm import MCBatchNorm
 from bayeslim.methods.multi_swag import MultiSWAG
 from bayeslim.methods.shared.averaging import Averaging, move_to_mean_
-from bayeslim.methods.shared.batch_statistics import measure_again_
 from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.moving import moving_weights
@@ -36,7 +35,6 @@ from bayeslim.methods.shared.trajectory import Trajectory
 from bayeslim.methods.snapshot import Snapshot
 from bayeslim.methods.subspace import Subspace
 from bayeslim.methods.svgd import SVGD
-from bayeslim.methods.swag import SWAG
 from bayeslim.samplers import Sampler
 
 
@@ -113,11 +111,7 @@ class Average(Collector):
                 "(every=10, in steps)."
             )
         move_to_mean_(bnn, self.trajectory)
-        if isinstance(method, SWAG):
-            bnn.state.update(method.found(bnn, self.trajectory, self.loader))
-            return
-        measure_again_(bnn.model, self.loader)
-        method.keep(bnn, gathered([snapshot(bnn)]))
+        bnn.state.update(method.found(bnn, self.trajectory, self.loader))
 
 
 class Ends(Collector):

@@ -248,6 +248,16 @@ def test_activations(tmp_path, activation):
     torch.testing.assert_close(compiled(x)[alike], net(x)[alike], atol=1e-6, rtol=1e-5, equal_nan=True)
 
 
+@needs_a_compiler
+@pytest.mark.parametrize("before", [(), (nn.Conv2d(1, 2, 1), nn.ReLU()), (nn.Conv2d(1, 2, 1), nn.GELU())])
+def test_a_maximum_keeps_what_is_not_a_number(tmp_path, before):
+    net = nn.Sequential(*before, nn.MaxPool2d(2)).eval()
+    compiled = built(write_source(fuse(read_program(net, torch.randn(2, 1, 4, 4))), "one", {}), tmp_path)
+    x = torch.randn(3, 1, 4, 4)
+    x[0, 0, 0, 0] = x[1, 0, 1, 1] = torch.nan
+    torch.testing.assert_close(compiled(x), net(x), atol=1e-6, rtol=1e-5, equal_nan=True)
+
+
 def test_batch_norms_activations_and_pooling_are_fused():
     net, x = network("normed")
     kinds = [type(step).__name__ for step in fuse(read_program(net, x)).steps]

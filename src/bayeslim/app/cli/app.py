@@ -46,18 +46,12 @@ class _App(typer.Typer):
 
 
 def _printable(text: str) -> str:
-    """Replace the characters that would control the terminal.
-
-    An error may quote a file from someone else.
-    """
+    """Replace control characters of a terminal: an error may quote a foreign file."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _is_deliberate(error: BaseException) -> bool:
-    """Check whether the library raised an error on purpose.
-
-    Other errors come from code that the library called.
-    """
+    """Check whether the library raised an error itself, not code that it called."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     raised_here = Path(last.filename).is_relative_to(_PACKAGE) and (last.line or "").startswith("raise ")
     return isinstance(error, bayeslim.errors.BayeslimError) or raised_here

@@ -42,13 +42,7 @@ class Call:
     kwargs: Mapping[str, Any] | None
 
     def of(self, table: Mapping[str, Callable[..., Any]], what: str, kind: str | None = None) -> Any:
-        """Call the entry of a table that has the name.
-
-        Args:
-            table: the callables, by name.
-            what: the setting, for errors.
-            kind: the kind of thing in the table, if it is not the setting.
-        """
+        """Call the entry of a table that has the name; `what` is the setting, for errors."""
         name = next((known for known in table if _plain(known) == _plain(self.name)), None)
         if name is None:
             hint = closest(self.name, table)
@@ -132,7 +126,7 @@ def first_line(error: BaseException) -> str:
 
 
 def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None = None) -> Call:
-    """Parse a name with arguments.
+    """Parse a name with arguments; `what` is the setting, for errors.
 
     >>> parse("mlp(hidden=100)", "model").kwargs
     {'hidden': 100}
@@ -141,10 +135,7 @@ def parse(text: str, what: str, parts: Mapping[str, Callable[..., Any]] | None =
     >>> parse("nets.small:build", "model").module
     'nets.small'
 
-    Args:
-        text: as it was written.
-        what: the setting, for errors.
-        parts: the callables allowed within the arguments, by name.
+    The arguments may call `parts` by name.
     """
     head, bracket, rest = text.partition("(")
     module, colon, name = head.strip().rpartition(":")

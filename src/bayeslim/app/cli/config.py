@@ -99,12 +99,7 @@ class Settings(TomlSettings):
 
 
 def budget(given: Mapping[str, Any], needs_none: bool = False) -> Budget | None:
-    """Build the budget from flags.
-
-    Args:
-        given: goals, scope, protect and keep_best by name.
-        needs_none: whether a budget may be left out.
-    """
+    """Build the budget from flags; with `needs_none` there may be no goal."""
     goals: dict[str, Any] = {
         goal: given.get(goal) for goal in (*COUNTED, *MEASURED) if given.get(goal) not in (None, False)
     }

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bayeslim.app import data
-from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.data.images import CIFAR_ARCHIVE, IDX_NAMES, IDX_SETS
+from bayeslim.app.data.load import check_name
 from bayeslim.app.data.store import locate
 from bayeslim.app.data.uci import UCI_SETS, published_split
-from bayeslim.errors import closest
 
 SIZES = {
     "digits": ("1,297 + 500", "1×8×8"),
@@ -28,16 +27,7 @@ MISSING = "not here"
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set in the list.
-
-    Attributes:
-        name: as it is asked for.
-        task: the kind of its targets.
-        examples: training and test examples.
-        shape: of one example.
-        where: the folder it was found in, if it was.
-        is_here: whether nothing is missing.
-    """
+    """A data set in the list, with the folder it was found in, if nothing is missing."""
 
     name: str
     task: str
@@ -53,18 +43,9 @@ def listed() -> list[Entry]:
 
 
 def fetch(names: Sequence[str]) -> list[str]:
-    """Download the missing files of some data sets, and read them whole.
-
-    Returns:
-        a line about each.
-    """
+    """Download missing files of data sets, read them whole, and say a line about each."""
     for name in names:
-        if name not in data.names():
-            hint = closest(name, data.names())
-            raise BadSetting(
-                f'There is no data set called "{name}".{f" Closest: {hint}." if hint else ""} '
-                f"There are: {', '.join(data.names())}."
-            )
+        check_name(name)
     return [f"{data.load(name)}, {_entry(name).where}" for name in names]
 
 

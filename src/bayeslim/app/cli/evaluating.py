@@ -50,14 +50,9 @@ class Quality:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `bayeslim evaluate`.
+    """The result of `bayeslim evaluate`: the quality of the mean network and of the posterior.
 
-    Attributes:
-        data: the data set.
-        part: its part.
-        examples: the number of examples.
-        rows: the quality of the mean network and of the posterior.
-        against: for every other data set, the AUROC by kind of uncertainty.
+    `against` has the AUROC by kind of uncertainty for every other data set.
     """
 
     data: str
@@ -114,16 +109,7 @@ def quality(
 ) -> tuple[dict[str, Quality], Prediction]:
     """Measure the mean network and the posterior, in the data's own units.
 
-    Args:
-        bnn: the network.
-        batches: inputs and targets.
-        target_scale: the scale that standardised the targets.
-        samples: the number of networks to average.
-        how: as for `bl.predict`.
-        seed: of the draws.
-
-    Returns:
-        The quality of each, and the prediction of the posterior.
+    The prediction of the posterior is returned too. `target_scale` is the scale that standardised the targets.
     """
     rows: dict[str, Quality] = {}
     targets = torch.cat([y for _, y in batches]).cpu()

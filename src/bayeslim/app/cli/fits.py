@@ -18,16 +18,9 @@ from bayeslim.types import Inputs, call, device_of, split_batch, to_device
 
 
 def run_on(bnn: Bayesian, inputs: Inputs, network: str, data: str) -> Tensor:
-    """Compute the outputs of the mean network on a batch.
+    """Compute the outputs of the mean network on a batch, or raise a `BadSetting`.
 
-    Args:
-        bnn: the network.
-        inputs: the batch.
-        network: the name of the network in errors.
-        data: the name of the data in errors.
-
-    Raises:
-        BadSetting: if the network does not run on the batch.
+    Its error has the names of the `network` and of the `data`.
     """
     try:
         with torch.no_grad():
@@ -40,17 +33,10 @@ def run_on(bnn: Bayesian, inputs: Inputs, network: str, data: str) -> Tensor:
 
 
 def check_fits_data(bnn: Bayesian, train: Any, val: Any, model: str, data: str) -> None:
-    """Refuse a network that cannot learn these data.
+    """Raise a `BadSetting` for a network that cannot learn these data.
 
-    Args:
-        bnn: the network.
-        train: batches to train on; they are not read, for that would change their order.
-        val: validation batches.
-        model: the name of the network in errors.
-        data: the name of the data in errors.
-
-    Raises:
-        BadSetting: which names the arguments to change, for a network of the zoo.
+    It has the names of the `model` and of the `data`, and for a network of the zoo the arguments to change. Training
+    data are not read, for that would change their order.
     """
     inputs, targets = split_batch(next(iter(val)))
     pairs = getattr(train, "dataset", None)

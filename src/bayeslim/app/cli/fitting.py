@@ -7,7 +7,6 @@ checkpoint. The same command goes on from the checkpoint, with the result of a r
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import math
 from dataclasses import Field, dataclass, fields
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar, cast, get_args
 
 import torch
-from torch import nn
 
 from bayeslim.app.cli import sources
 from bayeslim.app.cli.calls import BadSetting, parse
@@ -23,7 +21,7 @@ from bayeslim.app.cli.fits import check_fits_data
 from bayeslim.app.cli.sources import NETWORK
 from bayeslim.app.cli.toml import TomlSettings
 from bayeslim.app.compress.folder import RunFolder, run_folder
-from bayeslim.app.compress.job import readable, size_of, start_over, unfitted_copy
+from bayeslim.app.compress.job import digest, readable, size_of, start_over
 from bayeslim.app.data.tables import Missing, TableRules, is_table, read_table
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.io.files import write_file
@@ -114,7 +112,9 @@ class FitSettings(TomlSettings):
         rules, loaders = self._data(device)
         from_the_start = start_over(self.seed, loaders.train)
         train, val = readable(loaders.train, "train"), readable(loaders.val, "val")
-        text = self.model if rules is None or self.model != AUTO else _network_of(rules)
+        text = self.model
+        if rules is not None and text == AUTO:
+            text = f"mlp({HIDDEN}, inputs={rules.width}, classes={rules.outputs})"
         model = sources.model_by_name(text, Path(self.weights) if self.weights else None, self.seed).to(device)
         bnn = bayesianize(
             model,
@@ -124,7 +124,7 @@ class FitSettings(TomlSettings):
             num_data=None if hasattr(train, "dataset") else examples_in(train),
         )
         check_fits_data(bnn, train, val, self.model, self.data)
-        architecture = unfitted_copy(bnn)
+        architecture = bnn.plain_copy().eval()
         identity = self._identity(bnn, train)
         with run_folder(self.out, identity, (NETWORK,), from_the_start, _came_to_nothing) as folder:
             self.keep()
@@ -209,7 +209,7 @@ class FitSettings(TomlSettings):
     def _identity(self, bnn: Bayesian, train: Any) -> dict[str, str]:
         """List the facts that identify a run: settings, first weights, size of the data."""
         settings = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in ("out", "device")}
-        return {**settings, "start": _digest(bnn.model), "size of the training data": size_of(train)}
+        return {**settings, "start": digest(bnn.model), "size of the training data": size_of(train)}
 
 
 @dataclass(frozen=True)
@@ -222,29 +222,12 @@ class Fitted:
     out: Path
 
 
-def _network_of(rules: TableRules) -> str:
-    """Name the network of a table."""
-    return f"mlp({HIDDEN}, inputs={rules.width}, classes={rules.outputs})"
-
-
 def guessed(loader: Any) -> Likelihood:
-    """Guess the likelihood from the first batch of targets.
-
-    The targets may be classes, binary, or values.
-    """
+    """Guess the likelihood from the first targets: classes, binary, or values."""
     _, targets = split_batch(next(iter(loader)))
     if targets.dtype == torch.bool:
         return Bernoulli()
     return Gaussian(noise="learned") if targets.is_floating_point() else Categorical()
-
-
-def _digest(model: nn.Module) -> str:
-    """Hash the weights of a network."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _came_to_nothing(out: Path) -> bool:

@@ -31,9 +31,7 @@ MAX_RULES_BYTES = 64 << 20
 def saved_network(folder: Path, model: str | None) -> Any:
     """Read the network in a folder that `bl.save` or `bayeslim fit` wrote.
 
-    Args:
-        folder: the folder.
-        model: the network's architecture, if it is not in the zoo.
+    `model` names its architecture, if it is not in the zoo.
     """
     place = network_in(folder)
     if not (place / INDEX).is_file() and (folder / FILE).is_file():
@@ -56,14 +54,7 @@ def saved_network(folder: Path, model: str | None) -> Any:
 
 
 def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.device) -> Bayesian:
-    """Read the Bayesian network in a folder, and put it on a device.
-
-    Args:
-        folder: the folder.
-        model: the network's architecture, if it is not in the zoo.
-        command: the command that needs it, for errors.
-        device: where to put it.
-    """
+    """Read the Bayesian network in a folder that a command needs, onto a device."""
     found = saved_network(folder, model)
     if not isinstance(found, Bayesian):
         raise BadSetting(f"{folder} holds a plain network. {command} needs a fitted Bayesian one, saved with bl.save.")
@@ -71,20 +62,21 @@ def saved_bayesian(folder: Path, model: str | None, command: str, device: torch.
 
 
 def fit_settings(folder: Path) -> FitSettings | None:
-    """Read the settings of the fit that wrote a folder.
+    """Read the settings of the `bayeslim fit` that wrote a folder; None without any."""
+    file = _beside(folder, FILE)
+    return None if file is None else FitSettings.read(file, {})
 
-    Returns None if `bayeslim fit` did not write it.
-    """
-    file = next((f for f in (folder / FILE, folder.parent / FILE) if f.is_file()), None)
-    if file is None or (file.parent != folder and folder.name != NETWORK):
-        return None
-    return FitSettings.read(file, {})
+
+def _beside(folder: Path, name: str) -> Path | None:
+    """Find a file of `bayeslim fit`, in its folder or beside that of the network."""
+    places = (folder, folder.parent) if folder.name == NETWORK else (folder,)
+    return next((place / name for place in places if (place / name).is_file()), None)
 
 
 def rules_in(folder: Path) -> TableRules | None:
     """Read the rules of the table that a network was fitted to; None without any."""
-    file = next((f for f in (folder / RULES, folder.parent / RULES) if f.is_file()), None)
-    if file is None or (file.parent != folder and folder.name != NETWORK):
+    file = _beside(folder, RULES)
+    if file is None:
         return None
     if file.stat().st_size > MAX_RULES_BYTES:
         raise CorruptFile(f"{file} is larger than any that bayeslim writes.")
@@ -105,8 +97,7 @@ def needed_rules(folder: Path) -> TableRules:
 def data_name(folder: Path, given: str | None) -> str | None:
     """Choose the data of a command: those given, or else those of the fit.
 
-    Raises:
-        BadSetting: if the network was fitted to data that code gives, which the user must name.
+    Data that code gives must be named by the user.
     """
     settings = fit_settings(folder)
     if given is None and settings is not None and settings.target is not None:
@@ -115,16 +106,9 @@ def data_name(folder: Path, given: str | None) -> str | None:
 
 
 def of_folder(setting: str, given: str | None, stored: str, folder: Path) -> str:
-    """Choose a setting: the user's, or else the folder's, if it names no code.
+    """Choose a setting, "model" or "data": the user's, or else the folder's.
 
-    Args:
-        setting: "model" or "data".
-        given: on the command line.
-        stored: in the folder's settings.
-        folder: for errors.
-
-    Raises:
-        BadSetting: if the stored one names code, or a place for files, and the user has not named it.
+    The folder's may not name code, or a place for files.
     """
     if given is not None:
         return given

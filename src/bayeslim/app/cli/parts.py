@@ -31,13 +31,7 @@ from bayeslim.prune import prune as prune_network
 def prune_folder(network: Path, out: Path, model: str | None, data: str | None, device: str, **given: Any) -> Plan:
     """Prune the network in a folder, and save it in another.
 
-    Args:
-        network: the folder.
-        out: the other folder.
-        model: its architecture, if it is not in the zoo.
-        data: to find the posterior again after each cut, and to search on.
-        device: the device to prune on.
-        given: flags of the budget and of the cut.
+    With data, the posterior is found again after each cut. `given` are the flags of the budget and of the cut.
     """
     place = device_by_name(device)
     bnn = saved_bayesian(network, model, "prune", place)
@@ -107,16 +101,7 @@ def _compacted(bnn: Bayesian, example: Any, draws: bool) -> nn.Module:
 
 
 def report_run(run: Path, to: Path | None, title: str | None, model: str | None, data: str | None, device: str) -> Path:
-    """Write the report of a run again, from its files; nothing is trained or timed.
-
-    Args:
-        run: the folder.
-        to: the report's file; in the run's folder if not given.
-        title: its heading.
-        model: the network's architecture, if it is not in the zoo.
-        data: the run's data, if code gives them.
-        device: the device to predict on.
-    """
+    """Write the report of a run again, from its files; nothing is trained or timed."""
     if not (run / FILE).is_file():
         raise BadSetting(f"{run} holds no {FILE}: it is no finished run of `bayeslim compress`.")
     place = device_by_name(device)

@@ -14,13 +14,7 @@ from bayeslim.train.progress import progress
 
 
 def draw_pictures(names: Sequence[str], folder: Path, theme: str) -> Iterator[Path]:
-    """Draw pictures into a folder, and yield each file when it is written.
-
-    Args:
-        names: of pictures.
-        folder: where to write.
-        theme: "light", "dark" or "both".
-    """
+    """Draw pictures in the theme "light", "dark" or "both"; yield each written file."""
     if theme not in (*THEMES, "both"):
         raise BayeslimError(f'theme must be {", ".join(THEMES)} or both. Got "{theme}".')
     themes = list(THEMES.values()) if theme == "both" else [THEMES[theme]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -42,10 +43,7 @@ def predict_folder(
     seed: int,
     device: str,
 ) -> str:
-    """Predict with the network in a folder, and write a file.
-
-    `bayeslim predict --help` documents the arguments.
-    """
+    """Predict with the network in a folder; see `bayeslim predict --help`."""
     if table is not None and (data is not None or inputs is not None):
         raise BadSetting(f"predict needs either the table {table}, --data or --inputs. Got several.")
     if interval is not None and not 0 < interval < 1:
@@ -59,53 +57,57 @@ def predict_folder(
         raise BadSetting("predict needs inputs: name a table, or pass --data NAME, or --inputs FILE.npy.")
     settings = fit_settings(network)
     own = (settings.validation, settings.seed) if settings else (0.1, 0)
-    target_scale: Scale | None = None
-    targets: Tensor | None = None
-    labels: tuple[str, ...] | None = None
+    dtype = next(bnn.model.parameters()).dtype
     if table is not None or (name is not None and is_table(name)):
-        file = table or Path(str(name))
-        rules, cells = needed_rules(network), read_table(file)
-        rows = rules.inputs(cells).to(next(bnn.model.parameters()).dtype)
-        batches: Batches = [(part, part) for part in rows.split(EXAMPLES_PER_GROUP)]
-        targets = rules.targets(cells) if rules.target.name in cells else None
-        target_scale, labels, what = rules.target_scale, rules.target.categories, str(file)
-        run_on(bnn, rows[:2], f"The network in {network}", what)
+        asked = _in_table(network, table or Path(str(name)), dtype)
     elif inputs is not None:
-        input_scale = None
-        if name is not None and _has_scale(name):
-            known = held_out_by_name(name, *own)
-            input_scale, target_scale = known.input_scale, known.target_scale
-        given = read_inputs(inputs, input_scale, next(bnn.model.parameters()).dtype)
-        run_on(bnn, given[:2], f"The network in {network}", str(inputs))
-        batches = [(part, part) for part in given.split(EXAMPLES_PER_GROUP)]
-        what = str(inputs)
+        known = held_out_by_name(name, *own) if name is not None and _has_scale(name) else None
+        given = read_inputs(inputs, None if known is None else known.input_scale, dtype)
+        asked = Examples(str(inputs), _split(given), target_scale=None if known is None else known.target_scale)
     else:
         assert name is not None
         loaders = held_out_by_name(name, *own, place)
         part, loader = loaders.held_out
-        batches, target_scale, what = collected(loader), loaders.target_scale, f"{name}, {part} part"
+        batches = collected(loader)
         targets = torch.cat([y for _, y in batches]).cpu()
-        run_on(bnn, batches[0][0], f"The network in {network}", name)
-    prediction = predict_batches(bnn, batches, samples, how, seed)
-    if target_scale is not None:
-        prediction = in_units_of(prediction, target_scale)
-        targets = None if targets is None else target_scale.restore(targets)
+        asked = Examples(name, batches, targets, loaders.target_scale, part=f", {part} part")
+    run_on(bnn, asked.batches[0][0], f"The network in {network}", asked.name)
+    prediction, found = predict_batches(bnn, asked.batches, samples, how, seed), asked.targets
+    if asked.target_scale is not None:
+        prediction = in_units_of(prediction, asked.target_scale)
+        found = None if found is None else asked.target_scale.restore(found)
     if interval is not None and prediction.probs is not None:
         raise BadSetting("--interval is for values, and the network predicts classes.")
-    write_prediction(prediction, targets, to, interval, labels)
-    return f"{to}: {what}. {prediction}"
+    write_prediction(prediction, found, to, interval, asked.labels)
+    return f"{to}: {asked.name}{asked.part}. {prediction}"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples to predict: the name and the part of their data, batches, and what is known of their targets."""
+
+    name: str
+    batches: Batches
+    targets: Tensor | None = None
+    target_scale: Scale | None = None
+    labels: tuple[str, ...] | None = None
+    part: str = ""
+
+
+def _in_table(network: Path, file: Path, dtype: torch.dtype) -> Examples:
+    """Read a table by the rules of the fit."""
+    rules, cells = needed_rules(network), read_table(file)
+    targets = rules.targets(cells) if rules.target.name in cells else None
+    batches = _split(rules.inputs(cells).to(dtype))
+    return Examples(str(file), batches, targets, rules.target_scale, rules.target.categories)
+
+
+def _split(inputs: Tensor) -> Batches:
+    return [(part, part) for part in inputs.split(EXAMPLES_PER_GROUP)]
 
 
 def predict_batches(bnn: Bayesian, batches: Batches, samples: int, how: str, seed: int) -> Prediction:
-    """Predict all batches with the same draws; the result is on the CPU.
-
-    Args:
-        bnn: the network.
-        batches: inputs and targets.
-        samples: the number of networks to average.
-        how: as for `bl.predict`.
-        seed: of the draws.
-    """
+    """Predict all batches with the same draws; the result is on the CPU."""
     groups = list(_grouped(batches))
     parts = []
     for group in progress(groups, "predict", enabled=len(groups) > 1):

@@ -32,13 +32,8 @@ def columns(
     """List the columns of a prediction: arrays by name, with a row for every example.
 
     For classes and yes/no targets the uncertainties are entropies in nats; for values and counts they are standard
-    deviations, whose squares add up to that of `std`.
-
-    Args:
-        prediction: the prediction.
-        targets: the true targets, if they are known.
-        interval: the probability of the central interval of values, with columns `lower` and `upper`.
-        labels: the names of the classes.
+    deviations, whose squares add up to that of `std`. Values have the bounds of the central interval of this
+    probability, `lower` and `upper`.
     """
     if prediction.probs is not None:
         chosen = prediction.probs
@@ -79,10 +74,7 @@ def write_prediction(
     interval: float | None = None,
     labels: Sequence[str] | None = None,
 ) -> None:
-    """Write a prediction as a table (.csv) or as arrays (.npz).
-
-    The file is written atomically: complete or not at all.
-    """
+    """Write a prediction as a table (.csv) or as arrays (.npz), or nothing at all."""
     found = columns(prediction, targets, interval, labels)
     write_file(to, _npz(found) if to.suffix == ".npz" else _csv(found, to))
 
@@ -102,7 +94,8 @@ def _csv(found: Columns, to: Path) -> bytes:
     names, values = ["example"], [np.arange(len(next(iter(found.values()))))]
     for name, array in found.items():
         flat = array.reshape(len(array), -1)
-        names += [name] if array.ndim == 1 or (name != "probability" and flat.shape[1] == 1) else _numbered(name, flat)
+        is_one = array.ndim == 1 or (name != "probability" and flat.shape[1] == 1)
+        names += [name] if is_one else [f"{name}_{i}" for i in range(flat.shape[1])]
         values += list(flat.T)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -112,17 +105,10 @@ def _csv(found: Columns, to: Path) -> bytes:
     return text.getvalue().encode()
 
 
-def _numbered(name: str, flat: NDArray[Any]) -> Sequence[str]:
-    return [f"{name}_{i}" for i in range(flat.shape[1])]
-
-
 def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:
     """Read examples from a .npy file, as the network takes them.
 
-    Args:
-        file: the file.
-        scale: the scale that standardised the training data; the file is in the data's own units.
-        dtype: the network's.
+    With the scale of the training data, the file is in the data's own units.
     """
     try:
         with file.open("rb") as opened:

@@ -78,14 +78,9 @@ class Loaders:
 
 
 def model_by_name(text: str, weights: Path | None = None, seed: int = 0) -> nn.Module:
-    """Build a network of the zoo or of the user's own code.
+    """Build a network of the zoo or of the user's own code, or load its weights too.
 
     Examples of names: `mlp(hidden=100)`, `package.module:factory`.
-
-    Args:
-        text: its name.
-        weights: a safetensors file or a folder from `bl.save` with its trained weights.
-        seed: of its initial weights.
     """
     call = parse(text, "model")
     torch.manual_seed(seed)
@@ -118,10 +113,7 @@ def _safetensors_state(weights: Path) -> Params:
 
 
 def _pickled_state(weights: Path) -> Params:
-    """Read a state dict that torch.save wrote.
-
-    It uses torch's restricted reader, which runs no code.
-    """
+    """Read a state dict that torch.save wrote, by torch's reader that runs no code."""
     try:
         found = torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
@@ -140,10 +132,7 @@ def _pickled_state(weights: Path) -> Params:
 
 
 def network_in(folder: Path) -> Path:
-    """Find the folder with the network.
-
-    It is the given folder, or the one inside a run of `bayeslim fit`.
-    """
+    """Find the folder with the network: this one, or one in a run of `bayeslim fit`."""
     inside = folder / NETWORK
     return inside if (inside / INDEX).is_file() and not (folder / INDEX).is_file() else folder
 
@@ -154,13 +143,7 @@ def data_by_name(
     """Load a data set by name, `mnist`, or from `package.module:loaders`.
 
     The function gives loaders `(train, val)` or `(train, val, test)`, a dict of them, or a `bayeslim.data.Dataset`.
-
-    Args:
-        text: its name.
-        batch_size: of the loaders of a data set.
-        validation: the fraction of a data set's training part that is held out.
-        seed: of the split and of the order.
-        device: where a data set is put; loaders from a function are taken as they are.
+    Loaders are taken as they are; of a data set, the fraction `validation` of the training part is held out.
     """
     found = _found(text)
     return loaders_of(found, batch_size, validation, seed, device) if isinstance(found, Dataset) else found
@@ -222,21 +205,13 @@ def loaders_of(
 
 
 def method_by_name(text: str) -> Method:
-    """Build a method by name.
-
-    Examples: `laplace`, `laplace(structure="diag")`, `variational(kl_schedule=warmup(end=5))`.
-    """
+    """Build a method: `laplace`, `variational(kl_schedule=warmup(end=5))`."""
     method: Method = parse(text, "method", PARTS).of(FITTED, "method")
     return method
 
 
 def recipe_by_name(text: str, epochs: int | None = None) -> Recipe:
-    """Build a recipe: `sparse-vd`, `bottleneck(strength=0.2)`.
-
-    Args:
-        text: its name.
-        epochs: of its training, unless the name says it.
-    """
+    """Build a recipe: `sparse-vd`, `bottleneck(strength=0.2)`; its own epochs count."""
     call = parse(text, "recipe", all_registered("prior"))
     if epochs is not None and "epochs" not in (call.kwargs or {}):
         call = replace(call, kwargs={**(call.kwargs or {}), "epochs": epochs})

@@ -17,69 +17,55 @@ from bayeslim.results import Prediction
 
 def network_table(rows: Mapping[str, Row], title: str) -> Table:
     """Build the table of networks side by side."""
-    table = _table(title)
-    table.add_column("", no_wrap=True)
-    for heading in HEADINGS[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, row in rows.items():
-        table.add_row(name, *row.cells(), style="bold" if name == "bayeslim" else "")
-    return table
+    cells = [((name, *row.cells()), "bold" if name == "bayeslim" else "") for name, row in rows.items()]
+    return _table(("", *HEADINGS[1:]), cells, title)
 
 
 def certainty_table(title: str, chosen: Sequence[int], prediction: Prediction, targets: Tensor) -> Table:
     """Build the table of predictions for a few inputs."""
-    table = _table(title)
-    for heading in ("truth", "predicted", "probability", "noise (nats)", "ignorance (nats)"):
-        table.add_column(heading, justify="right", no_wrap=True)
     assert prediction.probs is not None
+    rows = []
     for place in chosen:
         says, truth = int(prediction.classes[place]), int(targets[place])
-        table.add_row(
-            str(truth),
-            str(says) if says == truth else f"[red]{says}[/]",
-            f"{float(prediction.probs[place].max()):.3f}",
-            f"{float(prediction.aleatoric[place]):.3f}",
-            f"{float(prediction.epistemic[place]):.3f}",
-        )
-    return table
+        shown = prediction.probs[place].max(), prediction.aleatoric[place], prediction.epistemic[place]
+        cells = str(truth), str(says) if says == truth else f"[red]{says}[/]", *(f"{float(v):.3f}" for v in shown)
+        rows.append((cells, ""))
+    return _table(("truth", "predicted", "probability", "noise (nats)", "ignorance (nats)"), rows, title)
 
 
 def quality_table(rows: Mapping[str, Quality]) -> Table:
     """Build the table of a network's quality."""
-    table = _table()
-    table.add_column("", no_wrap=True)
     has_probabilities = any(row.brier is not None for row in rows.values())
     headings = ("error", "NLL", "Brier", "ECE") if has_probabilities else ("RMSE", "NLL", "calibration error")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    cells = []
     for name, row in rows.items():
         brier = () if row.brier is None else (number(row.brier),)
-        cells = (row.scores.error_text, number(row.scores.nll), *brier, number(row.scores.ece))
-        table.add_row(name, *cells, style="bold" if name == POSTERIOR else "")
-    return table
+        numbers = number(row.scores.nll), *brier, number(row.scores.ece)
+        cells.append(((name, row.scores.error_text, *numbers), "bold" if name == POSTERIOR else ""))
+    return _table(("", *headings), cells)
 
 
 def against_table(told: Mapping[str, Mapping[str, float]]) -> Table:
     """Build the table of how well uncertainty separates other data."""
-    table = _table()
-    for heading in ("", "entropy", "epistemic uncertainty"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for name, found in told.items():
-        table.add_row(name, *(f"{value:.3f}" for value in found.values()))
-    return table
+    rows = [((name, *(f"{value:.3f}" for value in found.values())), "") for name, found in told.items()]
+    return _table(("", "entropy", "epistemic uncertainty"), rows)
 
 
 def data_table(entries: Sequence[Entry]) -> Table:
     """Build the table of data sets and their places."""
-    table = _table()
-    for heading in ("name", "targets", "train + test", "shape"):
-        table.add_column(heading, justify="right" if "+" in heading else "left", no_wrap=True)
-    table.add_column("where", overflow="fold")
-    for entry in entries:
-        cells = (entry.name, entry.task, entry.examples, entry.shape, entry.where)
-        table.add_row(*cells, style="" if entry.is_here else "dim")
+    rows = [((e.name, e.task, e.examples, e.shape, e.where), "" if e.is_here else "dim") for e in entries]
+    table = _table(("name", "targets", "train + test", "shape", "where"), rows)
+    for column in table.columns:
+        column.justify = "right" if column.header == "train + test" else "left"
+    table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
     return table
 
 
-def _table(title: str | None = None) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def _table(headings: Sequence[str], rows: Sequence[tuple[Sequence[str], str]], title: str | None = None) -> Table:
+    """Build a table of rows with their styles, names to the left."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for cells, style in rows:
+        table.add_row(*cells, style=style)
+    return table

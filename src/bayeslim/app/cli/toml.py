@@ -44,12 +44,7 @@ class TomlSettings:
 
     @classmethod
     def read(cls, file: Path | None, flags: Mapping[str, Any]) -> Self:
-        """Read settings from a file and flags.
-
-        Args:
-            file: a TOML file.
-            flags: by name; those that are None were not given.
-        """
+        """Read settings from a file and flags; flags that are None were not given."""
         given = _from_toml(file, [f.name for f in fields(cls)]) if file is not None else {}
         given |= {name: value for name, value in flags.items() if value is not None}
         given = cls.completed(given)

@@ -51,17 +51,9 @@ def by_magnitude(
     train: Iterable[Any],
     fine_tune: Mapping[str, Any] | None,
 ) -> nn.Module:
-    """Prune by magnitude to the same budget, and compact.
+    """Prune by magnitude to the same budget in as many steps, and compact.
 
-    Args:
-        bnn: the network before the cut.
-        pruned: the network after the cut. Where the goal depends on the criterion, magnitude cuts as many weights.
-        budget: how much to cut.
-        granularity: "weight", "unit" or N:M.
-        steps: how many cuts lead to the budget, as for the other network.
-        example: inputs.
-        train: data to fine-tune on.
-        fine_tune: options of training, or None for no fine-tuning.
+    Where the goal depends on the criterion, magnitude cuts as many weights as `pruned` has lost.
 
     Raises:
         NoBaseline: if magnitude cannot meet the budget.

@@ -20,14 +20,8 @@ NEEDED = ("fitted", "pruned", "slim", "benchmark.json", "measured.json")
 def read_finished(folder: Path, architecture: nn.Module, test: str) -> Compressed:
     """Read the result of `compress` from the folder of a finished run.
 
-    Args:
-        folder: the run's folder.
-        architecture: a network of the class that was compressed; its weights are not used.
-        test: the description of the test data, which must be those that the run was measured on.
-
-    Raises:
-        BayeslimError: if the run is not finished, or was measured on other data.
-        CorruptFile: if a file in it is damaged.
+    The architecture is a network of the class that was compressed. An unfinished run, or one that was measured on test
+    data of another description, is an error.
     """
     _, done = read_index(folder)
     missing = [name for name in NEEDED if name not in done or not (folder / name).exists()]

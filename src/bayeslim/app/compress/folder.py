@@ -41,9 +41,6 @@ class RunFolder:
         identity: the facts that make it this run and no other, in words, by name.
         stages: the names of all stages in order.
         prepare: called before each stage that runs, so that none depends on those that ran before it in this process.
-
-    Raises:
-        BayeslimError: if the folder cannot be written to, or holds another run.
     """
 
     def __init__(
@@ -157,16 +154,10 @@ def run_folder(
     prepare: Callable[[], None],
     came_to_nothing: Callable[[Path], bool] = lambda _: False,
 ) -> Iterator[RunFolder]:
-    """Open a run's folder for this process alone.
+    """Open a run's folder for this process alone, with the arguments of `RunFolder`.
 
-    A folder that was not there before is removed in the end if nothing came of the run.
-
-    Args:
-        path: the folder; made if it is not there.
-        identity: as for `RunFolder`.
-        stages: as for `RunFolder`.
-        prepare: as for `RunFolder`.
-        came_to_nothing: says of the folder of another run whether it may be replaced.
+    A folder that was not there before is removed in the end if nothing came of the run. `came_to_nothing` says of the
+    folder of another run whether it may be replaced.
 
     Raises:
         BayeslimError: if the folder cannot be written to, holds another run, or another process runs in it.

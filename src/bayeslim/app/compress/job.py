@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import importlib.util
 import inspect
@@ -15,7 +14,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from bayeslim import stochastic
 from bayeslim.app.compress.fingerprint import fingerprint, is_batches
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
@@ -113,12 +111,7 @@ def prepared(
     train: Iterable[Any],
     job: Job,
 ) -> Bayesian:
-    """Make a plain network Bayesian, not fitted yet; return a Bayesian one as it is.
-
-    Raises:
-        BayeslimError: for a likelihood that cannot be guessed.
-        ValueError: for a method that needs training when no epochs are given.
-    """
+    """Make a plain network Bayesian, not fitted yet; return a Bayesian one as it is."""
     if isinstance(model, Bayesian):
         if method is not None or likelihood is not None or prior is not None:
             raise TypeError("A Bayesian network has its method, likelihood and prior already. Leave them out.")
@@ -138,12 +131,7 @@ def refuse_with_recipe(
     granularity: str,
     fit: Mapping[str, Any] | None,
 ) -> None:
-    """Refuse settings that a recipe fixes.
-
-    Raises:
-        TypeError: for another method or prior.
-        ValueError: for another granularity, or other epochs than its KL is warmed up over.
-    """
+    """Refuse settings that a recipe fixes: method, prior, granularity and epochs."""
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be one of bayeslim.recipes, such as recipes.sparse_vd(). Got {recipe!r}.")
     if method is not None or prior is not None:
@@ -163,11 +151,7 @@ def refuse_with_recipe(
 
 
 def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
-    """Guess the likelihood: classes, if the targets are whole numbers.
-
-    Raises:
-        BayeslimError: if they are not.
-    """
+    """Guess the likelihood: classes, if the targets are whole numbers, else an error."""
     _, targets = split_batch(next(iter(train)))
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise BayeslimError(
@@ -178,16 +162,9 @@ def guessed_likelihood(train: Iterable[Any]) -> Likelihood:
 
 
 def check(bnn: Bayesian, job: Job, example: Inputs) -> None:
-    """Refuse settings that would fail later, before any work is done.
-
-    Raises:
-        BayeslimError: for weights that are not finite.
-        ShapeMismatch: if the network does not run on the example, or a plan is for another one.
-        TypeError: for unknown options of fine-tuning.
-        UnsupportedModel: if the network cannot be traced, and so not compacted.
-    """
+    """Refuse settings that would fail later, before any work is done."""
     _check_fine_tune(job.fine_tune or {}, bnn.method)
-    plain = unfitted_copy(bnn)
+    plain = bnn.plain_copy().eval()
     for name, parameter in plain.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise BayeslimError(
@@ -215,20 +192,11 @@ def options_of(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
-def unfitted_copy(bnn: Bayesian) -> nn.Module:
-    """Copy the network as a plain one, with its present weights, fitted or not."""
-    plain = copy.deepcopy(bnn.model)
-    for module in plain.modules():
-        stochastic.make_plain(module)
-    bnn.method.strip(bnn, plain)
-    return plain.eval()
-
-
 def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
     """List the facts that identify a run: network, weights, method, prior, data."""
     return {
         "network": bnn.sites.model,
-        "weights": _digest(bnn),
+        "weights": digest(bnn),
         "method": words(bnn.method),
         "likelihood": repr(bnn.likelihood),
         "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
@@ -238,13 +206,13 @@ def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
     }
 
 
-def _digest(bnn: Bayesian) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in bnn.state_dict().items():
-        digest.update(name.encode())
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+def digest(network: nn.Module) -> str:
+    """Hash the weights of a network."""
+    found = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        found.update(f"{name}{tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def size_of(loader: Any) -> str:
@@ -254,10 +222,7 @@ def size_of(loader: Any) -> str:
 
 
 def described(loader: Any) -> str:
-    """Describe data by their size, and by a hash where possible.
-
-    Data are hashed if they can be read without drawing from a loader.
-    """
+    """Describe data by their size, and by a hash if they can be read without drawing."""
     content = fingerprint(loader)
     return size_of(loader) if content is None else f"{size_of(loader)} (content {content})"
 

@@ -32,12 +32,11 @@ from bayeslim.app.compress.job import (
     readable,
     refuse_with_recipe,
     start_over,
-    unfitted_copy,
     words,
 )
 from bayeslim.app.compress.notes import not_faster, too_much, untrained
 from bayeslim.app.compress.result import Compressed
-from bayeslim.app.report.overview import DENSE, SLIM, Row, latencies, measure_rows
+from bayeslim.app.report.overview import DENSE, SLIM, latencies, measure_rows
 from bayeslim.app.report.report import report
 from bayeslim.app.report.scores import collected
 from bayeslim.bayesian import Bayesian
@@ -156,7 +155,7 @@ class _Run:
     ) -> None:
         self.job, self.start, self.train, self.val, self.test = job, start, train, val, test
         self.example, self.folder = example, folder
-        self.architecture = unfitted_copy(start)
+        self.architecture = start.plain_copy().eval()
         self.notes: list[str] = []
 
     def run(self) -> Compressed:
@@ -189,7 +188,7 @@ class _Run:
         rows = stage(
             "measured.json",
             settings,
-            lambda _: self._measure(networks, bnn, timed),
+            lambda _: measure_rows(networks, bnn.likelihood, collected(self.test), self.example, latencies(timed)),
             records.save_rows,
             records.load_rows,
         )
@@ -201,7 +200,17 @@ class _Run:
             stage(
                 "report.html",
                 settings,
-                lambda p: self._report(bnn, pruned, slim, rows, timed, [*files, last], p),
+                lambda path: report(
+                    bnn,
+                    pruned,
+                    slim,
+                    path,
+                    validate=self.test,
+                    example=self.example,
+                    rows=rows,
+                    benchmark=timed,
+                    files=[*files, last],
+                ),
                 records.is_written,
                 Path,
             )
@@ -303,26 +312,9 @@ class _Run:
         self.notes += found.notes
         return list(found.files)
 
-    def _measure(self, networks: Mapping[str, nn.Module], bnn: Bayesian, timed: Benchmark) -> dict[str, Row]:
-        return measure_rows(networks, bnn.likelihood, collected(self.test), self.example, latencies(timed))
-
     def _benchmark(self, networks: Mapping[str, nn.Module]) -> Benchmark:
         others = {name: network for name, network in networks.items() if name not in (DENSE, SLIM)}
         return benchmark(networks[DENSE], networks[SLIM], example=self.example, others=others)
-
-    def _report(
-        self,
-        bnn: Bayesian,
-        pruned: Bayesian,
-        slim: nn.Module,
-        rows: Mapping[str, Row],
-        timed: Benchmark,
-        files: Sequence[str],
-        path: Path,
-    ) -> Path:
-        return report(
-            bnn, pruned, slim, path, validate=self.test, example=self.example, rows=rows, benchmark=timed, files=files
-        )
 
     def _load(self, path: Path) -> Bayesian:
         return cast("Bayesian", load(path, self.architecture))

@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
 
 from bayeslim.app.benchmark import Benchmark, Size
 from bayeslim.app.report.overview import DENSE, SLIM, Row
-from bayeslim.app.report.scores import Scores
-from bayeslim.compact import Cost
 from bayeslim.errors import CorruptFile
 from bayeslim.io.files import write_file
 from bayeslim.io.networks import config_of
 from bayeslim.io.saving import load, save
-from bayeslim.metrics import Calibration
 from bayeslim.types import Inputs
 
 T = TypeVar("T")
@@ -28,12 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ExportedFiles:
-    """The files that an export wrote.
-
-    Attributes:
-        files: the SHA-256 of each file, by its name in the run's folder.
-        notes: the formats that were left out, and why.
-    """
+    """The SHA-256 of the files that an export wrote, and notes on formats left out."""
 
     files: Mapping[str, str]
     notes: tuple[str, ...]
@@ -109,10 +102,10 @@ def _read(path: Path, build: Callable[[Any], T]) -> T:
 
 
 def _exported(found: Any) -> ExportedFiles:
-    files = {_of(str, name): _of(str, digest) for name, digest in found["files"].items()}
+    files = _built(dict[str, str], found["files"])
     if any(Path(name).name != name for name in files):
         raise ValueError("it names a file outside of the run's folder")
-    return ExportedFiles(files, tuple(_of(str, note) for note in _of(list, found["notes"])))
+    return ExportedFiles(files, tuple(_built(list[str], found["notes"])))
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:
@@ -124,37 +117,22 @@ def _row_as_json(row: Row) -> dict[str, Any]:
 
 
 def _rows(found: Any) -> dict[str, Row]:
-    rows = {_of(str, name): _row(row) for name, row in found.items()}
+    rows: dict[str, Row] = _built(dict[str, Row], found)
     missing = [name for name in (DENSE, SLIM) if name not in rows]
     if missing:
         raise ValueError(f"no row for {', '.join(missing)}")
     return rows
 
 
-def _row(found: Any) -> Row:
-    scores = cost = None
-    if found["scores"] is not None:
-        given = found["scores"]
-        curve = Calibration(**{name: torch.tensor(_of(list, value)) for name, value in given["calibration"].items()})
-        scores = Scores(
-            _of(str, given["kind"]), _of(int, given["count"]), _number(given["error"]), _number(given["nll"]), curve
-        )
-    if found["cost"] is not None:
-        cost = Cost(**{name: _of(int, value) for name, value in found["cost"].items()})
-    return Row(scores, cost, None if found["seconds"] is None else _number(found["seconds"]))
-
-
 def _benchmark(found: Any) -> Benchmark:
     seconds = {
-        (_of(str, t["network"]), _of(str, t["runtime"]), _of(int, t["batch_size"])): tuple(map(_number, t["seconds"]))
+        (_built(str, t["network"]), _built(str, t["runtime"]), _built(int, t["batch_size"])): tuple(
+            _built(list[float], t["seconds"])
+        )
         for t in found["timings"]
     }
-    sizes = {}
-    for name in ("dense", "slim"):
-        given = dict(found["sizes"][name])
-        files = {_of(str, key): _of(int, value) for key, value in given.pop("file_bytes").items()}
-        sizes[name] = Size(**{key: _of(int, value) for key, value in given.items()}, file_bytes=files)
-    skipped = {_of(str, name): _of(str, reason) for name, reason in found["skipped"].items()}
+    sizes = {name: _built(Size, found["sizes"][name]) for name in ("dense", "slim")}
+    skipped = _built(dict[str, str], found["skipped"])
     result = Benchmark(sizes, seconds, dict(found["environment"]), skipped)
     for runtime in result.runtimes:  # every pair that is compared is there, round for round
         for batch_size in result.batch_sizes:
@@ -164,14 +142,22 @@ def _benchmark(found: Any) -> Benchmark:
     return result
 
 
-def _of(kind: type[T], value: Any) -> T:
-    """Check the type of a value; a bool is no number."""
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{value!r:.80} is not of type {kind.__name__}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{value!r:.80} is not a number")
-    return float(value)
+def _built(kind: Any, value: Any) -> Any:
+    """Build a value of a type from JSON, every part checked; a bool is no number."""
+    inner = get_args(kind)
+    if isinstance(kind, UnionType):
+        return None if value is None else _built(inner[0], value)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _built(hints[name], value[name]) for name in hints})  # type: ignore[operator]
+    if kind is torch.Tensor:
+        return torch.tensor(_built(list, value))
+    origin = get_origin(kind) or kind
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else origin):
+        raise TypeError(f"{value!r:.80} is not of type {origin.__name__}")
+    parts: Any = value
+    if inner and origin is list:
+        return [_built(inner[0], part) for part in parts]
+    if inner and origin is dict:
+        return {_built(str, name): _built(inner[1], part) for name, part in parts.items()}
+    return float(value) if kind is float else value

@@ -53,10 +53,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_idx(path: Path) -> Array:
-    """Read an idx file of bytes as an array of the shape in its header.
-
-    The file may be compressed (.gz).
-    """
+    """Read an idx file of bytes, which may be compressed (.gz), as an array."""
     with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         start = file.read(4)
         if len(start) < 4 or start[:3] != b"\0\0\x08":
@@ -108,10 +105,7 @@ def read_npy(file: IO[bytes], max_bytes: int) -> Array:
 
 
 def read_cifar(path: Path, members: list[str]) -> tuple[Array, Array]:
-    """Read CIFAR-10's binary files: images (N, 3, 32, 32) and labels (N,).
-
-    The files are in their folder or in the tar file.
-    """
+    """Read CIFAR-10's images (N, 3, 32, 32) and labels (N,) from a folder or tar file."""
     with reading(path):
         if path.is_dir():
             contents = {}

@@ -88,10 +88,7 @@ IDX_SETS = {
 
 
 def read_images(name: str, part: Part, root: str | Path | None) -> tuple[Array, Array]:
-    """Read images (N, C, H, W) and labels (N,), uint8, of a part.
-
-    They have no rows if the set lacks the part.
-    """
+    """Read images (N, C, H, W) and labels (N,), uint8, of a part; no rows without it."""
     if name == "digits":
         images, labels = _digits(part)
     elif name == "cifar10":

@@ -22,6 +22,14 @@ def names() -> list[str]:
     return [*IMAGE_SETS, *UCI_SETS]
 
 
+def check_name(name: str) -> None:
+    """Raise for an unknown name."""
+    if name not in names():
+        alike = closest(name, names())
+        hint = f" Closest: {alike}." if alike else ""
+        raise ValueError(f'There is no data set called "{name}".{hint} There are: {", ".join(names())}.')
+
+
 def load(
     name: str,
     *,
@@ -49,10 +57,7 @@ def load(
         DownloadFailed: when a file is neither on the disk nor can be fetched.
         CorruptFile: when a file is damaged, or is another.
     """
-    if name not in names():
-        alike = closest(name, names())
-        hint = f" Closest: {alike}." if alike else ""
-        raise ValueError(f'There is no data set called "{name}".{hint} There are: {", ".join(names())}.')
+    check_name(name)
     if part not in ("both", "train", "test"):
         raise ValueError(f'part must be "both", "train" or "test". Got {part!r}.')
     if name in UCI_SETS:

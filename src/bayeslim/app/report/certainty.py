@@ -15,12 +15,7 @@ IMAGES_PER_ROW = 8
 
 
 def draw_certainty(prediction: Prediction, batches: Batches) -> Figure | None:
-    """Draw the most and least certain images; None if the inputs are not images.
-
-    Args:
-        prediction: of all batches together.
-        batches: inputs and targets.
-    """
+    """Draw the most and least certain images; None if the inputs are not images."""
     images = [x for x, _ in batches if isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)]
     if (
         len(images) < len(batches)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bayeslim.app.benchmark import Benchmark
 from bayeslim.app.report.figure import Figure, Table
 from bayeslim.app.report.overview import Row
-from bayeslim.app.report.plot import plotted
+from bayeslim.app.report.plot import bars
 from bayeslim.app.report.quantities import duration, number, size, times
-from bayeslim.app.style import LIGHT
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Plot
 
 LATENCY = "latency, one input"
 
@@ -57,9 +52,7 @@ def counted(dense: Row, slim: Row) -> list[Quantity]:
 def compared(found: Benchmark, rows: Sequence[Quantity]) -> list[Quantity]:
     """List the costs in the overview, then those that only a benchmark has.
 
-    Args:
-        found: the benchmark.
-        rows: the costs in the overview, from `counted`. Its latency is one of the benchmark's, and is listed once.
+    The latency in the overview is one of the benchmark's, and is listed once.
     """
     dense, slim = found.sizes["dense"], found.sizes["slim"]
     quantities = [quantity for quantity in rows if quantity.name != LATENCY or 1 not in found.batch_sizes]
@@ -80,25 +73,6 @@ def draw_costs(quantities: Sequence[Quantity]) -> Figure:
         "Each bar is a cost of the slim network, in per cent of the dense one. Latencies are medians on this machine."
     )
     rows = [(q.name, q.written(q.dense), q.written(q.slim), q.gain) for q in quantities]
-    picture = plotted(
-        title, f"Before and after: {words}.", 0.6 + 0.26 * len(quantities), lambda plot: _draw(plot, quantities)
-    )
+    shown = [(q.name, 100 * q.share, f"{q.written(q.dense)} → {q.written(q.slim)},  {q.gain}") for q in quantities]
+    picture = bars(title, f"Before and after: {words}.", shown, "% of the dense network")
     return Figure(title, caption, picture, Table.of(("", "dense", "slim", "ratio"), rows))
-
-
-def _draw(plot: Plot, quantities: Sequence[Quantity]) -> None:
-    ax = plot.subplots()
-    shares = [100 * q.share for q in quantities]
-    places = range(len(quantities))
-    ax.barh(places, [100] * len(quantities), color=LIGHT.rest, height=0.6)
-    ax.barh(places, shares, color="C0", height=0.6)
-    ax.set_yticks(places, [q.name for q in quantities])
-    right = ax.secondary_yaxis("right")
-    right.set_yticks(places, [f"{q.written(q.dense)} → {q.written(q.slim)},  {q.gain}" for q in quantities])
-    for axis in (ax, right):
-        axis.tick_params(axis="y", length=0, labelsize=8)
-    for side in (ax.spines["left"], right.spines["right"]):
-        side.set_visible(False)
-    ax.set_ylim(len(quantities) - 0.5, -0.5)
-    ax.set_xlim(0, max(100.0, *shares))
-    ax.set_xlabel("% of the dense network")

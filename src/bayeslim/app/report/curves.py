@@ -73,12 +73,6 @@ def measure_curves(bnn: Bayesian, pruned: Bayesian, batches: Batches, example: I
 
     The survivors stay where they are, which compares rankings alone; if weights are correlated a further curve shows
     the chosen criterion with the survivors moved to where the posterior wants them.
-
-    Args:
-        bnn: the network before the cut.
-        pruned: the one after it.
-        batches: data to measure on.
-        example: inputs, for units.
     """
     posterior = bnn.posterior_
     granularity = "unit" if pruned.plan_ is not None and pruned.plan_.granularity == "unit" else "weight"
@@ -149,10 +143,7 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
 
 
 def _counts(ranking: Ranking, reached: float, network: nn.Module) -> list[int]:
-    """Choose the number of cut items at each point of a curve.
-
-    The reached sparsity is one of the points.
-    """
+    """Choose the cut items at each point of a curve, the reached sparsity among them."""
     weights = ranking.candidates.weights
 
     def left(count: int) -> float:

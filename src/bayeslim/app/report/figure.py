@@ -21,13 +21,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture, its caption, and its numbers.
+    """A picture as HTML, all text escaped, with its title, caption and numbers.
 
-    Attributes:
-        title: a short name.
-        caption: the content and its origin, in a sentence or two.
-        picture: the picture as HTML, every text in it escaped; empty if it cannot be drawn.
-        table: the numbers behind it.
+    The picture is empty if it cannot be drawn.
     """
 
     title: str

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FileUse:
-    """A file of a run.
-
-    Attributes:
-        name: its name in the run's folder.
-        about: what it holds.
-        code: how to read it; empty if there is nothing to run.
-    """
+    """A file of a run: what it holds, and the code that reads it, if any."""
 
     name: str
     about: str

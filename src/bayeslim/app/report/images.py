@@ -16,11 +16,7 @@ INK = (45, 130, 195)
 
 
 def png(pixels: Tensor) -> str:
-    """Encode a bitmap as a data URL.
-
-    Args:
-        pixels: (H, W, 4), red, green, blue and opacity, uint8.
-    """
+    """Encode a bitmap (H, W, 4) of red, green, blue and opacity, uint8, as a data URL."""
     height, width, channels = pixels.shape
     if channels != 4 or pixels.dtype != torch.uint8:
         raise ValueError(f"A bitmap is (H, W, 4) of uint8. Got {tuple(pixels.shape)} of {pixels.dtype}.")
@@ -40,10 +36,7 @@ def shade(values: Tensor) -> str:
 
 
 def photograph(image: Tensor) -> str:
-    """Encode an image (C, H, W) as a data URL, scaled to its own range.
-
-    It has one or three channels.
-    """
+    """Encode an image (1 or 3, H, W) as a data URL, scaled to its own range."""
     image = image.detach().float().cpu()
     low, high = float(image.min()), float(image.max())
     levels = (255 * (image - low) / max(high - low, 1e-12)).round().to(torch.uint8)
@@ -53,13 +46,9 @@ def photograph(image: Tensor) -> str:
 
 
 def bitmap(source: str, description: str, label: str, class_: str = "") -> str:
-    """Write an image with a label below it, as HTML.
+    """Write an image, a data URL, with a label below it, as HTML of a CSS class.
 
-    Args:
-        source: the image as a data URL.
-        description: the content, for readers who cannot see it.
-        label: a few words.
-        class_: of the page's style sheet.
+    The description is for readers who cannot see it.
     """
     return (
         f'<div class="{escape(class_)}"><img src="{escape(source)}" alt="{escape(description)}">'

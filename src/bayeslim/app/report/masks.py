@@ -23,9 +23,7 @@ _MAX_BARS = 40
 def draw_masks(pruned: Bayesian, example: Inputs) -> list[Figure]:
     """Draw the masks of the first layers that lost weights.
 
-    Args:
-        pruned: the network after the cut.
-        example: inputs; if they are images of the size of a first linear layer, its mask is also shown as an image.
+    If the example holds images of the size of a first linear layer, its mask is also shown as an image.
     """
     names = [
         name
@@ -83,20 +81,14 @@ def laid_out(mask: Tensor) -> tuple[Tensor, str]:
 
 
 def _tiled(tiles: Tensor) -> Tensor:
-    """Join tiles (R, C, h, w) into one image.
-
-    Tiles larger than a pixel are separated by a gap.
-    """
+    """Join tiles (R, C, h, w) into one image, with gaps unless they are pixels."""
     gap = 1 if tiles.shape[2] * tiles.shape[3] > 1 else 0
     framed = torch.nn.functional.pad(tiles, (0, gap, 0, gap))
     return framed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
 
 
 def _input_image(mask: Tensor, example: Inputs) -> Tensor | None:
-    """Count the weights that read each pixel.
-
-    Returns None unless the layer reads images and the counts differ.
-    """
+    """Count the weights that read each pixel; None without images or differences."""
     if not isinstance(example, Tensor) or example.ndim != 4 or mask.ndim != 2:
         return None
     sizes = tuple(example.shape[1:])
@@ -107,10 +99,7 @@ def _input_image(mask: Tensor, example: Inputs) -> Tensor | None:
 
 
 def _table(mask: Tensor) -> Table:
-    """Count the remaining weights of each output.
-
-    If there are many outputs, neighbours are grouped.
-    """
+    """Count the remaining weights of each output, or of groups of neighbours."""
     left = mask.flatten(1).sum(1) if mask.ndim > 1 else mask.long()
     each = mask[0].numel() if mask.ndim > 1 else 1
     groups: Sequence[Tensor] = torch.arange(len(left)).tensor_split(min(_MAX_BARS, len(left)))

@@ -61,12 +61,8 @@ def measure_rows(
 ) -> dict[str, Row]:
     """Measure plain networks side by side.
 
-    Args:
-        networks: by name.
-        likelihood: what their outputs mean.
-        batches: held-out data, if there are any.
-        example: inputs to count and time them on, if there are any.
-        seconds: the latency of one input by network, if it was measured before; otherwise it is measured.
+    Without data there are no scores, without an example no costs. Latencies are measured unless they are known
+    (`seconds`).
     """
     rows = {}
     if seconds is None:
@@ -81,10 +77,7 @@ def measure_rows(
 
 
 def latencies(found: Benchmark) -> dict[str, float] | None:
-    """Look up each network's latency for one input in eager PyTorch.
-
-    Returns None if calls on one input were not timed.
-    """
+    """Look up each network's eager latency for one input; None if it was not timed."""
     if 1 not in found.batch_sizes:
         return None
     names = dict.fromkeys(network for network, runtime, _ in found.seconds if runtime == "eager")
@@ -92,21 +85,16 @@ def latencies(found: Benchmark) -> dict[str, float] | None:
 
 
 def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: int = 21) -> dict[str, float]:
-    """Time a call of each network on one input.
+    """Time a call of each network on one input: the median over rounds.
 
     The networks take turns, so that other load affects all alike.
-
-    Args:
-        networks: by name.
-        example: inputs; the first is taken.
-        rounds: the number of turns of each network; the median is returned.
     """
     one = with_batch_size(example, 1)
     taken: dict[str, list[float]] = {name: [] for name in networks}
     ready = {name: (evaluating_copy(n), to_device(one, device_of(n))) for name, n in networks.items()}
     for turn in range(rounds + 1):
         for name, (network, inputs) in ready.items():
-            wait = torch.cuda.synchronize if device_of(network).type == "cuda" else _nothing
+            wait = torch.cuda.synchronize if device_of(network).type == "cuda" else lambda: None
             wait()
             started = time.perf_counter()
             for _ in range(_CALLS_PER_TIMING):
@@ -117,16 +105,7 @@ def seconds_a_call(networks: Mapping[str, nn.Module], example: Inputs, rounds: i
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def _nothing() -> None:
-    """Do nothing: a CPU has finished when a call returns."""
-
-
 def overview(rows: Mapping[str, Row], latency: bool = True) -> Table:
-    """Build the table of the networks.
-
-    Args:
-        rows: of the networks, by name.
-        latency: whether to have a column for it; not where a benchmark shows the latency of every runtime.
-    """
+    """Build the table of the networks, with or without their latency."""
     end = len(HEADINGS) if latency else -1
     return Table.of(HEADINGS[:end], [(name, *row.cells())[:end] for name, row in rows.items()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -33,11 +33,7 @@ _numbers = itertools.count(1)
 def plotted(title: str, description: str, height: float, draw: Callable[[Plot], None]) -> str:
     """Draw a plot as SVG; empty text without matplotlib.
 
-    Args:
-        title: a short name, which screen readers speak.
-        description: the content, for readers who cannot see it.
-        height: of the plot, in inches.
-        draw: fills an empty figure.
+    Screen readers speak the title and the description. `draw` fills an empty figure of this height in inches.
     """
     if not has_matplotlib():
         return ""
@@ -71,3 +67,25 @@ def inlined(svg: str, title: str, description: str) -> str:
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-text">{escape(description)}</desc>'
     )
     return head + body.strip()
+
+
+def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], label: str) -> str:
+    """Draw horizontal bars of per cent from the top: name, value and words of each."""
+
+    def draw(plot: Plot) -> None:
+        ax, places = plot.subplots(), range(len(rows))
+        names, values, words = zip(*rows, strict=True)
+        ax.barh(places, [100] * len(rows), color=LIGHT.rest, height=0.6)
+        ax.barh(places, values, color="C0", height=0.6)
+        ax.set_yticks(places, names)
+        right = ax.secondary_yaxis("right")
+        right.set_yticks(places, words)
+        for axis in (ax, right):
+            axis.tick_params(axis="y", length=0, labelsize=8)
+        for side in (ax.spines["left"], right.spines["right"]):
+            side.set_visible(False)
+        ax.set_ylim(len(rows) - 0.5, -0.5)
+        ax.set_xlim(0, max(100.0, *values))
+        ax.set_xlabel(label)
+
+    return plotted(title, description, 0.6 + 0.26 * len(rows), draw)

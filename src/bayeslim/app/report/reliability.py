@@ -20,11 +20,7 @@ _MIN_PREDICTIONS_PER_BIN = 5
 
 
 def draw_reliability(scores: Mapping[str, Scores]) -> Figure:
-    """Draw reliability curves side by side.
-
-    Args:
-        scores: of predictions by name; the first is drawn strongest.
-    """
+    """Draw reliability curves side by side, the first of them strongest."""
     is_fraction = next(iter(scores.values())).is_fraction
     title = "Reliability"
     gaps = "; ".join(f"{name} {percent(found.ece, 2)}" for name, found in scores.items())

@@ -94,7 +94,7 @@ def report(
         files=uses_of(files),
         plan="" if pruned.plan_ is None else str(pruned.plan_),
         notes=notes,
-        colophon=_colophon(),
+        colophon=f"Made with bayeslim {__version__} and PyTorch {torch.__version__}. Every number is from this run.",
     )
     target = Path(path)
     write_file(target, html.render(page).encode())
@@ -174,10 +174,6 @@ def highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark |
     elif dense.seconds and slim.seconds:
         shown.append((times(dense.seconds / slim.seconds), "as fast as the dense network, one input at a time"))
     return shown
-
-
-def _colophon() -> str:
-    return f"Made with bayeslim {__version__} and PyTorch {torch.__version__}. Every number is from this run."
 
 
 def _check(bnn: Any, pruned: Any, slim: Any) -> None:

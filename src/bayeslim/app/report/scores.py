@@ -68,11 +68,7 @@ class Scores:
 
 
 def collected(loader: Iterable[Any]) -> Batches:
-    """Collect the batches of a loader, to read them many times in one order.
-
-    Raises:
-        BayeslimError: if there are none.
-    """
+    """Collect the batches of a loader, to read them many times in one order."""
     batches = [split_batch(batch) for batch in loader]
     if not batches:
         raise BayeslimError("The validation loader gave no batches.")
@@ -82,14 +78,7 @@ def collected(loader: Iterable[Any]) -> Batches:
 def score_network(
     network: nn.Module, likelihood: Likelihood, batches: Batches, params: Mapping[str, Tensor] | None = None
 ) -> Scores:
-    """Score a plain network.
-
-    Args:
-        network: the network, taken in evaluation mode.
-        likelihood: what its outputs mean.
-        batches: inputs and targets.
-        params: parameters to use in place of its own.
-    """
+    """Score a plain network in evaluation mode, with other parameters if given."""
 
     def predictions() -> Iterator[tuple[Prediction, Tensor]]:
         for inputs, targets in batches:
@@ -102,14 +91,7 @@ def score_network(
 
 
 def predict_all(bnn: Bayesian, batches: Batches, samples: int = 32, seed: int = 0) -> Prediction:
-    """Predict all batches together with the posterior.
-
-    Args:
-        bnn: the network.
-        batches: inputs and targets.
-        samples: the number of networks to average.
-        seed: of the draws.
-    """
+    """Predict all batches together with the posterior, by seeded draws."""
     generator = torch.Generator(device_of(bnn.model)).manual_seed(seed)
     return predict(bnn, iter(batches), samples, generator=generator)
 

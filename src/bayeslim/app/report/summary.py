@@ -47,14 +47,7 @@ def summarise(
     prediction: Prediction | None,
     targets: Tensor | None,
 ) -> list[Statement]:
-    """Summarise a compression for readers who know nothing of networks.
-
-    Args:
-        rows: the overview.
-        timed: the benchmark, if there is one.
-        prediction: of the pruned network over its posterior on held-out data, if there are any.
-        targets: of the held-out data.
-    """
+    """Summarise a compression for readers who know nothing of networks."""
     found = [_size(rows[DENSE], rows[SLIM]), _speed(rows[DENSE], rows[SLIM], timed), _error(rows)]
     found.append(_uncertain(rows, timed, prediction, targets))
     return [(heading, words) for heading, words in found if words]

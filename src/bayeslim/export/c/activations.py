@@ -26,6 +26,9 @@ EXPRESSIONS = {
 NEEDS_MATH_LIBRARY = ("expm1f", "erff", "tanhf", "expf", "log1pf", "logf")
 
 
-def expression(activation: Activation) -> str:
-    """Return the C expression of an activation of `v`."""
-    return EXPRESSIONS[activation.kind].format(*map(literal, activation.constants))
+def assignment(value: str, activation: Activation | None) -> str:
+    """Write the statements that set `v` to a value, and then to an activation of it."""
+    statement = f"float v = {value};"
+    if activation is not None:
+        statement += f" v = {EXPRESSIONS[activation.kind].format(*map(literal, activation.constants))};"
+    return statement

@@ -6,7 +6,7 @@ from functools import singledispatch
 
 import numpy as np
 
-from bayeslim.export.c.activations import expression
+from bayeslim.export.c.activations import assignment
 from bayeslim.export.c.literals import array, literal
 from bayeslim.export.c.steps import Add, Affine, Pad, Softmax, Step, Window
 
@@ -39,14 +39,14 @@ def _(step: Affine, name: str, lanes: int) -> str:
         value = "x[n]" if (scale, shift) == (1.0, 0.0) else f"x[n] * {literal(scale)} + {literal(shift)}"
         return f"""\
     for (int n = 0; n < {size}; ++n) {{
-        {_value(step, value)}
+        {assignment(value, step.activation)}
         y[n] = v;
     }}
 """
     return f"""\
     for (int o = 0; o < {channels}; ++o)
         for (int n = 0; n < {size // channels}; ++n) {{
-            {_value(step, f"x[o * {size // channels} + n] * {name}_scale[o] + {name}_shift[o]")}
+            {assignment(f"x[o * {size // channels} + n] * {name}_scale[o] + {name}_shift[o]", step.activation)}
             y[o * {size // channels} + n] = v;
         }}
 """
@@ -57,7 +57,7 @@ def _(step: Add, name: str, lanes: int) -> str:
     second = "z[n]" if step.factor == 1.0 else f"{literal(step.factor)} * z[n]"
     return f"""\
     for (int n = 0; n < {int(np.prod(step.in_shape)) * lanes}; ++n) {{
-        {_value(step, f"x[n] + {second}")}
+        {assignment(f"x[n] + {second}", step.activation)}
         y[n] = v;
     }}
 """
@@ -81,7 +81,7 @@ def _(step: Window, name: str, lanes: int) -> str:
     channels, height, width = step.in_shape
     _, out_height, out_width = step.out_shape
     is_max = step.kind == "max"
-    take = "if (u > m) m = u;" if is_max else "m += u;"
+    take = "if (u > m || u != u) m = u;" if is_max else "m += u;"
     if is_max:
         share = ""
     elif step.counts_padding or step.padding == (0, 0):
@@ -105,7 +105,7 @@ def _(step: Window, name: str, lanes: int) -> str:
                                 {take}{counted}
                             }}
                         }}
-                    {_value(step, f"m{share}")}
+                    {assignment(f"m{share}", step.activation)}
                     y[((o * {out_height} + r) * {out_width} + c) * {lanes} + l] = v;
                 }}
 """
@@ -136,10 +136,3 @@ def _(step: Softmax, name: str, lanes: int) -> str:
             y[{at} + n * {stride}] = {end.format(stride)};
     }}
 """
-
-
-def _value(step: Step, value: str) -> str:
-    statement = f"float v = {value};"
-    if step.activation is not None:
-        statement += f" v = {expression(step.activation)};"
-    return statement

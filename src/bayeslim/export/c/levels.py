@@ -15,10 +15,7 @@ MAX_LEVELS = 256
 
 
 def find_levels(program: Program, quantised: Quantised | None) -> Program:
-    """Find the levels of every weight.
-
-    They are the codes of `quantise`, or the distinct values of a plain weight.
-    """
+    """Find the levels of every weight: quantised codes, or its distinct values."""
     return replace(program, steps=tuple(_with_levels(step, quantised) for step in program.steps))
 
 

@@ -49,11 +49,7 @@ class CNetwork:
         self.path, self.name, self._local = path, name, threading.local()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Compute a batch.
-
-        Args:
-            x: float32, of shape (batch, *input_shape).
-        """
+        """Compute a batch, float32 of shape (batch, *input_shape)."""
         if x.shape[1:] != self.input_shape or not x.ndim:
             raise ShapeMismatch(
                 f"{self.name} takes inputs of shape (batch, {', '.join(map(str, self.input_shape))}). "

@@ -59,10 +59,7 @@ def _alone(step: Weighted) -> Program:
 
 
 def _seconds(candidates: list[_Timed]) -> dict[tuple[int, bool], float]:
-    """Compile each layer on its own and time it.
-
-    Candidates take turns, and the fastest round counts.
-    """
+    """Compile each layer alone and time it, in turns; the fastest round counts."""
     found: dict[tuple[int, bool], float] = {}
     with tempfile.TemporaryDirectory() as folder:
         runs = [(timed, _compiled(timed, Path(folder))) for timed in candidates]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,11 +61,7 @@ _TRACED_ROWS = 2
 
 
 def read_program(network: nn.Module, example: Inputs) -> Program:
-    """Translate a network to steps.
-
-    Args:
-        network: a plain network in eval mode.
-        example: inputs, with a batch dimension.
+    """Translate a plain network in eval mode to steps, by the shapes of an example.
 
     Raises:
         UnsupportedModel: if an operation, a type or a shape is not supported; the message names it.
@@ -119,15 +116,8 @@ class _Reader(fx.Interpreter):
         found = tensors_in(result)
         if len(outputs) != 1 or len(found) != 1:
             raise UnsupportedModel(f"A network in C returns one tensor computed from the input. Got {len(found)}.")
-        entry = next(iter(self.tensors.values()))
-        self.program = Program(
-            tuple(self.steps),
-            entry,
-            self.tensors[outputs[0]],
-            self.input_shape,
-            tuple(found[0].shape[1:]),
-            self.sizes,
-        )
+        ends = next(iter(self.tensors.values())), self.tensors[outputs[0]]
+        self.program = Program(tuple(self.steps), *ends, self.input_shape, tuple(found[0].shape[1:]), self.sizes)
 
     def _new_tensor(self, result: Tensor) -> int:
         number = len(self.sizes)
@@ -145,26 +135,26 @@ class _Reader(fx.Interpreter):
             )
 
     def _translate(self, call: Call) -> None:
-        translate = getattr(self, f"_read_{call.name}", None)
-        if call.name not in _SAME and call.name not in _ACTIVATIONS and translate is None:
+        read = _READERS.get(call.name)
+        if call.name not in _SAME and call.name not in _ACTIVATIONS and read is None:
             raise UnsupportedModel(
                 f"{_label(call)} is the operation {call.name}, which C export does not support. It supports "
                 f'{_SUPPORTED}. Export to ".onnx" instead.'
             )
         self._check_result(_label(call), call.result)
         if call.name in _SAME:
-            self.tensors[call.node] = self.tensors[self._operand(call, "self", "input")]
+            self.tensors[call.node] = self._operand(call, "self", "input")
         elif call.name in _ACTIVATIONS:
             self._elementwise(call, _ACTIVATIONS[call.name](call.values))
-        elif translate is not None:
-            translate(call)
+        elif read is not None:
+            read(self, call)
 
-    def _operand(self, call: Call, *names: str) -> fx.Node:
+    def _operand(self, call: Call, *names: str) -> int:
         """Find the argument that holds the activations."""
         for name in names:
             node = call.nodes.get(name)
             if isinstance(node, fx.Node) and node in self.tensors:
-                return node
+                return self.tensors[node]
         raise _refused(call, f"it reads activations in an argument other than {names[0]}")
 
     def _constant(self, call: Call, name: str) -> Tensor | None:
@@ -173,45 +163,40 @@ class _Reader(fx.Interpreter):
             raise _refused(call, f"its {name} depends on the input")
         return value if isinstance(value, Tensor) else None
 
-    def _add(self, call: Call, step: type[Step], source: Tensor, inputs: tuple[int, ...], **fields: Any) -> int:
+    def _weights(self, call: Call) -> tuple[Floats, dict[str, Any]]:
+        """Read the weight of a layer, and the fields of a step that its parameters fill."""
+        weight, bias = self._constant(call, "weight"), self._constant(call, "bias")
+        assert weight is not None
+        biases = np.zeros(len(weight), np.float32) if bias is None else _floats(bias)
+        node = call.nodes["weight"]
+        name = str(node.target) if isinstance(node, fx.Node) and node.op == "get_attr" else ""
+        return _floats(weight), {"bias": biases, "parameter": name}
+
+    def _add(
+        self, call: Call, step: type[Step], inputs: tuple[int, ...], shapes: tuple[Shape, Shape], **own: Any
+    ) -> None:
+        """Add the step of an operation."""
         output = self._new_tensor(call.result)
-        shapes = _shape(source, call), _shape(call.result, call)
-        self.steps.append(step(_label(call), inputs, output, *shapes, **fields))
+        self.steps.append(step(_label(call), inputs, output, shapes[0], shapes[1], **own))
         self.tensors[call.node] = output
-        return output
 
     def _elementwise(self, call: Call, activation: Activation) -> None:
-        node = self._operand(call, "self", "input")
-        count = call.result[0].numel()
-        output = self._new_tensor(call.result)
-        shape = (count, 1, 1)
-        ones, zeros = np.ones(1, np.float32), np.zeros(1, np.float32)
-        inputs = (self.tensors[node],)
-        self.steps.append(
-            Affine(_label(call), inputs, output, shape, shape, activation=activation, scale=ones, shift=zeros)
-        )
-        self.tensors[call.node] = output
+        shape = (call.result[0].numel(), 1, 1)
+        once = {"scale": np.ones(1, np.float32), "shift": np.zeros(1, np.float32), "activation": activation}
+        self._add(call, Affine, (self._operand(call, "self", "input"),), (shape, shape), **once)
 
-    def _read_linear(self, call: Call) -> None:
+    def _linear(self, call: Call) -> None:
         node, source = self._operand(call, "input"), call.values["input"]
         if source.ndim != 2:
             raise _refused(call, f"it maps inputs of shape {tuple(source.shape)}; C export takes (batch, features)")
-        weight = self._constant(call, "weight")
-        assert weight is not None
-        bias = _bias(self._constant(call, "bias"), len(weight))
-        fields = {"weight": _floats(weight)[:, :, None, None], "bias": bias, "parameter": _name(call, "weight")}
-        self._add(call, Weighted, source, (self.tensors[node],), **fields)
+        weight, fields = self._weights(call)
+        shapes = _shape(source, call), _shape(call.result, call)
+        self._add(call, Weighted, (node,), shapes, weight=weight[:, :, None, None], **fields)
 
-    def _read_conv1d(self, call: Call) -> None:
-        self._convolution(call, 1)
-
-    def _read_conv2d(self, call: Call) -> None:
-        self._convolution(call, 2)
-
-    def _convolution(self, call: Call, rank: int) -> None:
-        node, source, values = self._operand(call, "input"), call.values["input"], call.values
-        weight = self._constant(call, "weight")
-        assert weight is not None
+    def _convolution(self, call: Call) -> None:
+        inputs, shape = self._operand(call, "input"), _shape(call.values["input"], call)
+        values, rank = call.values, _rank(call)
+        weight, fields = self._weights(call)
         stride, dilation = _pair(values["stride"], rank), _pair(values["dilation"], rank)
         kernel = _pair(list(weight.shape[2:]), rank)
         if isinstance(values["padding"], str):
@@ -220,36 +205,20 @@ class _Reader(fx.Interpreter):
         else:
             before = _pair(values["padding"], rank, 0)
             total = [2 * before[0], 2 * before[1]]
-        inputs, shape = self.tensors[node], _shape(source, call)
         if any(total):
             padded = (shape[0], shape[1] + total[0], shape[2] + total[1])
-            self.sizes[len(self.sizes)] = padded[0] * padded[1] * padded[2]
-            number = len(self.sizes) - 1
+            number = len(self.sizes)
+            self.sizes[number] = math.prod(padded)
             self.steps.append(Pad(f"{_label(call)}: padding", (inputs,), number, shape, padded, None, *before))
             inputs, shape = number, padded
-        output = self._new_tensor(call.result)
-        matrix = _floats(weight).reshape(*weight.shape[:2], *kernel)
-        bias = _bias(self._constant(call, "bias"), len(weight))
-        step = Weighted(
-            _label(call),
-            (inputs,),
-            output,
-            shape,
-            _shape(call.result, call),
-            weight=matrix,
-            bias=bias,
-            stride=stride,
-            dilation=dilation,
-            groups=values["groups"],
-            parameter=_name(call, "weight"),
-        )
-        if step.conv_shape != step.out_shape:
+        fields |= {"stride": stride, "dilation": dilation, "groups": values["groups"]}
+        matrix = weight.reshape(*weight.shape[:2], *kernel)
+        self._add(call, Weighted, (inputs,), (shape, _shape(call.result, call)), weight=matrix, **fields)
+        step = self.steps[-1]
+        if isinstance(step, Weighted) and step.conv_shape != step.out_shape:
             raise _refused(call, "its output has an unexpected shape")
-        self.steps.append(step)
-        self.tensors[call.node] = output
 
-    def _read_batch_norm(self, call: Call) -> None:
-        node = self._operand(call, "input")
+    def _batch_norm(self, call: Call) -> None:
         mean, variance = self._constant(call, "running_mean"), self._constant(call, "running_var")
         if mean is None or variance is None or call.values["training"]:
             raise _refused(call, "it computes statistics of the batch. Use running statistics in eval mode")
@@ -257,23 +226,12 @@ class _Reader(fx.Interpreter):
         weight, bias = self._constant(call, "weight"), self._constant(call, "bias")
         scale = scale if weight is None else scale * weight.double()
         shift = -mean.double() * scale + (0 if bias is None else bias.double())
-        fields = {"scale": _floats(scale), "shift": _floats(shift)}
-        self._add(call, Affine, call.values["input"], (self.tensors[node],), **fields)
+        inputs = (self._operand(call, "input"),)
+        shapes = _shape(call.values["input"], call), _shape(call.result, call)
+        self._add(call, Affine, inputs, shapes, scale=_floats(scale), shift=_floats(shift))
 
-    def _read_max_pool2d(self, call: Call) -> None:
-        self._pooling(call, "max", 2)
-
-    def _read_max_pool1d(self, call: Call) -> None:
-        self._pooling(call, "max", 1)
-
-    def _read_avg_pool2d(self, call: Call) -> None:
-        self._pooling(call, "avg", 2)
-
-    def _read_avg_pool1d(self, call: Call) -> None:
-        self._pooling(call, "avg", 1)
-
-    def _pooling(self, call: Call, kind: str, rank: int) -> None:
-        node, values = self._operand(call, "self", "input"), call.values
+    def _pooling(self, call: Call) -> None:
+        values, rank = call.values, _rank(call)
         size = _pair(values["kernel_size"], rank)
         stride = _pair(values["stride"], rank) if values["stride"] else size
         padding = _pair(values["padding"], rank, 0)
@@ -285,54 +243,28 @@ class _Reader(fx.Interpreter):
                 raise _refused(call, "ceil_mode adds windows that reach over the edge")
         if values.get("divisor_override"):
             raise _refused(call, "it has a divisor_override")
+        fields = {"kind": call.name[:3], "size": size, "stride": stride, "padding": padding, "dilation": dilation}
         counts_padding = bool(values.get("count_include_pad", True))
-        self._add(
-            call,
-            Window,
-            values["self"],
-            (self.tensors[node],),
-            kind=kind,
-            size=size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            counts_padding=counts_padding,
-        )
+        inputs = (self._operand(call, "self", "input"),)
+        self._add(call, Window, inputs, (source, out), counts_padding=counts_padding, **fields)
 
-    def _read_adaptive_avg_pool2d(self, call: Call) -> None:
-        self._adaptive(call, "avg")
-
-    def _read_adaptive_avg_pool1d(self, call: Call) -> None:
-        self._adaptive(call, "avg")
-
-    def _adaptive(self, call: Call, kind: str) -> None:
-        node = self._operand(call, "self")
+    def _average(self, call: Call) -> None:
+        """Average over equal windows, or all pixels."""
         source, out = _shape(call.values["self"], call), _shape(call.result, call)
         if source[1] % out[1] or source[2] % out[2]:
             raise _refused(call, f"{source[1:]} pixels do not divide into {out[1:]} equal windows")
         size = (source[1] // out[1], source[2] // out[2])
-        fields: dict[str, Any] = {"kind": kind, "size": size, "stride": size}
-        self._add(call, Window, call.values["self"], (self.tensors[node],), **fields)
+        self._add(call, Window, (self._operand(call, "self"),), (source, out), kind="avg", size=size, stride=size)
 
-    def _read_mean(self, call: Call) -> None:
-        node, source = self._operand(call, "self"), call.values["self"]
-        dims = sorted(d % source.ndim for d in (call.values.get("dim") or range(source.ndim)))
-        if dims != list(range(2, source.ndim)) or source.ndim < 3:
+    def _mean(self, call: Call) -> None:
+        rank = call.values["self"].ndim
+        dims = sorted(d % rank for d in (call.values.get("dim") or range(rank)))
+        if dims != list(range(2, rank)) or rank < 3:
             raise _refused(call, f"it averages over the dimensions {dims}, not over all pixels")
-        shape = _shape(source, call)
-        output = self._new_tensor(call.result)
-        fields: dict[str, Any] = {"kind": "avg", "size": shape[1:], "stride": shape[1:]}
-        inputs = (self.tensors[node],)
-        self.steps.append(Window(_label(call), inputs, output, shape, (shape[0], 1, 1), **fields))
-        self.tensors[call.node] = output
+        self._average(call)
 
-    def _read_add(self, call: Call) -> None:
-        self._sum(call, float(call.values.get("alpha") or 1))
-
-    def _read_sub(self, call: Call) -> None:
-        self._sum(call, -float(call.values.get("alpha") or 1))
-
-    def _sum(self, call: Call, factor: float) -> None:
+    def _sum(self, call: Call) -> None:
+        factor = float(call.values.get("alpha") or 1) * (-1 if call.name == "sub" else 1)
         first, second = call.nodes["self"], call.nodes["other"]
         if isinstance(call.values["other"], (int, float)):
             self._elementwise(call, Activation("scale", (1.0, factor * float(call.values["other"]))))
@@ -341,23 +273,16 @@ class _Reader(fx.Interpreter):
             raise _refused(call, "it adds a constant tensor")
         if call.values["self"].shape != call.values["other"].shape:
             raise _refused(call, "its operands are broadcast")
-        count = call.result[0].numel()
-        output = self._new_tensor(call.result)
-        inputs = (self.tensors[first], self.tensors[second])
-        self.steps.append(Add(_label(call), inputs, output, (count, 1, 1), (count, 1, 1), factor=factor))
-        self.tensors[call.node] = output
+        shape = (call.result[0].numel(), 1, 1)
+        self._add(call, Add, (self.tensors[first], self.tensors[second]), (shape, shape), factor=factor)
 
-    def _read_mul(self, call: Call) -> None:
-        if not isinstance(call.values["other"], (int, float)):
-            raise _refused(call, "it multiplies tensors")
-        self._elementwise(call, Activation("scale", (float(call.values["other"]), 0.0)))
+    def _scale(self, call: Call) -> None:
+        divides, other = call.name == "div", call.values["other"]
+        if not isinstance(other, (int, float)):
+            raise _refused(call, f"it {'divides' if divides else 'multiplies'} tensors")
+        self._elementwise(call, Activation("scale", (1.0 / float(other) if divides else float(other), 0.0)))
 
-    def _read_div(self, call: Call) -> None:
-        if not isinstance(call.values["other"], (int, float)):
-            raise _refused(call, "it divides tensors")
-        self._elementwise(call, Activation("scale", (1.0 / float(call.values["other"]), 0.0)))
-
-    def _read_clamp(self, call: Call) -> None:
+    def _clamp(self, call: Call) -> None:
         low, high = call.values["min"], call.values["max"]
         if not all(isinstance(bound, int | float | None) for bound in (low, high)):
             raise _refused(call, "its bounds are tensors")
@@ -365,19 +290,28 @@ class _Reader(fx.Interpreter):
         low, high = (-largest if low is None else float(low)), (largest if high is None else float(high))
         self._elementwise(call, Activation("clamp", (low, high)))
 
-    def _read_softmax(self, call: Call) -> None:
-        self._softmax(call, False)
-
-    def _read_log_softmax(self, call: Call) -> None:
-        self._softmax(call, True)
-
-    def _softmax(self, call: Call, is_log: bool) -> None:
+    def _softmax(self, call: Call) -> None:
         source = call.values["self"]
         dim = call.values["dim"] % source.ndim
         if dim == 0 or dim not in (1, source.ndim - 1):
             raise _refused(call, f"it is over dimension {dim}, neither the channels nor the last one")
-        inputs = (self.tensors[self._operand(call, "self")],)
-        self._add(call, Softmax, source, inputs, over_channels=dim == 1, is_log=is_log)
+        inputs, shapes = (self._operand(call, "self"),), (_shape(source, call), _shape(call.result, call))
+        self._add(call, Softmax, inputs, shapes, over_channels=dim == 1, is_log=call.name == "log_softmax")
+
+
+_READERS: dict[str, Callable[[_Reader, Call], None]] = {
+    "linear": _Reader._linear,
+    **dict.fromkeys(words("conv1d conv2d"), _Reader._convolution),
+    "batch_norm": _Reader._batch_norm,
+    **dict.fromkeys(words("max_pool1d max_pool2d avg_pool1d avg_pool2d"), _Reader._pooling),
+    **dict.fromkeys(words("adaptive_avg_pool1d adaptive_avg_pool2d"), _Reader._average),
+    "mean": _Reader._mean,
+    **dict.fromkeys(words("add sub"), _Reader._sum),
+    **dict.fromkeys(words("mul div"), _Reader._scale),
+    "clamp": _Reader._clamp,
+    **dict.fromkeys(words("softmax log_softmax"), _Reader._softmax),
+}
+"""The translation of each operation; those on images go by their names, such as "max_pool2d"."""
 
 
 def _floats(tensor: Tensor) -> Floats:
@@ -387,14 +321,9 @@ def _floats(tensor: Tensor) -> Floats:
     return found
 
 
-def _name(call: Call, argument: str) -> str:
-    """Return the name of the parameter that an argument is, if it is one."""
-    node = call.nodes[argument]
-    return str(node.target) if isinstance(node, fx.Node) and node.op == "get_attr" else ""
-
-
-def _bias(bias: Tensor | None, count: int) -> Floats:
-    return np.zeros(count, np.float32) if bias is None else _floats(bias)
+def _rank(call: Call) -> int:
+    """Read the dimensions of an image from the name of an operation."""
+    return int(call.name[-2])
 
 
 def _pair(value: Any, rank: int, fill: int = 1) -> tuple[int, int]:

@@ -12,7 +12,38 @@ from bayeslim.export.c.activations import NEEDS_MATH_LIBRARY
 from bayeslim.export.c.layers import body_of, tables_of
 from bayeslim.export.c.memory import place_tensors
 from bayeslim.export.c.steps import Program, Step, Weighted
-from bayeslim.export.c.weights import LANES, PRELUDE, Kernel, dense_kernel, sparse_kernel
+from bayeslim.export.c.weights import LANES, Kernel, dense_kernel, sparse_kernel
+
+PRELUDE = """\
+#if defined(__GNUC__)
+typedef float {name}_pack __attribute__((vector_size(16)));
+#else
+typedef struct {{ float f[4]; }} {name}_pack;
+#endif
+
+/* Add w * p[0], ..., w * p[3] to four sums. */
+static inline {name}_pack {name}_add({name}_pack sums, float w, const float *p)
+{{
+#if defined(__GNUC__)
+    {name}_pack x;
+    memcpy(&x, p, sizeof x);
+    return sums + w * x;
+#else
+    for (int k = 0; k < 4; ++k)
+        sums.f[k] += w * p[k];
+    return sums;
+#endif
+}}
+
+static inline {name}_pack {name}_zeros(void)
+{{
+    const float zeros[4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    {name}_pack sums;
+    memcpy(&sums, zeros, sizeof sums);
+    return sums;
+}}
+"""
+"""The type of packs, and the functions on them."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +76,7 @@ def identifier(stem: str) -> str:
 
 
 def kernels_of(step: Weighted, name: str, prefix: str, with_values: bool = True) -> dict[bool, Kernel]:
-    """Write the kernels that a layer may have, by whether they are sparse.
-
-    Args:
-        step: the layer.
-        name: the prefix of its own names.
-        prefix: of the names that all layers share.
-        with_values: whether dense weights are written; a kernel that is only timed needs none.
-    """
+    """Write the kernels that a layer may have, by whether they are sparse."""
     dense = dense_kernel(step, name, prefix, with_values)
     found = {True: sparse_kernel(step, name, prefix)}
     return found if dense is None else found | {False: dense}
@@ -173,10 +197,7 @@ def _read_from_before(steps: Sequence[Step]) -> set[int]:
 
 
 def _calls(program: Program, name: str, first: int, lanes: int, ends: Mapping[int, str]) -> tuple[str, int]:
-    """Write the calls of a program's steps.
-
-    Returns them, and the number of floats of scratch memory.
-    """
+    """Write the calls of a program's steps, and count the floats of scratch memory."""
     placed, work = place_tensors(program)
     suffix = "_lanes" if lanes > 1 else ""
 

@@ -9,12 +9,12 @@ that a compiler keeps them in vector registers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bayeslim.export.c.activations import expression
+from bayeslim.export.c.activations import assignment
 from bayeslim.export.c.literals import array, integer_type, literal
 from bayeslim.export.c.steps import Activation, Weighted
 
@@ -26,37 +26,6 @@ MAX_PACKS = 16
 """Packs that are summed at once: with their inputs and weights they fit into 32 vector registers."""
 _BLOCK = 32
 _OUTPUTS_PER_BLOCK = 4
-
-PRELUDE = """\
-#if defined(__GNUC__)
-typedef float {name}_pack __attribute__((vector_size(16)));
-#else
-typedef struct {{ float f[4]; }} {name}_pack;
-#endif
-
-/* Add w * p[0], ..., w * p[3] to four sums. */
-static inline {name}_pack {name}_add({name}_pack sums, float w, const float *p)
-{{
-#if defined(__GNUC__)
-    {name}_pack x;
-    memcpy(&x, p, sizeof x);
-    return sums + w * x;
-#else
-    for (int k = 0; k < 4; ++k)
-        sums.f[k] += w * p[k];
-    return sums;
-#endif
-}}
-
-static inline {name}_pack {name}_zeros(void)
-{{
-    const float zeros[4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
-    {name}_pack sums;
-    memcpy(&sums, zeros, sizeof sums);
-    return sums;
-}}
-"""
-"""The type of packs, and the functions on them."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +46,7 @@ class Kernel:
 
 
 def sparse_kernel(step: Weighted, name: str, prefix: str) -> Kernel:
-    """Write a layer whose weights are taps.
-
-    Args:
-        step: the layer.
-        name: the prefix of its own names.
-        prefix: that of `PRELUDE`.
-    """
+    """Write a layer whose weights are taps; `name` begins its own names, `prefix` those that all layers share."""
     outputs, per_group, height, width = step.weight.shape
     _, in_height, in_width = step.in_shape
     is_kept = (step.weight != 0).reshape(outputs, -1)
@@ -97,26 +60,20 @@ def sparse_kernel(step: Weighted, name: str, prefix: str) -> Kernel:
     tables += array(offset_type, f"{name}_tap", map(str, offsets.tolist() or [0]))
     tables += array(start_type, f"{name}_start", map(str, starts.tolist()))
     size += len(offsets) * _WIDTHS[offset_type] + len(starts) * _WIDTHS[start_type]
-    bias, scale, extra = _outer(step, name)
-    tables, size = tables + extra[0], size + extra[1]
-    finish = _Finish(step, bias, scale)
-    taps = f"for (int t = {name}_start[o]; t < (int){name}_start[o + 1]; ++t)"
-    source = _Taps(name, taps, value, finish)
+    finish, extra, extra_size = _finish(step, name)
+    tables, size = tables + extra, size + extra_size
+    loop = f"for (int t = {name}_start[o]; t < (int){name}_start[o + 1]; ++t) {{"
     if step.is_vector:
-        return Kernel(tables, _sparse_vector(step, source), _lanes(step, source, prefix), size)
-    return Kernel(tables, _sparse_image(step, source, prefix), "", size)
+        lanes = _lanes(step, finish, prefix, [loop], value, f"x + (size_t){name}_tap[t] * {LANES}")
+        return Kernel(tables, _sparse_vector(step, name, value, finish), lanes, size)
+    return Kernel(tables, _sparse_image(step, name, [loop, value], finish, prefix), "", size)
 
 
 def dense_kernel(step: Weighted, name: str, prefix: str, with_values: bool = True) -> Kernel | None:
     """Write a layer with all of its weights.
 
-    Returns None for grouped convolutions, which have sparse kernels only.
-
-    Args:
-        step: the layer.
-        name: the prefix of its own names.
-        prefix: that of `PRELUDE`.
-        with_values: whether the weights are written; a kernel that is only timed needs none.
+    Returns None for grouped convolutions, which have sparse kernels only. `with_values=False` writes no weights, for a
+    kernel that is only timed.
     """
     if step.groups != 1:
         return None
@@ -130,9 +87,8 @@ def dense_kernel(step: Weighted, name: str, prefix: str, with_values: bool = Tru
         matrix[:outputs] = step.weight.reshape(outputs, -1)
         blocks = matrix.reshape(padded // block, block, -1).transpose(0, 2, 1)
         tables = array("float", f"{name}_weight", map(literal, blocks.reshape(-1).tolist()))
-    bias, _, extra = _outer(step, name, with_scale=False)
-    finish = _Finish(step, bias, "")
-    tables, size = tables + extra[0], 4 * size + extra[1]
+    finish, extra, extra_size = _finish(replace(step, levels=None), name)
+    tables, size = tables + extra, 4 * size + extra_size
     if step.is_vector:
         return Kernel(tables, _dense_vector(step, name, finish, prefix), _dense_lanes(step, name, finish, prefix), size)
     return Kernel(tables, _dense_image(step, name, finish, prefix), "", size)
@@ -152,60 +108,38 @@ class _Finish:
     def __call__(self, total: str) -> str:
         """Return the statement that turns the sum of output `o` into the value `v`."""
         scaled = f"{total} * {self.scale}" if self.scale else total
-        statement = f"float v = {scaled} + {self.bias};"
-        if self.step.activation is not None:
-            statement += f" v = {expression(self.step.activation)};"
-        return statement
-
-
-@dataclass(frozen=True)
-class _Taps:
-    name: str
-    loop: str
-    value: str
-    finish: _Finish
+        return assignment(f"{scaled} + {self.bias}", self.step.activation)
 
 
 def _values(step: Weighted, name: str, is_kept: NDArray[np.bool_]) -> tuple[str, str, int]:
-    """Write the values of the taps.
-
-    Returns the tables, the expression of tap `t`, and the bytes.
-    """
+    """Write the taps' values: the tables, the expression of tap `t`, and the bytes."""
     if step.levels is None:
         values = step.weight.reshape(len(step.weight), -1)[is_kept]
-        return (
-            array("float", f"{name}_value", map(literal, values.tolist() or [0.0])),
-            f"{name}_value[t]",
-            4 * len(values),
-        )
+        table = array("float", f"{name}_value", map(literal, values.tolist() or [0.0]))
+        return table, f"{name}_value[t]", 4 * len(values)
     levels, codes = np.unique(step.levels.reshape(len(step.weight), -1)[is_kept], return_inverse=True)
     tables = array("float", f"{name}_level", map(literal, levels.tolist() or [0.0]))
     tables += array("uint8_t", f"{name}_code", map(str, codes.reshape(-1).tolist() or [0]))
     return tables, f"{name}_level[{name}_code[t]]", 4 * len(levels) + len(codes)
 
 
-def _outer(step: Weighted, name: str, with_scale: bool = True) -> tuple[str, str, tuple[str, int]]:
-    """Write the biases and the factors of outputs.
-
-    Returns the expressions of both, and the tables with their bytes.
-    """
-    tables, size = "", 0
-    bias, scale = "0.0f", ""
+def _finish(step: Weighted, name: str) -> tuple[_Finish, str, int]:
+    """Write the biases and the factors of outputs; return the end of sums, the tables and their bytes."""
+    tables, size, bias, scale = "", 0, "0.0f", ""
     if step.bias.any():
         tables += array("float", f"{name}_bias", map(literal, step.bias.tolist()))
         bias, size = f"{name}_bias[o]", size + 4 * len(step.bias)
-    if with_scale and step.levels is not None and step.row_scale is not None and (step.row_scale != 1).any():
+    if step.levels is not None and step.row_scale is not None and (step.row_scale != 1).any():
         if (step.row_scale == step.row_scale[0]).all():
             scale = literal(float(step.row_scale[0]))
         else:
             tables += array("float", f"{name}_scale", map(literal, step.row_scale.tolist()))
             scale, size = f"{name}_scale[o]", size + 4 * len(step.row_scale)
-    return bias, scale, (tables, size)
+    return _Finish(step, bias, scale), tables, size
 
 
-def _sparse_vector(step: Weighted, taps: _Taps) -> str:
+def _sparse_vector(step: Weighted, name: str, value: str, finish: _Finish) -> str:
     """Sum up the taps of each output in four chains, which a processor runs at once."""
-    name, value = taps.name, taps.value
     terms = "\n".join(
         f"            s{chain} += {value.replace('[t]', f'[t + {chain}]')} * x[{name}_tap[t + {chain}]];"
         for chain in range(4)
@@ -220,7 +154,7 @@ def _sparse_vector(step: Weighted, taps: _Taps) -> str:
         }}
         for (; t < last; ++t)
             s0 += {value} * x[{name}_tap[t]];
-        {taps.finish("((s0 + s1) + (s2 + s3))")}
+        {finish("((s0 + s1) + (s2 + s3))")}
         y[o] = v;
     }}
 """
@@ -246,10 +180,7 @@ class _Block:
 
 
 def _block(step: Weighted, max_packs: int) -> _Block:
-    """Choose the size of blocks.
-
-    Where blocks do not fill the image, the last ones overlap those before.
-    """
+    """Choose the size of blocks; the last ones of an image may overlap others."""
     _, height, width = step.conv_shape
     pool_height, pool_width = (step.pool.height, step.pool.width) if step.pool else (1, 1)
     lines, places = height // pool_height, width // pool_width
@@ -267,16 +198,13 @@ def _start(name: str, index: str, own: int, total: int) -> str:
     return f"const int {name} = {index} * {own} < {total - own} ? {index} * {own} : {total - own}; "
 
 
-def _packs(count: int, name: str, prefix: str = "s") -> str:
+def _packs(count: int, name: str) -> str:
     """Declare packs of zeros."""
-    return f"{name}_pack " + ", ".join(f"{prefix}{n} = {name}_zeros()" for n in range(count)) + ";"
+    return f"{name}_pack " + ", ".join(f"s{n} = {name}_zeros()" for n in range(count)) + ";"
 
 
 def _columns(width: int) -> list[int]:
-    """List the first place of every pack of a line.
-
-    The last pack may overlap the one before.
-    """
+    """List the first place of every pack of a line; the last may overlap the one before."""
     return [*range(0, width - PACK + 1, PACK), *([width - PACK] if width % PACK else [])]
 
 
@@ -301,9 +229,9 @@ def _write_block(step: Weighted, finish: _Finish, total: str, height: int, width
     if pool.kind == "max" and _never_falls(step.activation) and not finish.scale:
         # The bias and an activation that never falls may follow the maximum.
         start = total.replace("[i]", f"[i * {pool.height}]").replace("[j]", f"[j * {pool.width}]")
-        each, end = f"const float u = {inner}; m = u > m ? u : m;", f"{finish('m')} {at} = v;"
+        each, end = f"const float u = {inner}; m = u > m || u != u ? u : m;", f"{finish('m')} {at} = v;"
     elif pool.kind == "max":
-        start, each, end = "-INFINITY", f"{finish(inner)} m = v > m ? v : m;", f"{at} = m;"
+        start, each, end = "-INFINITY", f"{finish(inner)} m = v > m || v != v ? v : m;", f"{at} = m;"
     else:
         start, each = "0.0f", f"{finish(inner)} m += v;"
         end = f"{at} = m * {literal(1 / (pool.height * pool.width))};"
@@ -349,7 +277,8 @@ def _sums(step: Weighted, block: _Block, name: str, pointer: str, outputs: int) 
     return _packs(len(places), name), adds, [f"float {shape};", *ends]
 
 
-def _sparse_image(step: Weighted, taps: _Taps, prefix: str) -> str:
+def _sparse_image(step: Weighted, name: str, taps: Sequence[str], finish: _Finish, prefix: str) -> str:
+    """Write a kernel that computes blocks of pixels of one output; `taps` are the loop over them and their value."""
     block = _block(step, MAX_PACKS)
     declared, adds, ends = _sums(step, block, prefix, "p", 1)
     return f"""\
@@ -358,41 +287,34 @@ def _sparse_image(step: Weighted, taps: _Taps, prefix: str) -> str:
             for (int c = 0; c < {block.across}; ++c) {{
                 {block.start}
                 {declared}
-                {taps.loop} {{
-                    const float w0 = {taps.value};
-                    const float *p = x + {taps.name}_tap[t] + {_window_start(step)};
+                {taps[0]}
+                    const float w0 = {taps[1]};
+                    const float *p = x + {name}_tap[t] + {_window_start(step)};
 {_indent(adds, 20)}
                 }}
 {_indent(ends, 16)}
-{_write_block(step, taps.finish, "sum[0][i][j]", block.height, block.width, " " * 16)}            }}
+{_write_block(step, finish, "sum[0][i][j]", block.height, block.width, " " * 16)}            }}
 """
 
 
-def _lanes(step: Weighted, taps: _Taps, prefix: str) -> str:
-    """Compute one output of all lanes at a time."""
-    return _lane_loop(
-        step,
-        taps.finish,
-        prefix,
-        [f"{taps.loop} {{"],
-        taps.value,
-        f"x + (size_t){taps.name}_tap[t] * {LANES}",
-    )
+def _in_packs(count: int, prefix: str, weight: str, pointer: str) -> tuple[list[str], list[str]]:
+    """Write the additions of a weight times `count` neighbours to packs, and the end that leaves them in `sum`."""
+    packs = range(count // PACK)
+    adds = [f"s{n} = {prefix}_add(s{n}, {weight}, {pointer} + {n * PACK});" for n in packs]
+    return adds, [f"float sum[{count}];", *(f"memcpy(sum + {n * PACK}, &s{n}, sizeof s{n});" for n in packs)]
 
 
-def _lane_loop(step: Weighted, finish: _Finish, prefix: str, loop: Sequence[str], weight: str, pointer: str) -> str:
-    packs = range(LANES // PACK)
-    adds = [f"s{n} = {prefix}_add(s{n}, w, p + {n * PACK});" for n in packs]
-    ends = [f"memcpy(sum + {n * PACK}, &s{n}, sizeof s{n});" for n in packs]
+def _lanes(step: Weighted, finish: _Finish, prefix: str, loop: Sequence[str], weight: str, pointer: str) -> str:
+    """Write a kernel that computes one output of all lanes at a time."""
+    adds, ends = _in_packs(LANES, prefix, "w", "p")
     return f"""\
     for (int o = 0; o < {len(step.weight)}; ++o) {{
-        {_packs(len(packs), prefix)}
+        {_packs(LANES // PACK, prefix)}
 {_indent(loop, 8)}
             const float w = {weight};
             const float *p = {pointer};
 {_indent(adds, 12)}
         }}
-        float sum[{LANES}];
 {_indent(ends, 8)}
         for (int l = 0; l < {LANES}; ++l) {{
             {finish("sum[l]")}
@@ -404,17 +326,14 @@ def _lane_loop(step: Weighted, finish: _Finish, prefix: str, loop: Sequence[str]
 
 def _dense_vector(step: Weighted, name: str, finish: _Finish, prefix: str) -> str:
     outputs, inputs = step.weight.shape[0], step.weight[0].size
-    packs = range(_BLOCK // PACK)
-    adds = [f"s{n} = {prefix}_add(s{n}, x[n], w + n * {_BLOCK} + {n * PACK});" for n in packs]
-    ends = [f"memcpy(sum + {n * PACK}, &s{n}, sizeof s{n});" for n in packs]
+    adds, ends = _in_packs(_BLOCK, prefix, "x[n]", f"w + n * {_BLOCK}")
     return f"""\
     for (int block = 0; block < {-(-outputs // _BLOCK)}; ++block) {{
         const float *w = {name}_weight + (size_t)block * {inputs * _BLOCK};
-        {_packs(len(packs), prefix)}
+        {_packs(_BLOCK // PACK, prefix)}
         for (int n = 0; n < {inputs}; ++n) {{
 {_indent(adds, 12)}
         }}
-        float sum[{_BLOCK}];
 {_indent(ends, 8)}
         for (int k = 0; k < {_BLOCK} && block * {_BLOCK} + k < {outputs}; ++k) {{
             const int o = block * {_BLOCK} + k;
@@ -426,10 +345,7 @@ def _dense_vector(step: Weighted, name: str, finish: _Finish, prefix: str) -> st
 
 
 def _dense_image(step: Weighted, name: str, finish: _Finish, prefix: str) -> str:
-    """Write a kernel that computes blocks of pixels of four outputs at once.
-
-    The four outputs share the loads of inputs.
-    """
+    """Write a kernel for blocks of pixels of four outputs, which share the loads."""
     outputs, channels, kernel_height, kernel_width = step.weight.shape
     block = _block(step, MAX_PACKS // _OUTPUTS_PER_BLOCK)
     pixels = step.in_shape[1] * step.in_shape[2]
@@ -462,7 +378,7 @@ def _dense_lanes(step: Weighted, name: str, finish: _Finish, prefix: str) -> str
     inputs = step.weight[0].size
     start = f"const float *first = {name}_weight + (size_t)(o / {_BLOCK}) * {inputs * _BLOCK} + o % {_BLOCK};"
     loop = [start, f"for (int n = 0; n < {inputs}; ++n) {{"]
-    return _lane_loop(step, finish, prefix, loop, f"first[(size_t)n * {_BLOCK}]", f"x + (size_t)n * {LANES}")
+    return _lanes(step, finish, prefix, loop, f"first[(size_t)n * {_BLOCK}]", f"x + (size_t)n * {LANES}")
 
 
 def _never_falls(activation: Activation | None) -> bool:

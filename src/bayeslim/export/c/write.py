@@ -35,13 +35,6 @@ def to_c(
 
     Returns the source and the largest difference of outputs, which is NaN without a compiler.
 
-    Args:
-        network: in eval mode, on the CPU.
-        stem: the name of the file, without its suffix.
-        inputs: examples of inputs.
-        tolerance: the relative difference allowed.
-        quantised: the result of `quantise` that the network is from, whose codes are stored.
-
     Raises:
         UnsupportedModel: if an operation is not supported.
         ExportFailed: if the compiled network gives other outputs.

@@ -21,7 +21,7 @@ from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.methods.base import Terms
 from bayeslim.noise import kept_random_state, vmapped
 from bayeslim.posteriors.particles import stacked, tensors_of
-from bayeslim.priors import Learnable, Prior
+from bayeslim.priors import Learnable, Prior, Priors
 from bayeslim.stochastic import plain_type
 from bayeslim.train.loaders import Loader
 from bayeslim.types import Batch, Params
@@ -77,18 +77,19 @@ class Stack(Bayesian):
 
     settings: Settings
     one: _Loss
+    own_priors: Priors
     ready: bool
 
     @classmethod
     def of(cls, networks: Sequence[Bayesian]) -> Stack:
-        """Stack networks, each with its own tensors and hyperparameters; they are not changed."""
+        """Stack copies of networks, each with its own tensors and hyperparameters."""
         stack = cls.at(networks[0], [tensors_of(network) for network in networks])
         stack._stack_priors(networks)
         return stack
 
     @classmethod
     def at(cls, bnn: Bayesian, starts: Sequence[Params]) -> Stack:
-        """Stack copies of a network that start at the given parameters and buffers, all of them by name."""
+        """Stack copies of a network with these parameters and buffers, all by name."""
         stack: Any = copy.deepcopy(bnn)
         stack.__class__ = cls
         values = stacked([{name: tensor.detach() for name, tensor in own.items()} for own in starts])
@@ -99,7 +100,7 @@ class Stack(Bayesian):
         for module in stack.modules():
             for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
                 slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
-        stack._set(settings={}, one=_Loss(stack), ready=False)
+        stack._set(settings={}, one=_Loss(stack), own_priors=copy.copy(stack._priors), ready=False)
         return cast("Stack", stack)
 
     def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
@@ -152,8 +153,7 @@ class Stack(Bayesian):
         self, tensors: Params, settings: Settings, batch: Batch, kl_weight: float | Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the loss of one network, with its tensors in place of the stack's."""
-        stacked_priors = self._priors
-        own = copy.copy(stacked_priors)
+        stacked_priors, own = self._priors, self.own_priors
         made: dict[int, Prior] = {}
         for prior in stacked_priors.given.values():
             if id(prior) in settings and id(prior) not in made:
@@ -165,6 +165,7 @@ class Stack(Bayesian):
             return found
         finally:
             self._set(_priors=stacked_priors)
+            own.given = stacked_priors.given
 
     def _prepare(self, tensors: Params, batch: Any, kl_weight: float | Tensor | None) -> None:
         """Call the loss of the first network: it settles which layers are noisy."""

@@ -24,10 +24,8 @@ from bayeslim.types import Inputs
 def adversarial_loss(nll: Callable[[Inputs], Tensor], inputs: Inputs, epsilon: float) -> Tensor:
     """Average the losses at the inputs and at their adversarial copies.
 
-    Args:
-        nll: the loss as a function of inputs, a scalar.
-        inputs: a tensor, or a tuple or dict of tensors; floating-point tensors are moved.
-        epsilon: the distance, in units of the inputs.
+    The scalar loss is a function of inputs: a tensor, or a tuple or dict of tensors, of which floating-point ones are
+    moved by ε in their own units.
     """
     leaves, build = _leaves(inputs)
     moved = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -14,21 +14,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.storage import INDEX
+from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.trajectory import Trajectory
+from bayeslim.posteriors import Posterior
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import Epoch, fit
 from bayeslim.train.loaders import number_of_batches
 from bayeslim.train.options import check_names, check_values
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
+from bayeslim.train.seeding import seeded
 
 CYCLE_END_FRACTION = 0.01
 """The learning rate at the end of a cycle, as a fraction of that at its start."""
@@ -107,6 +108,30 @@ class Averaging:
                 "often (every=10, in steps)."
             )
 
+    def fit(self, bnn: Bayesian, loader: Any, *, epochs: int = 10, seed: int | None = None, **training: Any) -> Fit:
+        """Train, average networks along training, and measure batch norms for their mean.
+
+        Args:
+            bnn: the network; training starts from where it is.
+            loader: batches of inputs and targets.
+            epochs: passes over the loader in all.
+            seed: makes the run repeatable, and leaves the global random state unchanged.
+            **training: options of `bayeslim.train.fit`, except `lr_schedule` and `patience`. The papers' optimizer is
+                SGD with momentum; Adam is used if none is given.
+        """
+        self.check_fit(bnn, loader, epochs, training)
+        with restored_on_failure(bnn):
+            rank = getattr(self, "rank", None)
+            result, trajectory = averaged(self, bnn, loader, rank, epochs=epochs, seed=seed, **training)
+            with seeded(seed, rank_and_world()[0], loader):
+                found = self.found(bnn, trajectory, loader)
+        bnn.state.update(found)
+        return result
+
+    def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:
+        """Build the part of `bnn.state` that is kept, for a network at the mean."""
+        raise NotImplementedError
+
     def observe(self, bnn: Bayesian) -> None:
         """Add the network to the averages if its step is due."""
         recording = bnn.state.get("recording")
@@ -167,10 +192,7 @@ class _Recording:
             self.behind = False
 
     def finish_epoch(self, epoch: Epoch) -> None:
-        """Write the averages before the checkpoint of the epoch.
-
-        Those of the epoch before are kept.
-        """
+        """Write the averages before the checkpoint, beside those of the epoch before."""
         if self.folder is not None and rank_and_world()[0] == 0:
             folder = self.folder / f"averages-{epoch.number % 2}"
             self.trajectory.write(folder, self.first, epoch.bnn.step)
@@ -190,18 +212,7 @@ def averaged(
 ) -> tuple[Fit, Trajectory]:
     """Train, and set the network to the mean of the networks taken.
 
-    Batch norms stay as training left them.
-
-    Args:
-        method: the settings of averaging.
-        bnn: the network; training starts from where it is.
-        loader: batches of inputs and targets.
-        rank: number of deviations to keep; None for the mean alone.
-        epochs: passes over the loader in all.
-        checkpoint: a folder to save to after every epoch; an interrupted run resumes from it exactly.
-        callbacks: functions of an `Epoch`, called after each one in order.
-        accumulate: batches whose gradients are averaged for one step.
-        **training: further options of `bayeslim.train.fit`.
+    Batch norms stay as training left them. `rank` is the number of deviations to keep; None keeps the mean alone.
     """
     every, total = method.steps_of(loader, epochs, accumulate)
     folder = None if checkpoint is None else Path(checkpoint)

@@ -21,9 +21,7 @@ def norms_of(model: nn.Module) -> list[_NormBase]:
 def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
     """Put only norms in training mode inside; restore all modes on exit.
 
-    Args:
-        model: the network.
-        momentum: the weight of a new batch; None for the average of all batches, 1 for the last batch alone.
+    The momentum is the weight of a new batch: None averages all batches, 1 takes the last.
     """
     norms = norms_of(model)
     before = [norm.momentum for norm in norms]

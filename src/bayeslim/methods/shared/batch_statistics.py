@@ -7,22 +7,24 @@ in evaluation mode.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.methods.shared.batch_norms import measuring, norms_of
 from bayeslim.methods.shared.particle_method import gathered, set_tensors, snapshot
 from bayeslim.posteriors import Particles, Posterior
+from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
+def measure_again_(model: nn.Module, loader: Any, *, between_ranks: bool = True) -> None:
+    """Measure the statistics of all batch norms in one pass over the data, in place.
 
-def measure_again_(model: nn.Module, loader: Any) -> None:
-    """Measure the statistics of all batch norms in one pass over the data, in place."""
+    Averaged `between_ranks`, which then share the data out, or else from the data of this rank alone.
+    """
     norms = norms_of(model)
     if not norms:
         return
@@ -32,19 +34,17 @@ def measure_again_(model: nn.Module, loader: Any) -> None:
             norm.reset_running_stats()
         for batch in loader:
             call(model, to_device(split_batch(batch)[0], device))
-    if _several_ranks():
+    world = rank_and_world()[1]
+    if between_ranks and world > 1:
         for norm in norms:
             for statistic in (norm.running_mean, norm.running_var):
                 assert statistic is not None
                 torch.distributed.all_reduce(statistic)
-                statistic.div_(torch.distributed.get_world_size())
+                statistic.div_(world)
 
 
 def drawn(bnn: Bayesian, posterior: Posterior, loader: Any, samples: int) -> Particles:
-    """Draw networks from a posterior, each with its own batch statistics.
-
-    The network itself is restored.
-    """
+    """Draw networks with batch statistics of their own, and restore the network."""
     values, rest = snapshot(bnn)
     found = []
     try:
@@ -57,13 +57,9 @@ def drawn(bnn: Bayesian, posterior: Posterior, loader: Any, samples: int) -> Par
     return gathered(found)
 
 
-def _several_ranks() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def of_the_first_rank(params: Params) -> Params:
     """Broadcast the tensors of the first rank to all ranks."""
-    if _several_ranks():
+    if rank_and_world()[1] > 1:
         params = {name: value.contiguous() for name, value in params.items()}
         for value in params.values():
             torch.distributed.broadcast(value, src=0)

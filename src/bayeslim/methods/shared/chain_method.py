@@ -23,11 +23,12 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimWarning, NoSiteMatched
 from bayeslim.likelihoods import Gaussian
 from bayeslim.methods.base import Terms
@@ -48,10 +49,6 @@ from bayeslim.stochastic import evaluating
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import ordered_by, seed_of_chain
 from bayeslim.types import Batch, call, split_batch
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
-
 
 MAX_EXCESS = 0.05
 """The relative excess of variance by gradient noise that a chosen learning rate allows."""
@@ -96,6 +93,7 @@ class ChainMethod(ParticleMethod):
             raise ValueError(f"temperature must be positive and finite. Got {self.temperature}.")
         if self.samples < self.time.windows:
             raise ValueError(f"{self.cycles} cycles need a sample each. Got samples={self.samples}.")
+        self.sampler([nn.Parameter(torch.zeros(1))], 1.0, None, num_data=1)  # it checks its own settings
 
     @property
     def time(self) -> SamplingSchedule:
@@ -111,10 +109,7 @@ class ChainMethod(ParticleMethod):
     """The learning rate for a network with classes, or with values whose noise has standard deviation one."""
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the usual rate, times σ² for Gaussian noise σ below one.
-
-        The loss is 1/σ² as steep there.
-        """
+        """Return the usual rate, times σ² for noise σ < 1: the loss is 1/σ² as steep."""
         likelihood = bnn.likelihood
         if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
             return self.usual_lr * min(1.0, float(likelihood.noise.detach()) ** 2)
@@ -132,10 +127,7 @@ class ChainMethod(ParticleMethod):
         """
 
     def optimizer(self, bnn: Bayesian, lr: float) -> torch.optim.Optimizer:
-        """Make the sampler for your own loop.
-
-        Trainable parameters that are not random are optimised.
-        """
+        """Make the sampler for your own loop; what is not random is optimised."""
         if self.subset != "all":
             raise NoSiteMatched(
                 f"subset={self.subset!r} is chosen from the data. Use bnn.fit(loader), or bayesianize(..., sites=...) "
@@ -227,7 +219,8 @@ class ChainMethod(ParticleMethod):
                 BayeslimWarning,
                 stacklevel=3,
             )
-        begin, noise = _copied(bnn.model), noise_of(bnn.likelihood)
+        begin = {name: value.clone() for name, value in bnn.model.state_dict().items()}
+        noise = noise_of(bnn.likelihood)
         result, found, noises, excesses, kinetic = Fit(), [], [], [], []
         with restored_on_failure(bnn), ExitStack() as afterwards:
             afterwards.callback(bnn.state.pop, "course", None)
@@ -339,7 +332,3 @@ class _Course:
         measures = self.method.measures and step < time.burn_in_steps(self.total)
         explores = time.explores(step / self.total) and not measures
         self.sampler.param_groups[0]["temperature"] = 0.0 if explores else self.method.temperature
-
-
-def _copied(module: nn.Module) -> dict[str, Any]:
-    return {name: value.clone() for name, value in module.state_dict().items()}

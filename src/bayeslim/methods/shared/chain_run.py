@@ -6,23 +6,20 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
 from bayeslim.train.checkpoints import Checkpoint
 from bayeslim.train.distributed import rank_and_world
-from bayeslim.train.fit import Callback, TrainingRun
+from bayeslim.train.fit import TrainingRun
 from bayeslim.train.loaders import number_of_batches, training_set_size
-from bayeslim.train.step import Compile
 from bayeslim.types import chosen_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 def prepare(bnn: Bayesian, loader: Any, accumulate: int, device: torch.device | str | None) -> int:
@@ -53,22 +50,18 @@ def run_alone(
     factor: Callable[[float], float],
     *,
     epochs: int,
-    validate: Any = None,
-    callbacks: Sequence[Callback] = (),
     checkpoint: str | os.PathLike[str] | None = None,
-    accumulate: int = 1,
-    clip: float | None = None,
-    autocast: torch.dtype | None = None,
-    compile: Compile = "auto",
     progress: bool = True,
+    **training: Any,
 ) -> Fit:
     """Train in this process alone; arguments as in `bayeslim.train.fit`."""
+    unknown = training.keys() - {"validate", "callbacks", "accumulate", "clip", "autocast", "compile"}
+    if unknown:
+        raise TypeError(f"A run with a learning rate of its own takes no {', '.join(sorted(unknown))}.")
     bnn.count_steps_of(optimizer)
-    run = TrainingRun(
-        bnn, loader, optimizer, epochs, factor, validate, "val_nll", None, tuple(callbacks), accumulate, clip,
-        autocast, compile, Checkpoint(checkpoint) if checkpoint is not None else None, 0, 1,
-        number_of_batches(loader), progress and rank_and_world()[0] == 0,
-    )  # fmt: skip
+    saved = None if checkpoint is None else Checkpoint(checkpoint)
+    shown = progress and rank_and_world()[0] == 0
+    run = TrainingRun(bnn, loader, optimizer, epochs, factor, checkpoint=saved, shown=shown, **training)
     with warnings.catch_warnings():
         # chains must not be averaged
         warnings.filterwarnings("ignore", message=".*without a DistributedDataParallel wrapper")
@@ -76,10 +69,7 @@ def run_alone(
 
 
 def joined(particles: Sequence[Particles]) -> Particles:
-    """Join the networks of several chains.
-
-    If some have fewer, as many of the last are taken from each.
-    """
+    """Join the networks of several chains, as many of the last as the shortest has."""
     if len(particles) == 1:
         return particles[0]
     count = min(each.count for each in particles)

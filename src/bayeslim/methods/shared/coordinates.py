@@ -8,11 +8,12 @@ A rotation of z leaves the covariance of the path that P comes from at one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.methods.shared.full_batch import FullBatch
 from bayeslim.methods.shared.moving import Moving
@@ -21,15 +22,12 @@ from bayeslim.priors import Normal, Prior
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params, call_with
 
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
-
 
 class Coordinates(nn.Module):
-    """The network of `bnn` as a module whose only parameter is z.
+    """The network of `bnn` as a module whose only parameter is z; it is never changed itself.
 
     Args:
-        bnn: the network; it is not a submodule and is never changed.
+        bnn: the network, no submodule.
         moving: the weights that move.
         centre: ŵ of the weights that move, flattened, (D,).
         directions: P, (D, K).
@@ -126,10 +124,7 @@ def sizes(bnn: Bayesian, moving: Moving) -> list[int]:
 
 
 def with_normal_prior(coordinates: Coordinates) -> tuple[Coordinates, Normal]:
-    """Rotate coordinates so that they are independent a priori.
-
-    Return them and their prior. The priors of the weights must be Normal.
-    """
+    """Rotate coordinates to be independent under Normal priors; return both."""
     (bnn,), moving = coordinates.owner, coordinates.moving
     if bnn.anchor is not None:
         raise BayeslimError("Continual learning has no independent prior. Use a sampler as inner.")

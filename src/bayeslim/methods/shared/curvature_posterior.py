@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim import curvature
+from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.columns import Columns
 from bayeslim.curvature.diag import Kind
 from bayeslim.curvature.layers import matrix_layer
@@ -29,7 +30,6 @@ from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
     from bayeslim.methods.laplace import Laplace
 
 Structure = Literal["auto", "kron", "diag", "full", "lowrank"]
@@ -78,17 +78,9 @@ def measured(
     seed: int = 0,
     progress: bool = False,
 ) -> Measured:
-    """Measure the curvature and build the posterior.
+    """Measure the curvature and build the posterior, in `dtype`, at least float32.
 
-    The posterior of a pruned network is conditioned on its zeros.
-
-    Args:
-        bnn: the network; it is not changed.
-        method: which structure of which curvature.
-        loader: batches of inputs and targets.
-        dtype: to accumulate in; by default the model's, at least float32.
-        seed: of random signs or samples.
-        progress: whether to show a progress bar.
+    The posterior of a pruned network is conditioned on its zeros. The seed is that of random signs or samples.
     """
     method = replace(method, curvature=chosen_curvature(bnn, method, loader))
     names = random_names(bnn, method, loader)
@@ -171,10 +163,7 @@ def current(bnn: Bayesian) -> Gaussian:
 
 
 def diagonal_factors(posterior: Posterior) -> dict[str, str]:
-    """List weights with a Kronecker factor that is kept as a diagonal.
-
-    An embedding's input factor is diagonal by itself, and does not count.
-    """
+    """List weights with a factor kept as a diagonal, other than that of embeddings."""
     base = posterior.base if isinstance(posterior, Conditioned) else posterior
     found = {}
     for factors in base.factors if isinstance(base, Kronecker) else ():
@@ -203,25 +192,20 @@ class _At:
     options: dict[str, Any]
 
     @property
-    def model(self) -> nn.Module:
-        return self.bnn.model
-
-    @property
-    def likelihood(self) -> Likelihood:
-        return self.bnn.likelihood
+    def data(self) -> tuple[nn.Module, Iterable[Any], Likelihood]:
+        return self.bnn.model, self.loader, self.bnn.likelihood
 
     @property
     def columns(self) -> Columns:
         return cast("Columns", self.method.curvature)
 
     def kronecker(self) -> Measured:
-        data = (self.model, self.loader, self.likelihood)
         if self.method.curvature == "kfra":
             options = {key: value for key, value in self.options.items() if key != "seed"}
-            factors = curvature.kfra(*data, names=self.mean, **options)
+            factors = curvature.kfra(*self.data, names=self.mean, **options)
         else:
             factors = curvature.kfac(
-                *data,
+                *self.data,
                 names=self.mean,
                 columns=self.columns,
                 sharing=self.method.sharing,
@@ -232,7 +216,7 @@ class _At:
         if self.method.corrected and factors.layers:
             columns = "exact" if self.method.curvature == "kfra" else self.columns
             options = {key: value for key, value in self.options.items() if key != "dtype"}
-            layers = curvature.ekfac(*data, factors, columns=columns, **options)
+            layers = curvature.ekfac(*self.data, factors, columns=columns, **options)
         point = self.method.unsupported == "point"
         rest = [] if point else list(factors.unsupported)
         mean = {name: value for name, value in self.mean.items() if not (point and name in factors.unsupported)}
@@ -265,17 +249,13 @@ class _At:
                 f"The full covariance of {size:,} weights takes {4 * size**2 / 1e9:,.0f} GB. "
                 'Use structure="kron" or "lowrank", subset="last-layer", or a Subnetwork.'
             )
-        found = curvature.ggn(
-            self.model, self.loader, self.likelihood, list(self.mean), columns=self.columns, **self.options
-        )
+        found = curvature.ggn(*self.data, list(self.mean), columns=self.columns, **self.options)
         return Measured(Dense(self._ordered(found.weights), found.matrix, prior_precisions(self.bnn, self.mean)), {})
 
     def low_rank(self) -> Measured:
         size = sum(value.numel() for value in self.mean.values())
         rank = min(self.method.rank, size)
-        found = curvature.lowrank(
-            self.model, self.loader, self.likelihood, rank, list(self.mean), columns=self.columns, **self.options
-        )
+        found = curvature.lowrank(*self.data, rank, list(self.mean), columns=self.columns, **self.options)
         prior = prior_precisions(self.bnn, self.mean)
         return Measured(LowRank(self._ordered(found.weights), found.vectors, found.eigenvalues, prior), {})
 
@@ -286,11 +266,11 @@ class _At:
                 "Use a smaller subnetwork."
             )
         resolved = precisions.resolve(prior_precisions(self.bnn, self.mean), self.mean)
-        like = torch.empty((), dtype=torch.float64, device=device_of(self.model))
+        like = torch.empty((), dtype=torch.float64, device=device_of(self.bnn.model))
         delta = precisions.diagonal(resolved, self.mean, like)
         diagonal = {} if subset.by == "random" else self._diagonal(self.mean)
         indices = subset.choose(self.mean, diagonal, delta, self.bnn.masks)
-        found = curvature.ggn(self.model, self.loader, self.likelihood, indices, columns=self.columns, **self.options)
+        found = curvature.ggn(*self.data, indices, columns=self.columns, **self.options)
         mean = self._ordered(found.weights)
         scale = subset.size / sum(value.numel() for value in self.mean.values())
         chosen = {name: index for name, index in found.weights.items() if index is not None}
@@ -298,7 +278,7 @@ class _At:
 
     def _diagonal(self, names: Iterable[str]) -> Params:
         kind = DIAGONAL_OF[self.method.curvature]
-        return curvature.diag(self.model, self.loader, self.likelihood, kind, names=list(names), **self.options)
+        return curvature.diag(*self.data, kind, names=list(names), **self.options)
 
     def _ordered(self, names: Iterable[str]) -> Params:
         """Order the means as the rows of a matrix."""

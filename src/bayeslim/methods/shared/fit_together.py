@@ -21,7 +21,6 @@ from bayeslim.io.storage import encode
 from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Learnable, Prior
-from bayeslim.priors.learnable import CLOSED_FORM
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
@@ -120,7 +119,7 @@ def _check(networks: list[Any], loaders: list[Any]) -> None:
     obstacles = [
         ("pruned networks", any(network.masks for network in networks)),
         ("continual learning", any(network.anchor is not None for network in networks)),
-        ('priors with learn="closed form"', any(_has_closed_form(network) for network in networks)),
+        ('priors with learn="closed form"', any(network.priors.has_closed_forms for network in networks)),
         ("several processes", rank_and_world()[1] > 1),
         ("a loader with persistent_workers", any(getattr(one, "persistent_workers", False) for one in loaders)),
     ]
@@ -136,10 +135,6 @@ def _check(networks: list[Any], loaders: list[Any]) -> None:
                 f"Networks that train together have the same {different}, and network {place} has another than the "
                 "first. Train those that are alike together."
             )
-
-
-def _has_closed_form(network: Bayesian) -> bool:
-    return any(isinstance(p, Learnable) and p.learned_by == CLOSED_FORM for p in network.priors.given.values())
 
 
 def _shape_of(network: Bayesian) -> dict[str, Any]:

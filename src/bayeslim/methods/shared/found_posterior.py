@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import NotFitted
 from bayeslim.methods.base import Method
 from bayeslim.methods.shared.point_network import put_zeros
 from bayeslim.posteriors import Posterior
 from bayeslim.types import Inputs, call, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bayeslim.errors import BayeslimError
+from bayeslim.bayesian import Bayesian
 from bayeslim.methods.shared.moving import Moving
+from bayeslim.train.loaders import check_labelled
 from bayeslim.types import Inputs, call, device_of, note_inputs, split_batch, to_device
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class FullBatch:
-    """U as a function of the weights that move, flattened.
+    """U / T as a function of the weights that move, flattened, for p(w|D)^(1/T).
 
-    The network must be in evaluation mode.
-
-    Args:
-        bnn: the network; evaluating U overwrites its weights.
-        moving: the weights that move.
-        loader: the data.
-        temperature: T of p(w|D)^(1/T); U is divided by it.
+    The network must be in evaluation mode. Evaluating U overwrites its weights.
     """
 
     def __init__(self, bnn: Bayesian, moving: Moving, loader: Any, temperature: float = 1.0):
         self.bnn, self.moving, self.temperature = bnn, moving, temperature
         device = device_of(bnn.model)
         self.batches = [to_device(split_batch(batch), device) for batch in loader]
-        ignored = getattr(bnn.likelihood, "ignore_index", None)
-        if ignored is not None and not any(bool((targets != ignored).any()) for _, targets in self.batches):
-            raise BayeslimError(
-                f"All targets are {ignored}, which Categorical(ignore_index={ignored}) ignores: there is nothing to "
-                "learn from. Check the labels, or pass another ignore_index."
-            )
+        check_labelled(bnn.likelihood, (targets for _, targets in self.batches))
         self.parameters = moving.parameters(bnn)
         masks = [moving.masks.get(name) for name in moving.names]
         self.kept = [None if mask is None else mask.to(device).flatten() for mask in masks]
@@ -46,20 +33,13 @@ class FullBatch:
 
     def vector(self) -> Tensor:
         """Return the current weights, (D,)."""
-        return self.flat({n: p.detach() for n, p in self._named()})
-
-    def flat(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Flatten the weights that move of parameters by name, (D,)."""
-        return self._joined([params[name] for name in self.moving.names])
+        return self._joined([p.detach() for p in self.parameters])
 
     def put(self, vector: Tensor) -> None:
         """Write weights into the network."""
         with torch.no_grad():
             for p, kept, part in zip(self.parameters, self.kept, vector.split(self.sizes), strict=True):
                 p.copy_((part if kept is None else p.flatten().masked_scatter(kept, part.to(p))).view_as(p))
-
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
-        return list(zip(self.moving.names, self.parameters, strict=True))
 
     def __call__(self, vector: Tensor) -> tuple[float, Tensor]:
         """Compute U and its gradient at a vector of weights."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.evidence import renyi
 from bayeslim.families.base import log_prior
 from bayeslim.methods.base import Terms
@@ -19,7 +20,6 @@ from bayeslim.sites import tensor_at
 from bayeslim.types import Inputs, Params, call
 
 if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
     from bayeslim.methods.variational import Variational
 
 

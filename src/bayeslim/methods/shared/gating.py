@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.families import ZeroMean
 from bayeslim.families.base import Family, add_parameter, precise_dtype
@@ -30,9 +31,6 @@ from bayeslim.posteriors.gated import Scales
 from bayeslim.priors import Prior
 from bayeslim.sites import is_norm, owner, tensor_at
 from bayeslim.types import Inputs, Params, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 def check(gate: Any, gate_at: Any, family: Family, mean_field: bool) -> None:
@@ -178,10 +176,7 @@ def _channel_dim(module: nn.Module, values: Tensor) -> int:
 
 @contextmanager
 def drawing(model: nn.Module, on: bool) -> Iterator[list[AtLayer]]:
-    """Switch gates at layers on or off inside, in any mode.
-
-    Those that record their draws are returned, with empty records.
-    """
+    """Switch gates at layers on or off inside; return those that record their draws."""
     changed: list[AtLayer] = []
     recording: list[AtLayer] = []
     for module in model.modules():
@@ -271,14 +266,7 @@ class Gating:
         return torch.stack(kls).sum()
 
     def weight_kl(self, name: str, mean: Tensor, log_std: Tensor | None, prior: Prior) -> Tensor | None:
-        """Compute the KL of a parameter's remaining weights; None if gates have none.
-
-        Args:
-            name: the name of the parameter.
-            mean: the means of its weights.
-            log_std: their log standard deviations; None for points.
-            prior: the prior of the network.
-        """
+        """Compute the KL of a parameter's remaining weights; None if gates have none."""
         found = [(place, part) for place in self.places for part in place.parts if part.parameter == name]
         if not found or type(self.gate).weight_kl is Gate.weight_kl:
             return None
@@ -303,13 +291,9 @@ class Gating:
         return product
 
     def run(self, inputs: Inputs, params: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the outputs for one draw of the gates.
+        """Compute the outputs for one draw of the gates, with draws of some w̃ by name.
 
         The second result are the draws that a surrogate loss needs, by place.
-
-        Args:
-            inputs: the inputs of the network.
-            params: draws of w̃ by name; parameters that are not named are the model's own.
         """
         weights, draws = dict(params), {}
         at_layers = self.bnn.state.get("at_layers", ())
@@ -349,8 +333,7 @@ class Gating:
     def mean_params(self, means: Mapping[str, Tensor]) -> Params:
         """Compute the weights of the mean network, zero behind closed gates.
 
-        Args:
-            means: means of w̃ that differ from the model's own parameters.
+        `means` are the means of w̃ that differ from the model's own parameters.
         """
         weights = dict(means)
         for place in self.places:

@@ -10,18 +10,15 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.storage import INDEX, check_fits, read_folder, write_folder
 from bayeslim.posteriors.particles import Particles, tensors_of
 from bayeslim.types import Params, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 class KeptNetworks:
@@ -62,10 +59,7 @@ class KeptNetworks:
             write_folder(self.folder / f"{bnn.step:09d}", "sample", {"step": bnn.step, "order": list(tensors)}, tensors)
             return
         for kept, now in ((self._values, values), (self._buffers, buffers)):
-            for name, tensor in now.items():
-                if name not in kept:
-                    kept[name] = tensor.new_empty(len(self.steps), *tensor.shape)
-                kept[name][index].copy_(tensor)
+            _put(kept, now, index, len(self.steps), device_of(bnn.model))
         self._kept.add(index)
 
     def particles(self, bnn: Bayesian) -> Particles:
@@ -120,11 +114,16 @@ def _gathered(
         network = _read(folder)
         check_fits(outline, _outline(*network), owner)
         for stack, now in zip(kept, network, strict=True):
-            for name, tensor in now.items():
-                if name not in stack:
-                    stack[name] = torch.empty(len(folders), *tensor.shape, dtype=tensor.dtype, device=device)
-                stack[name][index].copy_(tensor)
+            _put(stack, now, index, len(folders), device)
     return kept
+
+
+def _put(stack: Params, network: Params, index: int, count: int, device: torch.device) -> None:
+    """Write a network into a stack of so many, which the first of them allocates."""
+    for name, tensor in network.items():
+        if name not in stack:
+            stack[name] = torch.empty(count, *tensor.shape, dtype=tensor.dtype, device=device)
+        stack[name][index].copy_(tensor)
 
 
 def _read(folder: Path) -> tuple[Params, Params]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from bayeslim.train.distributed import rank_and_world
 from bayeslim.types import Params
 
 
@@ -22,14 +23,12 @@ def noise_of(likelihood: nn.Module) -> Params:
 def average_noise_(likelihood: nn.Module, noises: Sequence[Params], *, between_ranks: bool = False) -> None:
     """Set a likelihood to the average of its parameters with each network.
 
-    Args:
-        likelihood: the likelihood.
-        noises: its parameters with each network, from `noise_of`.
-        between_ranks: whether to average over ranks too, which must have equally many.
+    Ranks have equally many networks; `between_ranks` averages over them too.
     """
     mean = {name: torch.stack([each[name] for each in noises]).mean(0) for name in noises[0]}
-    if between_ranks and torch.distributed.is_available() and torch.distributed.is_initialized():
+    world = rank_and_world()[1]
+    if between_ranks and world > 1:
         for value in mean.values():
             torch.distributed.all_reduce(value)
-            value.div_(torch.distributed.get_world_size())
+            value.div_(world)
     likelihood.load_state_dict(mean)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayeslim import curvature
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.methods.shared.curvature_posterior import prior_precisions, random_names
 from bayeslim.methods.subnetwork import Subnetwork
@@ -23,9 +24,6 @@ from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Normal
 from bayeslim.train.seeding import ordered_by
 from bayeslim.types import Params, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.methods.shared.point_network import PointNetwork
 from bayeslim.results import Prediction
 from bayeslim.types import Batches, Inputs, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,12 @@ class NoisyNetwork(PointNetwork):
 
     trains_by_loss: ClassVar[bool] = True
 
+    def prepared(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> list[Any]:
+        """Prepare inputs for all passes; they are the inputs themselves by default."""
+        return batches
+
     @abstractmethod
-    def noisy_pass(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> Tensor:
+    def noisy_pass(self, bnn: Bayesian, batches: list[Any], local: bool) -> Tensor:
         """Compute the outputs with one draw of the noise, or one per example."""
 
     def predictive(
@@ -40,5 +42,6 @@ class NoisyNetwork(PointNetwork):
         parts = list(batches())
         if how in ("mean", "map"):
             return bnn.likelihood.predict(torch.cat([call(bnn.model, x) for x in parts]).unsqueeze(0))
-        passes = [self.noisy_pass(bnn, parts, how == "local") for _ in range(samples)]
+        prepared = self.prepared(bnn, parts, how == "local")
+        passes = [self.noisy_pass(bnn, prepared, how == "local") for _ in range(samples)]
         return bnn.likelihood.predict(torch.stack(passes))

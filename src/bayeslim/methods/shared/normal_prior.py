@@ -7,15 +7,13 @@ forward and backward. A sum of squares takes one, its gradient −w/s² another,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.priors import Normal, Prior
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 def weight_decay(bnn: Bayesian) -> float | None:

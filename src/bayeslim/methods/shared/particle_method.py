@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import NotFitted
 from bayeslim.methods.base import Method
 from bayeslim.methods.shared.batch_norms import norms_of
+from bayeslim.methods.shared.point_network import put_zeros
 from bayeslim.noise import current_generator
 from bayeslim.posteriors.particles import Particles, stacked, tensors_of
 from bayeslim.results import Prediction
 from bayeslim.types import Batches, Inputs, Params, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,7 @@ class ParticleMethod(Method):
         every = {**bnn.masks, **masks}
         own = {name: mask for name, mask in every.items() if name in posterior.values or name in posterior.buffers}
         self.keep(bnn, posterior.condition(own, **options))
-        with torch.no_grad():
-            for name, mask in masks.items():
-                weight = bnn.model.get_parameter(name)
-                weight.masked_fill_(~mask.to(weight.device), 0)
+        put_zeros(bnn, masks)
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None

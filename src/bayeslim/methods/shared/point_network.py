@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.methods.base import Method
 from bayeslim.posteriors import Particles
 from bayeslim.types import Inputs, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.posteriors.particles import tensors_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 
 @contextmanager
 def restored_on_failure(bnn: Bayesian) -> Iterator[None]:
-    """Remove the posterior inside; on an exception restore it and its weights.
-
-    A network that had no posterior is not restored.
-    """
+    """Remove the posterior inside; on an exception restore it and its weights."""
     previous: dict[str, Any] = {key: bnn.state.pop(key) for key in ("posterior", "networks") if key in bnn.state}
     if not previous:
         yield

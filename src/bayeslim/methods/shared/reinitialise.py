@@ -1,9 +1,10 @@
-"""New random weights for a network, as its class would have drawn them."""
+"""New random weights for a network, as its class would have drawn them, and functions that make its optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,22 @@ from bayeslim.errors import ShapeMismatch, UnsupportedModel
 
 RESET_METHODS = ("reset_parameters", "_reset_parameters")
 """The names of the method that draws the weights of a module; attention has the second."""
+
+OptimizerOf = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def check_optimizer_of(optimizer: Any, reason: str) -> None:
+    """Raise unless it is a function that makes an optimizer, or None."""
+    if optimizer is not None and (isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer)):
+        raise TypeError(
+            f"{reason} Pass a function that makes an optimizer, such as "
+            f"optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1). Got {optimizer!r}."
+        )
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """List the parameters to optimise."""
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def check_resettable(model: nn.Module) -> None:
@@ -33,10 +50,7 @@ def check_resettable(model: nn.Module) -> None:
 def reinitialise_(model: nn.Module, factory: Callable[[], nn.Module] | None = None) -> None:
     """Draw new random weights for a model, in place; frozen parameters stay.
 
-    Args:
-        model: the network.
-        factory: makes a new network of the same architecture, whose weights are copied; if not given, every module
-            draws its own.
+    The weights are those of a network that the factory makes, or every module draws its own.
     """
     frozen = [
         (tensor, tensor.detach().clone())

@@ -11,29 +11,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
 from bayeslim.io.storage import INDEX, check_fits, read_folder, write_folder
 from bayeslim.posteriors import Diagonal, LowRankCovariance
 from bayeslim.types import Params, device_of
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
 
 MODEL = "model."
 """The prefix of the model's parameters among all trained parameters."""
 
 
 class Trajectory:
-    """Running moments of networks.
+    """Running moments of networks: K deviations, or for None the mean alone.
 
-    Args:
-        rank: K, the number of deviations to keep; None for the mean alone.
-        names: the parameters with a variance; of the others only the mean is kept.
+    Parameters that are not named have only a mean.
     """
 
     def __init__(self, rank: int | None, names: Iterable[str]):

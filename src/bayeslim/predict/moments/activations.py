@@ -14,12 +14,10 @@ from bayeslim.predict.moments.tensor import RULES, Activation, Moments, NoRule, 
 
 
 def activation(name: str, moments: Callable[..., Moments3] | None = None, *, rising: bool = False) -> None:
-    """Enter an activation into the table, in and out of place.
+    """Enter an activation of torch into the table, in and out of place.
 
-    Args:
-        name: of the torch function.
-        moments: takes the mean, the variance and the function's own arguments; Gauss-Hermite quadrature if not given.
-        rising: whether the function is nondecreasing.
+    `moments` takes the mean, the variance and the function's own arguments; Gauss-Hermite quadrature is used without
+    it. `rising` says whether the function is nondecreasing.
     """
     function = getattr(F, name, None) or getattr(torch, name)
 

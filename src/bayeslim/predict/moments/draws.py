@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bayeslim.likelihoods import Categorical, Likelihood
-from bayeslim.predict.links import concatenate, normal_points
-from bayeslim.predict.moments.shared_noise import MAX_EXACT_UNITS, cholesky
+from bayeslim.predict.links import concatenate, normal_points, root_of
+from bayeslim.predict.moments.shared_noise import MAX_EXACT_UNITS
 from bayeslim.predict.moments.tensor import Moments
 from bayeslim.results import Prediction
 
@@ -50,7 +50,8 @@ class Outputs:
             return cls(moments.mu, None, variance.sqrt(), last)
         own = (variance - common.variance()).clamp_(min=0)
         if variance.shape[1] <= MAX_EXACT_UNITS:
-            return cls(moments.mu, cholesky(common.covariance() + torch.diag_embed(own)), None, last)
+            whole = common.covariance() + torch.diag_embed(own)
+            return cls(moments.mu, root_of(whole, torch.finfo(whole.dtype).tiny), None, last)
         return cls(moments.mu, common.root(), own.sqrt(), last)
 
     @classmethod

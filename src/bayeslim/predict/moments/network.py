@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.posteriors import Diagonal, Posterior
 from bayeslim.predict.moments.draws import Outputs, summarise
 from bayeslim.predict.moments.tensor import Moments, NoRule
 from bayeslim.results import Prediction
-from bayeslim.types import Inputs, arguments, call
-
-if TYPE_CHECKING:
-    from bayeslim.bayesian import Bayesian
+from bayeslim.types import Inputs, arguments, call, device_of
 
 SAMPLES = 256
 """Draws of the outputs by default."""
@@ -28,14 +25,7 @@ def predict(
     samples: int,
     generator: torch.Generator | None = None,
 ) -> Prediction:
-    """Predict by moments.
-
-    Args:
-        bnn: a Bayesian network whose posterior is of independent Gaussians.
-        batches: starts a pass over the inputs.
-        samples: draws of the outputs.
-        generator: where the draws come from.
-    """
+    """Predict by moments, for a posterior of independent Gaussians."""
     posterior = bnn.posterior_
     if not isinstance(posterior, Diagonal):
         raise UnsupportedModel(
@@ -54,7 +44,7 @@ def moments(model: nn.Module, posterior: Posterior, inputs: Inputs) -> Moments:
         mean = _precise(posterior.mean[name])
         params[name] = Moments.of(mean, variance.to(mean.dtype), frozenset({name}))
     try:
-        with torch.autocast(_device(params), enabled=False):
+        with torch.autocast(device_of(model).type, enabled=False):
             output = call(model, _precise_inputs(inputs), params)
     except NoRule as error:
         raise UnsupportedModel(
@@ -76,10 +66,6 @@ def _precise_inputs(inputs: Inputs) -> Inputs:
     if kwargs:
         return {name: _precise(v) if isinstance(v, Tensor) else v for name, v in kwargs.items()}
     return tuple(_precise(v) if isinstance(v, Tensor) else v for v in args)
-
-
-def _device(params: dict[str, Tensor]) -> str:
-    return next((p.device.type for p in params.values()), "cpu")
 
 
 def _place(error: NoRule, model: nn.Module) -> str:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bayeslim.predict.links import root_of
+
 RANK = 8
 """Directions kept of a wide layer."""
 
@@ -56,7 +58,7 @@ class SharedNoise:
 
     def root(self) -> Tensor:
         """Compute F with F Fᵀ the covariance, (N, units, R)."""
-        factor: Tensor = (cholesky(self.core.movedim(-1, 0)).mT @ self.basis.T).mT
+        factor: Tensor = (root_of(self.core.movedim(-1, 0), torch.finfo(self.core.dtype).tiny).mT @ self.basis.T).mT
         return factor if self.slope is None else factor * self.slope.unsqueeze(-1)
 
 
@@ -91,19 +93,6 @@ def leading(weight: Tensor) -> Tensor:
     for _ in range(2):
         start = torch.linalg.qr(weight @ (weight.T @ start)).Q
     return start
-
-
-def cholesky(covariance: Tensor) -> Tensor:
-    """Compute a root of each matrix, (..., R, R), without negative eigenvalues."""
-    tiny = 1e-6 if covariance.dtype == torch.float32 else 1e-12
-    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    jitter = (tiny * diagonal.mean(-1, keepdim=True)).clamp(min=torch.finfo(covariance.dtype).tiny)
-    root: Tensor
-    root, info = torch.linalg.cholesky_ex(covariance + torch.diag_embed(jitter.expand(diagonal.shape)))
-    if bool(info.any()):
-        values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
-    return root
 
 
 def _weighted_products(rows: Tensor, weights: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ Wright, Igel & Selvan 2024, arXiv:2406.01345 · Friston & Penny 2011
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -35,11 +35,8 @@ from torch import Tensor
 
 from bayeslim.gates import TruncatedLogNormal
 from bayeslim.gates.truncated_normal import HALF_LOG_2PI, log_mass
-from bayeslim.posteriors import Posterior, Scales
-from bayeslim.posteriors.saliency import Group
-from bayeslim.priors import Prior
-from bayeslim.prune.criteria.base import Criterion, register_criterion
-from bayeslim.prune.criteria.gates import gated_posterior, score_units, score_weights
+from bayeslim.posteriors import Scales
+from bayeslim.prune.criteria.gates import gate_criterion
 from bayeslim.types import Params
 
 SPIKE_STD = 1e-6
@@ -78,26 +75,6 @@ def gain_of_uniform(gate: TruncatedLogNormal, own: Params, bits: float = BITS) -
     return inside - math.log((ends[1] - ends[0]) / (gate.log_high - gate.log_low))
 
 
-def bmrs(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """Score weights by the evidence lost if a spike holds their gates near zero."""
-    return score_weights(gated_posterior(posterior, "bmrs"), partial(_score, gain_of_spike))
-
-
-def unit_bmrs(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
-    """Score units by the evidence lost if a spike holds their gates near zero."""
-    return score_units(gated_posterior(posterior, "bmrs"), groups, partial(_score, gain_of_spike))
-
-
-def bmrs_uniform(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """Score weights by the evidence lost if their gates are below eight bits."""
-    return score_weights(gated_posterior(posterior, "bmrs_uniform"), partial(_score, gain_of_uniform))
-
-
-def unit_bmrs_uniform(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
-    """Score units by the evidence lost if their gates are below eight bits."""
-    return score_units(gated_posterior(posterior, "bmrs_uniform"), groups, partial(_score, gain_of_uniform))
-
-
 def _score(gain: Callable[[TruncatedLogNormal, Params], Tensor], scales: Scales) -> Tensor:
     if not isinstance(scales.gate, TruncatedLogNormal):
         raise TypeError(
@@ -107,5 +84,5 @@ def _score(gain: Callable[[TruncatedLogNormal, Params], Tensor], scales: Scales)
     return -gain(scales.gate, scales.own)
 
 
-BMRS = register_criterion(Criterion("bmrs", bmrs, unit_bmrs))
-BMRS_UNIFORM = register_criterion(Criterion("bmrs_uniform", bmrs_uniform, unit_bmrs_uniform))
+BMRS = gate_criterion("bmrs", partial(_score, gain_of_spike))
+BMRS_UNIFORM = gate_criterion("bmrs_uniform", partial(_score, gain_of_uniform))

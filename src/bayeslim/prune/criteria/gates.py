@@ -26,16 +26,6 @@ READING = ("inputs", "hidden", "heads")
 """The sides at which a layer reads units; at "outputs" it makes them."""
 
 
-def gates(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
-    """Score weights by the lowest score of their gates; infinite where there is none."""
-    return score_weights(gated_posterior(posterior, "gates"), own_score)
-
-
-def unit_gates(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
-    """Score units by the gates all of whose weights go with the unit."""
-    return score_units(gated_posterior(posterior, "gates"), groups, own_score)
-
-
 def score_weights(gated: Gated, score: Callable[[Scales], Tensor]) -> Params:
     """Give every weight the lowest score of its gates; infinite where there is none."""
     found = {name: torch.full_like(mean, torch.inf, dtype=torch.float64) for name, mean in gated.mean.items()}
@@ -66,11 +56,6 @@ def score_units(gated: Gated, groups: Sequence[Group], score: Callable[[Scales],
     return torch.minimum(made, torch.where(read == -torch.inf, torch.inf, read))
 
 
-def own_score(scales: Scales) -> Tensor:
-    """Score gates in the unit of their paper."""
-    return scales.gate.score(scales.own)
-
-
 def _finite(scales: Scales, score: Callable[[Scales], Tensor]) -> Tensor:
     """Score gates; finite, to tell a unit whose gates are cut from one that has none."""
     lowest = torch.finfo(torch.float64).min
@@ -97,14 +82,24 @@ def _whole(scales: Scales, numbers: Params, group: Group) -> Tensor:
     return whole
 
 
-def gated_posterior(posterior: Posterior, criterion: str) -> Gated:
-    """Return a posterior with gates, or raise a `TypeError`."""
-    if not isinstance(posterior, Gated):
-        raise TypeError(
-            f'criterion="{criterion}" ranks by gates, and a {type(posterior).__name__} posterior has none. Use '
-            'bl.Variational(gates=...), or another criterion, such as "snr".'
-        )
-    return posterior
+def gate_criterion(name: str, score: Callable[[Scales], Tensor]) -> Criterion:
+    """Register a criterion that ranks weights and units by the scores of their gates."""
+
+    def gated(posterior: Posterior) -> Gated:
+        if not isinstance(posterior, Gated):
+            raise TypeError(
+                f'criterion="{name}" ranks by gates, and a {type(posterior).__name__} posterior has none. Use '
+                'bl.Variational(gates=...), or another criterion, such as "snr".'
+            )
+        return posterior
+
+    def weights(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
+        return score_weights(gated(posterior), score)
+
+    def units(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:
+        return score_units(gated(posterior), groups, score)
+
+    return register_criterion(Criterion(name, weights, units))
 
 
-GATES = register_criterion(Criterion("gates", gates, unit_gates))
+GATES = gate_criterion("gates", lambda scales: scales.gate.score(scales.own))

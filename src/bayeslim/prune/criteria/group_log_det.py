@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayeslim.posteriors import Dense, Diagonal, Gaussian, Kronecker, Posterior
 from bayeslim.posteriors.kept import KeptBlock
-from bayeslim.posteriors.saliency import Group, UnitSaliency
+from bayeslim.posteriors.saliency import Group, UnitSaliency, mask_without
 
 
 @singledispatch
@@ -34,11 +34,7 @@ def _(posterior: Gaussian, groups: Sequence[Group]) -> Tensor:
     whole = float(posterior.log_det_precision())
 
     def log_det(group: Group) -> float:
-        masks = {}
-        for name, index in group.items():
-            mask = torch.ones(posterior.mean[name].numel(), dtype=torch.bool)
-            mask[index.cpu()] = False
-            masks[name] = mask.reshape(posterior.mean[name].shape)
+        masks = {name: mask_without(posterior.mean[name].shape, index) for name, index in group.items()}
         return float(posterior.condition(masks).log_det_precision()) - whole
 
     return torch.tensor([log_det(group) if group else 0.0 for group in groups], dtype=torch.float64)
@@ -80,8 +76,7 @@ class _KroneckerLogDet:
         self.columns = self.block.inputs.spread(inverse.mT).mT.double().log().sum(1) - log_scale.sum(1)
 
     def of(self, group: Group) -> float:
-        codes = [group[name].cpu() + start for name, start in self.unit.starts.items() if name in group]
-        places = self.unit.place[torch.cat(codes)].unique()
+        places = self.unit.places(group)
         _, outputs, inputs = self.block.eigenvalues.shape
         rows, columns = (places // inputs).unique(), (places % inputs).unique()
         if len(rows) == 1 and len(places) == inputs:

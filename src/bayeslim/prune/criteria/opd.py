@@ -13,67 +13,27 @@ Dhahri, Immer, Charpentier, Günnemann & Fortuin 2024, arXiv:2402.15978
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from bayeslim.posteriors import Conditioned, Dense, Diagonal, Kronecker, LowRank, Posterior
+from bayeslim.posteriors import Diagonal, Gaussian, Posterior
+from bayeslim.posteriors.precision import precision_diagonal
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
 from bayeslim.prune.criteria.base import Criterion, register_criterion
 from bayeslim.types import Params
 
 
-@singledispatch
-def precision_diagonal(posterior: Posterior) -> Params:
-    """Compute the diagonal of the posterior precision by name.
-
-    It is infinite for weights that are points. Register new posteriors here.
-    """
-    raise TypeError(
-        f"opd ranks by the precision of a Gaussian posterior. Got {type(posterior).__name__}. Use "
-        'criterion="magnitude", or bl.Laplace().'
-    )
-
-
-@precision_diagonal.register
-def _(posterior: Diagonal) -> Params:
-    return {name: std.double().square().reciprocal() for name, std in posterior.std.items()}
-
-
-@precision_diagonal.register
-def _(posterior: Kronecker) -> Params:
-    return posterior.ordered(
-        [block.layer.params(block.precision_diagonal) for block in posterior.blocks],
-        {name: precision.double() for name, precision in posterior.rest.items()},
-    )
-
-
-@precision_diagonal.register
-def _(posterior: Dense) -> Params:
-    found, random = posterior.scatter(posterior.precision.diagonal()), posterior.support
-    return {name: value.masked_fill(~random[name], torch.inf) for name, value in found.items()}
-
-
-@precision_diagonal.register
-def _(posterior: LowRank) -> Params:
-    return posterior.layout.params(posterior.root.square().sum(1) + posterior.prior)
-
-
-@precision_diagonal.register
-def _(posterior: Conditioned) -> Params:
-    return precision_diagonal(posterior.base)  # the diagonal of P_RR is that of P
-
-
 def opd(posterior: Posterior, priors: Mapping[str, Prior]) -> Params:
     """Score weights by ½ P_ii μ_i²."""
-    precision = precision_diagonal(posterior)
-    found = {}
-    for name, mean in posterior.mean.items():
-        value = 0.5 * precision[name].double() * mean.double().square()
-        found[name] = torch.where(mean == 0, 0.0, value)
-    return found
+    if not isinstance(posterior, (Diagonal, Gaussian)):
+        raise TypeError(
+            f"opd ranks by the precision of a Gaussian posterior. Got {type(posterior).__name__}. Use "
+            'criterion="magnitude", or bl.Laplace().'
+        )
+    precision, means = precision_diagonal(posterior), posterior.mean
+    return {n: torch.where(mean == 0, 0.0, 0.5 * precision[n] * mean.double().square()) for n, mean in means.items()}
 
 
 def unit_opd(posterior: Posterior, priors: Mapping[str, Prior], groups: Sequence[Group]) -> Tensor:

@@ -16,7 +16,6 @@ from bayeslim.prune.budget import Budget
 from bayeslim.prune.candidates import pattern, ranks_in_blocks
 from bayeslim.prune.streaming.block_run import BlockRun
 from bayeslim.prune.streaming.block_units import cut_units
-from bayeslim.prune.streaming.choice import lowest, ranked_together, same_fraction
 from bayeslim.prune.streaming.factors import KroneckerSettings, LocalSettings, layer_groups, measure, measure_group
 from bayeslim.prune.streaming.layer_curvature import LayerCurvature
 from bayeslim.prune.streaming.processes import owners, send, send_solve
@@ -213,18 +212,29 @@ def _cut_in_steps(
         scores = scores.masked_fill(~mask, -1.0)  # what is gone stays so
         if n_of_m is None:
             assert cutting.budget is not None
-            most = min(scores.numel() - 1, round((cutting.budget.value if share is None else share) * scores.numel()))
+            most = _count(scores, cutting.budget.value if share is None else share)
         else:
             ranks = ranks_in_blocks(scores, scores, n_of_m[1], _input_dim(layer))
             scores = scores.masked_fill(ranks >= n_of_m[1] - n_of_m[0], torch.inf)
             most = int(torch.isfinite(scores).sum())
-        mask = lowest(scores, round(most * step / cutting.curvature.steps))
+        mask = _lowest(scores, round(most * step / cutting.curvature.steps))
         kept, _ = _kept(cutting, layer, {layer.weight: mask}, {})
         solver = cutting.solver
         if step < cutting.curvature.steps:  # a solution that only ranks weights may be rough
             solver = replace(solver, tolerance=max(solver.tolerance, RANKING_TOLERANCE))
         new, solve = curvature.survivors(fitted, kept, solver)
     return mask, new, solve
+
+
+def _lowest(scores: Tensor, count: int) -> Tensor:
+    """Mask all but the `count` lowest scores; of equals, the first go first."""
+    kept = torch.ones(scores.numel(), dtype=torch.bool, device=scores.device)
+    kept[scores.flatten().argsort(stable=True)[:count]] = False
+    return kept.view(scores.shape)
+
+
+def _count(scores: Tensor, fraction: float) -> int:
+    return min(scores.numel() - 1, round(fraction * scores.numel()))
 
 
 def _input_dim(layer: LayerMatrix) -> int:
@@ -259,7 +269,7 @@ def _sent(
         warnings.warn(
             f'The solve for the kept weights of "{layer.weight}" stopped after {solve.iterations} iterations with '
             f"a relative residual of {solve.residual:.2g}. Its last iterate is used, which is better than weights "
-            "that did not move. Raise max_iterations, or use a larger damping or a narrower prior.",
+            "that did not move. Use a larger damping or a narrower prior.",
             BayeslimWarning,
             stacklevel=2,
         )
@@ -294,9 +304,7 @@ def _weight_masks(
             )
         return masks
     assert cutting.budget is not None
-    if cutting.budget.scope == "layer" or isinstance(cutting.curvature, LocalSettings):
-        return same_fraction(scores, cutting.budget.value)
-    return ranked_together(scores, cutting.budget.value, cutting.budget.empty_layers == "keep best")
+    return {name: _lowest(value, _count(value, cutting.budget.value)) for name, value in scores.items()}
 
 
 def _tied(model: nn.Module, block: str) -> dict[str, str]:

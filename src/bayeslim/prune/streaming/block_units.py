@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from bayeslim.compact import Slice, Unit, UnitGraph, units
 from bayeslim.errors import BayeslimError
 from bayeslim.prune.budget import Budget
+from bayeslim.prune.bundles import bundled
 from bayeslim.prune.candidates import Candidates
 from bayeslim.prune.ranking import MIN_CAPACITY, rank
 from bayeslim.prune.search import fewest
@@ -84,9 +85,6 @@ def cut_units(
     names = list(dict.fromkeys(unit.layer for unit in chosen))
     weights = tuple(layers)
 
-    def masks(cut: Tensor) -> Params:
-        return graph.masks([places[item] for item in cut.tolist()])
-
     candidates = Candidates(
         scores=scores,
         ties=torch.zeros_like(scores),
@@ -94,18 +92,22 @@ def cut_units(
         layers=torch.tensor([names.index(unit.layer) for unit in chosen]),
         layer_names=tuple(names),
         gone=torch.zeros(len(chosen), dtype=torch.bool),
-        masks=masks,
+        masks=lambda cut: graph.masks([places[item] for item in cut.tolist()]),
         weights=weights,
         left=left,
+        unread=lambda cut: _unread([chosen[item] for item in cut.tolist()], graph.shapes),
         graph=graph,
+        units=tuple(places),
     )
+    if budget.bundles:
+        candidates = bundled(candidates, True, uniform=budget.uniform, round_to=budget.round_to)
     keep_best = budget.empty_layers == "keep best"
     ranking = rank(candidates, budget.scope, keep_best, True, MIN_CAPACITY if keep_best else 0.0)
     total = sum(torch.Size(graph.shapes[weight]).numel() for weight in weights)
     target = total - round(budget.value * total)
 
     def remaining(count: int) -> float:
-        return float(sum(int(mask.sum()) for n, mask in masks(ranking.cut(count)).items() if n in layers))
+        return float(sum(int(mask.sum()) for n, mask in candidates.masks(ranking.cut(count)).items() if n in layers))
 
     if remaining(ranking.limit) > target:
         possible = 1 - remaining(ranking.limit) / total
@@ -114,8 +116,8 @@ def cut_units(
             f"{possible:.3f}. Ask for less."
         )
     cut = ranking.cut(fewest(remaining, target, 0, ranking.limit))
-    kept = {n: mask for n, mask in masks(cut).items() if n in layers or not bool(mask.all())}
-    return UnitCut(kept, _unread([chosen[item] for item in cut.tolist()], graph.shapes), left)
+    kept = {n: mask for n, mask in candidates.masks(cut).items() if n in layers or not bool(mask.all())}
+    return UnitCut(kept, candidates.unread(cut), candidates.left)
 
 
 class _Alone(nn.Module):

@@ -60,7 +60,6 @@ class KroneckerSettings:
         places: the place of each of these batches among those of all processes.
         prior_precision: δ.
         columns: see `bayeslim.curvature.columns`.
-        seed: of random columns.
     """
 
     likelihood: Likelihood
@@ -68,7 +67,6 @@ class KroneckerSettings:
     places: Sequence[int]
     prior_precision: float
     columns: Columns
-    seed: int
 
 
 class _Layer:
@@ -364,7 +362,7 @@ def _each_gradient(
             twin, inputs = prepared(place)
             outputs = capture.forward(twin, inputs)
             after_forward()
-            generator = torch.Generator().manual_seed(settings.seed + SEED_STRIDE * settings.places[place])
+            generator = torch.Generator().manual_seed(SEED_STRIDE * settings.places[place])
             targets = targets.to(outputs.device)
             for column in output_columns(settings.likelihood, outputs, targets, settings.columns, generator):
                 for name, gradients in capture.backward(outputs, column).items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.curvature.columns import Columns, check_columns
+from bayeslim.curvature.columns import Columns
 from bayeslim.errors import BayeslimError, ShapeMismatch
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
@@ -49,6 +49,10 @@ from bayeslim.train.progress import showing
 from bayeslim.types import chosen_device, inputs_of, split_batch
 
 Curvature = Literal["restored", "local", "kronecker"]
+COLUMNS: Columns = "signs"
+"""Gradients measure the loss in one backward pass, see `bayeslim.curvature.columns`."""
+MAX_ITERATIONS = 1000
+"""Conjugate gradients stop after this many products, with a warning."""
 SCORE_QUANTILES = 1024
 """Scores of a layer are kept as this many quantiles, to share the sparsity out between layers."""
 
@@ -78,12 +82,9 @@ def prune_blocks(
     prior_std: float | None = None,
     damping: float = 0.01,
     steps: int = 16,
-    columns: Columns = "signs",
     tolerance: float = 1e-3,
-    max_iterations: int = 1000,
     offload: torch.device | str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    seed: int = 0,
     progress: bool = True,
 ) -> PrunedBlocks:
     """Cut a copy of a large network, one block after the other.
@@ -95,9 +96,8 @@ def prune_blocks(
         network: a plain network, or a Bayesian one: then its mean network, its likelihood and its prior are used. A
             `Laplace` network need not be fitted.
         budget: `Budget(sparsity=...)`, of the layers in the blocks. With the scope "global" the restored curvature
-            with a likelihood gives each layer its own share, and the Kronecker one ranks the weights of one block
-            together. Otherwise, and with the scope "layer", every layer is cut by the same fraction: errors of
-            different layers have no common unit. None for N:M patterns.
+            with a likelihood gives each layer its own share. Otherwise every layer is cut by the same fraction. None
+            for N:M patterns.
         calibration: batches of inputs, or of inputs and targets, as for `fit`. In a process group all processes are
             given the same batches.
         blocks: a name or glob, or several, of an `nn.ModuleList` or of modules; by default the longest
@@ -114,13 +114,9 @@ def prune_blocks(
             Bayesian network.
         damping: the prior precision of the local and restored curvature, as a fraction of the mean squared input.
         steps: how often the restored curvature solves for the survivors of a layer while its weights are chosen.
-        columns: how gradients measure the loss, see `bayeslim.curvature.columns`; "signs" and
-            "sampled" take one backward pass.
         tolerance: conjugate gradients stop at this relative error.
-        max_iterations: conjugate gradients stop after this many products, with a warning.
         offload: the device that keeps the outputs of a block between blocks, such as "cpu"; by default the network's.
         checkpoint: a folder for finished blocks; a call with the same arguments goes on where the last one ended.
-        seed: of the random columns.
         progress: whether to show a progress bar.
 
     Raises:
@@ -133,37 +129,20 @@ def prune_blocks(
     >>> pruned.plan.sparsity
     0.5
     """
-    problem: dict[str, Any] = {"likelihood": likelihood, "prior_std": prior_std}
     if isinstance(network, Bayesian):
         # the weights of a trained network are the mean of its Laplace posterior, before the curvature is measured too
         unmeasured = isinstance(network.method, Laplace) and "posterior" not in network.state
         model = deep_copy(network.model) if unmeasured else network.mean_network()
-        problem["likelihood"] = likelihood or network.likelihood
+        likelihood = likelihood or network.likelihood
         if curvature == "kronecker" and prior_std is None:
-            problem["prior_std"] = _one_std(network)
+            prior_std = _one_std(network)
     else:
-        model = usable(network)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"prune_blocks needs a network: an nn.Module or a Bayesian. Got {type(network).__name__}.")
-        model = deep_copy(model)
+        model = deep_copy(_plain(network, "prune_blocks needs a network: an nn.Module or a Bayesian"))
     return prune_blocks_(
-        model,
-        budget,
-        calibration,
-        blocks=blocks,
-        curvature=curvature,
-        granularity=granularity,
-        damping=damping,
-        steps=steps,
-        columns=columns,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        offload=offload,
-        checkpoint=checkpoint,
-        seed=seed,
+        model, budget, calibration, blocks=blocks, curvature=curvature, granularity=granularity, likelihood=likelihood,
+        prior_std=prior_std, damping=damping, steps=steps, tolerance=tolerance, offload=offload, checkpoint=checkpoint,
         progress=progress,
-        **problem,
-    )
+    )  # fmt: skip
 
 
 @torch.inference_mode(False)
@@ -179,12 +158,9 @@ def prune_blocks_(
     prior_std: float | None = None,
     damping: float = 0.01,
     steps: int = 16,
-    columns: Columns = "signs",
     tolerance: float = 1e-3,
-    max_iterations: int = 1000,
     offload: torch.device | str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    seed: int = 0,
     progress: bool = True,
 ) -> PrunedBlocks:
     """Cut a large plain network in place, one block after the other.
@@ -193,14 +169,11 @@ def prune_blocks_(
     change when the block is done: if the call is interrupted, the finished blocks are cut and the others are as they
     were. To resume from `checkpoint`, load the network's original weights first.
     """
-    model = usable(model)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"prune_blocks_ needs a plain network, an nn.Module. Got {type(model).__name__}.")
-    _check(budget, granularity, curvature, likelihood, prior_std, damping, steps, seed)
-    check_columns(columns)
+    model = _plain(model, "prune_blocks_ needs a plain network, an nn.Module")
+    std = 1.0 if prior_std is None else prior_std
+    _check(budget, granularity, curvature, likelihood, std, damping, steps)
     check_loader(calibration, "calibration")
-    solver = Solver(tolerance, max_iterations)
-    names = find_blocks(model, blocks)
+    names, solver = find_blocks(model, blocks), Solver(tolerance, MAX_ITERATIONS)
     rank, world = rank_and_world()
     with kept_random_state():
         everything = list(calibration)
@@ -210,67 +183,88 @@ def prune_blocks_(
             "A generator can be used up only once: pass a DataLoader or a list of batches."
         )
     places = range(rank, len(everything), world)
-    mine = [everything[place] for place in places]
+    inputs = [inputs_of(everything[place]) for place in places]
     kept_on = None if offload is None else chosen_device(offload)
-    inputs = [inputs_of(batch) for batch in mine]
     run = BlockRun(model, names, inputs, kept_on)
     run.check()
-    loss = None
-    if curvature == "kronecker" or (curvature == "restored" and likelihood is not None):
-        assert likelihood is not None
-        precision = (1.0 if prior_std is None else float(prior_std)) ** -2
-        targets = [split_batch(batch)[1] for batch in mine]
-        loss = KroneckerSettings(likelihood, targets, tuple(places), precision, columns, seed)
     settings: LocalSettings | KroneckerSettings = LocalSettings(damping)
+    loss = None
+    if likelihood is not None and curvature != "local":
+        targets = [split_batch(everything[place])[1] for place in places]
+        loss = KroneckerSettings(likelihood, targets, tuple(places), float(std) ** -2, COLUMNS)
     dense, shares = None, None
     if curvature == "kronecker":
         assert loss is not None
         settings = loss
     elif curvature == "restored":
         settings = LocalSettings(damping, None if loss is None else output_weights(run, loss), steps)
-        if loss is not None and granularity == "weight" and budget is not None and budget.scope == "global":
-            dense = BlockRun(model, run.names, inputs, kept_on)
-            shares = _shares(dense, Cutting(model, budget, granularity, solver, settings), budget.value)
         dense = BlockRun(model, run.names, inputs, kept_on)
     cutting = Cutting(model, budget, granularity, solver, settings)
+    if dense is not None and loss is not None and granularity == "weight" and _is_global(budget):
+        shares = _shares(BlockRun(model, run.names, inputs, kept_on), cutting)
     described = {
         "blocks": list(run.names),
         "budget": repr(budget),
         "curvature": curvature,
         "granularity": granularity,
-        "prior": repr((prior_std, damping, steps, columns, repr(likelihood), seed)),
+        "prior": repr((prior_std, damping, steps, COLUMNS, repr(likelihood))),
         "solver": repr(solver),
         "batches": len(everything),
         "first batch": fingerprint(_tensors(everything[0])) if checkpoint is not None else {},
         "weights": fingerprint(dict(model.named_parameters())) if checkpoint is not None else {},
     }
-    store = Checkpoint(checkpoint, described)
-    finished = least(store.finished(len(run.names)), model)
-    cuts: list[BlockCut] = []
     with showing(progress and rank == 0):
-        bar = progress_bar(run.names, "blocks")
-        for place, name in enumerate(bar):
-            bar.show(block=name)
-            if place < finished:
-                cut = store.read(place, model)
-            else:
-                cut = cut_block(run, cutting, dense, shares)
-                if rank == 0:
-                    store.write(place, cut)
-            if dense is not None and place + 1 < len(run.names):
-                dense.advance()
-            write_weights(model, cut)
-            for changed in cut.weights:
-                run.put(changed, model.get_parameter(changed).detach())
-            cuts.append(BlockCut({}, cut.masks, cut.unread, cut.left, cut.solves))
-            if place + 1 < len(run.names):
-                run.advance()
+        cuts = _cut_all(run, dense, cutting, shares, Checkpoint(checkpoint, described))
     return PrunedBlocks(model, _plan(cuts, curvature, granularity, budget, shares is not None))
 
 
+def _cut_all(
+    run: BlockRun,
+    dense: BlockRun | None,
+    cutting: Cutting,
+    shares: Mapping[str, float] | None,
+    store: Checkpoint,
+) -> list[BlockCut]:
+    """Cut or read every block, and write its weights into the network."""
+    rank, _ = rank_and_world()
+    finished = least(store.finished(len(run.names)), cutting.model)
+    cuts: list[BlockCut] = []
+    bar = progress_bar(run.names, "blocks")
+    for place, name in enumerate(bar):
+        bar.show(block=name)
+        if place < finished:
+            cut = store.read(place, cutting.model)
+        else:
+            cut = cut_block(run, cutting, dense, shares)
+            if rank == 0:
+                store.write(place, cut)
+        is_last = place + 1 == len(run.names)
+        if dense is not None and not is_last:
+            dense.advance()  # before the weights, which both runs share, change
+        write_weights(cutting.model, cut)
+        for changed in cut.weights:
+            run.put(changed, cutting.model.get_parameter(changed).detach())
+        cuts.append(replace(cut, weights={}))
+        if not is_last:
+            run.advance()
+    return cuts
+
+
+def _plain(network: Any, needed: str) -> nn.Module:
+    network = usable(network)
+    if not isinstance(network, nn.Module) or isinstance(network, Bayesian):
+        raise TypeError(f"{needed}. Got {type(network).__name__}.")
+    return network
+
+
+def _is_global(budget: Budget | None) -> bool:
+    return budget is not None and budget.scope == "global"
+
+
 @torch.no_grad()
-def _shares(run: BlockRun, cutting: Cutting, sparsity: float) -> dict[str, float]:
+def _shares(run: BlockRun, cutting: Cutting) -> dict[str, float]:
     """Share the sparsity out between the layers, by their scores in the dense network."""
+    assert cutting.budget is not None
     quantiles: dict[str, Tensor] = {}
     sizes: dict[str, int] = {}
     for place in range(len(run.names)):
@@ -278,7 +272,7 @@ def _shares(run: BlockRun, cutting: Cutting, sparsity: float) -> dict[str, float
             quantiles[weight], sizes[weight] = scores[even_places(len(scores)).to(scores.device)], len(scores)
         if place + 1 < len(run.names):
             run.advance()
-    return allocation(quantiles, sizes, sparsity, MIN_CAPACITY)
+    return allocation(quantiles, sizes, cutting.budget.value, MIN_CAPACITY)
 
 
 def even_places(count: int) -> Tensor:
@@ -305,9 +299,8 @@ def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Bu
         return {name: value for part in parts for name, value in part.items()}
 
     notes = []
-    ranked = curvature == "kronecker" or are_shared
-    if granularity == "weight" and budget is not None and budget.scope == "global" and not ranked:
-        notes.append("every layer was cut by the same fraction: local errors of different layers have no common unit")
+    if granularity == "weight" and _is_global(budget) and not are_shared:
+        notes.append('every layer was cut by the same fraction: only the curvature "restored" with a likelihood shares')
     return Plan(
         merged(cut.masks for cut in cuts),
         criterion="curvature" if curvature == "kronecker" else curvature,
@@ -336,14 +329,7 @@ def _tensors(batch: Any) -> dict[str, Tensor]:
 
 
 def _check(
-    budget: Any,
-    granularity: Any,
-    curvature: Any,
-    likelihood: Any,
-    prior_std: Any,
-    damping: Any,
-    steps: Any,
-    seed: Any,
+    budget: Any, granularity: Any, curvature: Any, likelihood: Any, prior_std: Any, damping: Any, steps: Any
 ) -> None:
     n_of_m = pattern(granularity) if isinstance(granularity, str) else None
     if n_of_m is None and granularity not in ("weight", "unit"):
@@ -356,6 +342,11 @@ def _check(
             "prune_blocks needs a bl.Budget(sparsity=...): a block is cut before the later ones are seen, so that no "
             f"other goal can be met. Got {budget!r}."
         )
+    elif budget.uniform and budget.scope != "layer":
+        raise ValueError(
+            "Blocks that are cut one after the other have the same widths only if all their layers lose the same "
+            f'fraction: pass Budget(..., uniform=True, scope="layer"). Got {budget!r}.'
+        )
     if curvature not in ("restored", "local", "kronecker"):
         raise ValueError(f'curvature must be "restored", "local" or "kronecker". Got {curvature!r}.')
     if curvature == "kronecker" and not isinstance(likelihood, Likelihood):
@@ -363,10 +354,8 @@ def _check(
             "The Kronecker curvature is that of a loss: pass likelihood=..., such as bl.likelihoods.Categorical(), or "
             f"a Bayesian network. Got {likelihood!r}."
         )
-    for name, value in (("damping", damping), ("prior_std", 1.0 if prior_std is None else prior_std)):
+    for name, value in (("damping", damping), ("prior_std", prior_std)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise ValueError(f"{name} must be a positive, finite number. Got {value!r}.")
     if type(steps) is not int or steps < 1:
         raise ValueError(f"steps must be a whole number of at least 1. Got {steps!r}.")
-    if type(seed) is not int:
-        raise TypeError(f"seed must be a whole number. Got {seed!r}.")
