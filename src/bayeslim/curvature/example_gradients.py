@@ -172,7 +172,7 @@ class ExampleGradients:
             yield Backward(inputs, together, layers)
 
     def through_the_network(self, backward: Backward) -> Iterator[Params]:
-        """Yield gradients (K, b, *shape) of the other parameters, of a few examples at a time."""
+        """Yield gradients (K, b, *shape) of the other parameters, by a few examples."""
         if self.whole is None:
             return
         size = sum(p.numel() for p in self.whole.params.values())

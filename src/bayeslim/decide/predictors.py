@@ -72,7 +72,7 @@ class Predicts:
         return self._classes_last(self.likelihood.predict(torch.as_tensor(outputs).unsqueeze(0)))
 
     def _classes_last(self, prediction: Prediction) -> Prediction:
-        """Move the classes of the drawn outputs to the end, where those of the probabilities are."""
+        """Move the classes of drawn outputs to the end, as in the probabilities."""
         place = getattr(self.likelihood, "class_dim", -1)
         if place == -1:
             return prediction

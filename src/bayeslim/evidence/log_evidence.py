@@ -151,7 +151,7 @@ def _renyi(posterior: Posterior, bnn: Bayesian, data: tuple[Any, ...], alpha: fl
 def _estimate(
     posterior: Posterior, bnn: Bayesian, data: tuple[Any, ...], cost: Callable[[Params], float], alpha: float = 1.0
 ) -> Evidence:
-    """Estimate the bound of order α from the log-weights log p(D|w) − cost(w) of draws."""
+    """Estimate the bound of order α from draws' log-weights log p(D|w) − cost(w)."""
     (loader, samples, generator), values, count = data, [], 0
     for _ in progress_bar(range(samples), "evidence"):
         params = posterior.sample(generator=generator)

@@ -142,7 +142,7 @@ def masked(tensors: Params, masks: Mapping[str, Tensor]) -> Params:
 
 
 def without_cut(log_stds: Params, masks: Mapping[str, Tensor]) -> tuple[Params, Params]:
-    """Return log σ for the algebra, 0 where it multiplies only zeros, and σ for draws, 0 where cut."""
+    """Return log σ for the algebra, and σ for draws; both are 0 where cut."""
     logs = {n: t.masked_fill(~masks[n], 0.0) if n in masks else t for n, t in log_stds.items()}
     return logs, masked({name: value.exp() for name, value in logs.items()}, masks)
 

@@ -25,7 +25,7 @@ def log_normal_mean(log_z: Tensor, variance: Tensor) -> Tensor:
 
 
 def log_normal_variance(log_z: Tensor, variance: Tensor) -> Tensor:
-    """Compute (e^v − 1) e^(2m + v) by logarithms: a factor may overflow where the product does not."""
+    """Compute (e^v − 1) e^(2m + v) by logarithms, since a factor may overflow."""
     return bounded_exp(2 * log_z + 2 * variance + torch.log(-torch.expm1(-variance)))
 
 

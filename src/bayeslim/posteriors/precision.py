@@ -21,7 +21,10 @@ from bayeslim.types import Params
 
 @singledispatch
 def precision_diagonal(posterior: Posterior) -> Params:
-    """Compute the diagonal of P by name; infinite for points. Register new posteriors here."""
+    """Compute the diagonal of P by name; infinite for points.
+
+    Register new posteriors here.
+    """
     return {name: std.double().square().reciprocal() for name, std in posterior.std.items()}
 
 

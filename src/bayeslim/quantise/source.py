@@ -48,7 +48,10 @@ class Source:
 
 
 def price_of_rounding(posterior: Posterior) -> Params:
-    """Compute the diagonal of the precision by name: independent errors δ cost ½ Σ P_ii E δ_i² nats."""
+    """Compute the diagonal of the precision by name.
+
+    Independent errors δ cost ½ Σ P_ii E δ_i² nats.
+    """
     if isinstance(posterior, (Mixture, Particles)):
         raise TypeError(
             f"quantise needs a posterior around one network, and {type(posterior).__name__} holds several. Distil "

@@ -46,7 +46,10 @@ class Kernel:
 
 
 def sparse_kernel(step: Weighted, name: str, prefix: str) -> Kernel:
-    """Write a layer whose weights are taps; `name` begins its own names, `prefix` those that all layers share."""
+    """Write a layer whose weights are taps.
+
+    `name` begins its own names, `prefix` those that all layers share.
+    """
     outputs, per_group, height, width = step.weight.shape
     _, in_height, in_width = step.in_shape
     is_kept = (step.weight != 0).reshape(outputs, -1)
@@ -124,7 +127,10 @@ def _values(step: Weighted, name: str, is_kept: NDArray[np.bool_]) -> tuple[str,
 
 
 def _finish(step: Weighted, name: str) -> tuple[_Finish, str, int]:
-    """Write the biases and the factors of outputs; return the end of sums, the tables and their bytes."""
+    """Write the biases and the factors of outputs.
+
+    Returns the end of sums, the tables and their bytes.
+    """
     tables, size, bias, scale = "", 0, "0.0f", ""
     if step.bias.any():
         tables += array("float", f"{name}_bias", map(literal, step.bias.tolist()))
@@ -204,7 +210,7 @@ def _packs(count: int, name: str) -> str:
 
 
 def _columns(width: int) -> list[int]:
-    """List the first place of every pack of a line; the last may overlap the one before."""
+    """List the first place of every pack of a line; the last may overlap another."""
     return [*range(0, width - PACK + 1, PACK), *([width - PACK] if width % PACK else [])]
 
 
@@ -278,7 +284,10 @@ def _sums(step: Weighted, block: _Block, name: str, pointer: str, outputs: int) 
 
 
 def _sparse_image(step: Weighted, name: str, taps: Sequence[str], finish: _Finish, prefix: str) -> str:
-    """Write a kernel that computes blocks of pixels of one output; `taps` are the loop over them and their value."""
+    """Write a kernel that computes blocks of pixels of one output.
+
+    `taps` are the loop over them and their value.
+    """
     block = _block(step, MAX_PACKS)
     declared, adds, ends = _sums(step, block, prefix, "p", 1)
     return f"""\
@@ -298,7 +307,10 @@ def _sparse_image(step: Weighted, name: str, taps: Sequence[str], finish: _Finis
 
 
 def _in_packs(count: int, prefix: str, weight: str, pointer: str) -> tuple[list[str], list[str]]:
-    """Write the additions of a weight times `count` neighbours to packs, and the end that leaves them in `sum`."""
+    """Write the additions of a weight times `count` neighbours to packs.
+
+    The end leaves them in `sum`.
+    """
     packs = range(count // PACK)
     adds = [f"s{n} = {prefix}_add(s{n}, {weight}, {pointer} + {n * PACK});" for n in packs]
     return adds, [f"float sum[{count}];", *(f"memcpy(sum + {n * PACK}, &s{n}, sizeof s{n});" for n in packs)]
