@@ -1,9 +1,10 @@
 """A quantised network as ONNX, with its own codes and scales.
 
 Stored only, every weight is `Cast(codes) · scale` (or a look-up in its codebook), which onnxruntime computes once when
-it loads the file: the answers are those of the quantised network. In integer arithmetic, layers with int8 codes read
-`DequantizeLinear(codes)` and activations that pass through `QuantizeLinear`, with ranges as seen on the example; their
-biases are int32. onnxruntime joins these into its integer kernels.
+it loads the file: the answers are those of the quantised network. In integer arithmetic, layers with codes of 8 bits
+read `DequantizeLinear(codes)` and activations that pass through `QuantizeLinear`, with ranges as seen on the example;
+their biases are int32. onnxruntime joins these into its integer kernels. Weights and activations are both unsigned: x86
+processors without VNNI add products of unsigned and signed bytes in 16 bits, where they overflow.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _DECODE_OVERHEAD_BYTES = 256
 """The approximate size of the operations that decode a weight in the file."""
 _MAX_BIAS_CODE = 2**30
 """The largest integer of a bias: half the range of int32, because the layer's sums are added to it."""
+_WEIGHT_ZERO = 128
+"""The unsigned code of a zero weight."""
 _INTEGER_LAYERS = ("Conv", "Gemm", "MatMul")
 
 
@@ -141,7 +144,10 @@ def _compute_in_integers_(
             codes, scales = _with_room(codes, scales, biases[bias], step)
         own = scales.reshape(-1)
         scale = own[0] if own.size == 1 else own
-        added.append(_dequantised(proto, weight, codes.astype(np.int8), np.asarray(scale, np.float32), _axis(grid)))
+        unsigned = (codes + _WEIGHT_ZERO).astype(np.uint8)
+        added.append(
+            _dequantised(proto, weight, unsigned, np.asarray(scale, np.float32), _axis(grid), zero=_WEIGHT_ZERO)
+        )
         entry = f"{weight}_input"
         _add_(proto, f"{entry}_step", np.asarray(step, np.float32))
         _add_(proto, f"{entry}_zero", np.asarray(zero, np.uint8))
@@ -208,11 +214,11 @@ def _ranges(proto: Any, names: set[str], example: Inputs) -> dict[str, tuple[flo
     return found
 
 
-def _dequantised(proto: Any, name: str, codes: np.ndarray, scale: np.ndarray, axis: int) -> Any:
+def _dequantised(proto: Any, name: str, codes: np.ndarray, scale: np.ndarray, axis: int, zero: int = 0) -> Any:
     """Replace an initialiser by its codes; return the operation that decodes them."""
     (onnx,) = require("onnx")
     _remove_(proto, name)
-    parts = {"codes": codes, "scale": scale, "zero": np.zeros(scale.shape, codes.dtype)}
+    parts = {"codes": codes, "scale": scale, "zero": np.full(scale.shape, zero, codes.dtype)}
     for part, values in parts.items():
         _add_(proto, f"{name}_{part}", values)
     return onnx.helper.make_node("DequantizeLinear", [f"{name}_{part}" for part in parts], [name], axis=axis)
