@@ -128,7 +128,7 @@ def test_a_cut_by_weights_keeps_its_zeros_and_its_variances():
     whole[:, stay] = more["2.weight"]
     again, once = bl.prune(slim, Plan(more)), bl.prune(bnn, Plan({"2.weight": whole} | cut))
     torch.testing.assert_close(again.posterior_.mean["2.weight"], once.posterior_.mean["2.weight"][:, stay])
-    torch.testing.assert_close(answers(again, ROWS), answers(once, ROWS))
+    torch.testing.assert_close(answers(again, ROWS), answers(once, ROWS), rtol=1e-4, atol=1e-6)  # iterative solves
 
 
 def test_weights_that_nothing_read_go_without_a_trace_once_the_curvature_is_fresh():
