@@ -279,3 +279,16 @@ def test_a_transformer_of_own_classes_prints_their_names():
     again = copy.deepcopy(result.network)
     assert [str(block) for block in again.children()] == [str(block) for block in result.network.children()]
     assert torch.equal(again(example), result.network(example))
+
+
+def test_arguments_without_a_name_are_refused_with_the_remedy():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 8)
+
+        def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+            return self.a(kwargs["x"])
+
+    with pytest.raises(UnsupportedModel, match="names of the arguments.*task_type"):
+        bl.compact(Named(), {"x": torch.randn(3, 4)})

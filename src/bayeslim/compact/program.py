@@ -65,10 +65,20 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
     if program is None:
         assert failure is not None
         raise UnsupportedModel(
-            f"torch.export cannot trace {type(network).__name__}: {first_line(failure)} "
-            "It needs a forward without data-dependent control flow."
+            f"torch.export cannot trace {type(network).__name__}: {first_line(failure)} {_remedy(network, kwargs)}"
         ) from failure
     return program
+
+
+def _remedy(network: nn.Module, kwargs: dict[str, Any]) -> str:
+    """Say what a forward needs that cannot be traced."""
+    named = inspect.signature(network.forward).parameters.values()
+    if kwargs and any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named if one.name not in kwargs):
+        return (
+            "It cannot give dynamic sizes to **kwargs: write the names of the arguments in the forward. A PeftModel has "
+            "them if its LoraConfig has a task_type."
+        )
+    return "It needs a forward without data-dependent control flow."
 
 
 @contextmanager
