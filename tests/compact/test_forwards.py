@@ -290,5 +290,5 @@ def test_arguments_without_a_name_are_refused_with_the_remedy():
         def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
             return self.a(kwargs["x"])
 
-    with pytest.raises(UnsupportedModel, match="names of the arguments.*task_type"):
+    with pytest.raises(UnsupportedModel, match=r"names of the arguments.*task_type"):
         bl.compact(Named(), {"x": torch.randn(3, 4)})

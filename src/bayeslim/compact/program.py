@@ -75,8 +75,8 @@ def _remedy(network: nn.Module, kwargs: dict[str, Any]) -> str:
     named = inspect.signature(network.forward).parameters.values()
     if kwargs and any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named if one.name not in kwargs):
         return (
-            "It cannot give dynamic sizes to **kwargs: write the names of the arguments in the forward. A PeftModel has "
-            "them if its LoraConfig has a task_type."
+            "It cannot give dynamic sizes to **kwargs: write the names of the arguments in the forward. A PeftModel "
+            "has them if its LoraConfig has a task_type."
         )
     return "It needs a forward without data-dependent control flow."
 
