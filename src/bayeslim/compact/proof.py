@@ -171,14 +171,14 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
     return [guard for guard in guards if guard not in doubtful or guard in needed]
 
 
-def _taken_elsewhere(network: nn.Module, trace: Trace) -> list[Inputs] | None:
+def _taken_elsewhere(network: nn.Module, trace: Trace) -> list[Inputs]:
     """List inputs of each path on which a network's own code branches otherwise.
 
-    It is None if the path of the trace is not known. Another path that depends on values is tried at one input.
+    Another path that depends on values is tried at one input. If that of the trace does, no other is looked for.
     """
     usual = path_at(quiet_copy(network), trace.example)
     if usual is None:
-        return None
+        return []
     sizes = sizes_of(trace.inputs)
     given = [guard for guard in usual.decisions if not guard.can_be_violated(sizes)]  # such as a missing mask
     others = paths_beyond(network, [usual.decisions], trace.example, within=given, by_decisions=True)
