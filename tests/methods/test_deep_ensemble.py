@@ -537,3 +537,16 @@ def test_networks_that_cannot_be_trained_abreast_say_so():
     bnn = bl.bayesianize(Recurrent(), bl.DeepEnsemble(2, together=True), likelihood=bl.likelihoods.Gaussian(0.1))
     with pytest.raises(UnsupportedModel, match=r"Recurrent with .* cannot run under vmap.*together=False"):
         bnn.fit([(torch.randn(4, 5, 3), torch.randn(4, 1))], epochs=1, progress=False)
+
+
+def test_adversarial_members_with_batch_norms_train_one_by_one():
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    loader = [(torch.randn(8, 3), torch.randint(2, (8,)))]
+    for together, refused in (("auto", False), (True, True)):
+        method = bl.DeepEnsemble(members=2, adversarial=0.1, together=together)
+        bnn = bl.bayesianize(model, method, likelihood=bl.likelihoods.Categorical())
+        if refused:
+            with pytest.raises(ValueError, match="batch norms in adversarial training"):
+                bnn.fit(loader, epochs=1, progress=False)
+        else:
+            assert {epoch["member"] for epoch in bnn.fit(loader, epochs=1, progress=False).history} == {1, 2}

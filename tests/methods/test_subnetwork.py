@@ -136,7 +136,7 @@ def test_tuning_writes_the_prior_of_the_whole_network():
 @pytest.mark.parametrize(
     ("subset", "words"),
     [
-        (bl.Subnetwork(0), "must be at least 1"),
+        (bl.Subnetwork(0), "at least 1"),
         (bl.Subnetwork(5, "size"), 'must be "variance", "snr" or "random"'),
     ],
     ids=str,

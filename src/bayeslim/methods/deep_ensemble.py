@@ -24,6 +24,7 @@ from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.abreast import AbreastLoader, Stack, is_faster
 from bayeslim.methods.shared.adversarial import adversarial_loss
+from bayeslim.methods.shared.batch_norms import norms_of
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
@@ -160,6 +161,8 @@ class DeepEnsemble(ParticleMethod):
         obstacles += ["continual learning"] if bnn.anchor is not None else []
         obstacles += ["several processes"] if rank_and_world()[1] > 1 else []
         obstacles += ["a loader with persistent_workers"] if getattr(loader, "persistent_workers", False) else []
+        if self.adversarial is not None and norms_of(bnn.model):
+            obstacles.append("batch norms in adversarial training")
         if self.together == "auto":
             return not obstacles and optimizer is None and is_faster(bnn.model)
         if obstacles:

@@ -46,7 +46,7 @@ class Subnetwork(NamedTuple):
         if self.by not in ("variance", "snr", "random"):
             raise ValueError(f'Subnetwork(by=...) must be "variance", "snr" or "random". Got {self.by!r}.')
         if type(self.size) is not int or self.size < 1:
-            raise ValueError(f"Subnetwork(size=...) must be at least 1, and a whole number. Got {self.size!r}.")
+            raise ValueError(f"Subnetwork(size=...) must be a whole number, at least 1. Got {self.size!r}.")
 
     def choose(
         self, mean: Mapping[str, Tensor], curvature: Mapping[str, Tensor], prior: Mapping[str, Tensor], masks: Params
