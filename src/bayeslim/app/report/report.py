@@ -159,7 +159,8 @@ def highlights(pruned: Bayesian, rows: Mapping[str, Row], benchmark: Benchmark |
     dense, slim = rows[DENSE], rows[SLIM]
     if dense.scores is not None and slim.scores is not None:
         name = "error" if dense.scores.is_fraction else "root mean squared error"
-        shown.append((f"{dense.scores.error_text} → {slim.scores.error_text}", name))
+        errors = (scores.error_text.replace(" ", "\N{NO-BREAK SPACE}") for scores in (dense.scores, slim.scores))
+        shown.append((" → ".join(errors), name))
     if dense.cost is not None and slim.cost is not None:
         shown.append((number(slim.cost.parameters), f"parameters, of {number(dense.cost.parameters)}"))
         shown.append((times(dense.cost.bytes / max(1, slim.cost.bytes)), "smaller when saved, zeros stored sparsely"))
