@@ -224,10 +224,12 @@ def test_protected_layers_keep_their_units():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 2)).double()
     bnn = given(model, diagonal(model))
-    plan = bl.plan(bnn, bl.Budget(sparsity=0.3, protect=["2"]), granularity="unit", example=EXAMPLE)
+    plan = bl.plan(bnn, bl.Budget(sparsity=0.5, protect=["2"]), granularity="unit", example=EXAMPLE)
     assert plan.left["2"] == "protected"
     assert "2.bias" not in plan.masks
     assert not bool(plan.masks["2.weight"].all())
+    # half of the 44 weights that count are five units of 5 weights; with the protected 42, four of 5 + 7 would be half
+    assert int((~plan.masks["0.weight"]).sum()) == 25
 
 
 def test_latency_is_measured(bnn, monkeypatch):

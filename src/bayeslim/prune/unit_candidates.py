@@ -76,7 +76,9 @@ def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
         layer_names=tuple(layers),
         gone=torch.tensor([_is_gone(graph.units[place], start) for place in places]),
         masks=masks,
-        weights=tuple(name for name, p, module in pruning.parameters() if is_weight(name, p, module)),
+        weights=tuple(
+            name for name, p, module in pruning.parameters() if is_weight(name, p, module) and name not in protected
+        ),
         left=left,
         unread=unread,
         graph=graph,
