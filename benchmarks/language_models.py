@@ -137,16 +137,25 @@ def wait(network: nn.Module) -> None:
 
 def posterior_of(network: Decoder, loader: list[Sequences], std: float) -> bl.Bayesian:
     """Measure the Kronecker posterior of the matrices that are cut."""
-    names = "|".join(f"{name}.weight".replace(".", r"\.") for name in network.matrices())
     bnn = bl.bayesianize(
         network,
         bl.Laplace(),
         likelihood=bl.likelihoods.Categorical(class_dim=-1),
         prior=bl.priors.Normal(std),
-        sites=names,
+        sites=cut_weights(network),
     )
     bnn.fit(loader, progress=False)
     return bnn
+
+
+def cut_weights(network: Decoder) -> str:
+    """Write the names of the matrices that are cut as a pattern of sites."""
+    return "|".join(f"{name}.weight".replace(".", r"\.") for name in network.matrices())
+
+
+def kept(network: nn.Module) -> list[str]:
+    """List the parameters outside of the blocks: without them the residual stream keeps its width."""
+    return [name for name, _ in network.named_parameters() if not name.startswith("blocks.")]
 
 
 def shape_of_cut(name: str) -> tuple[str, float]:
@@ -190,7 +199,7 @@ def cut_by_us(
     granularity, sparsity = shape_of_cut(name)
     pruned = bl.prune(
         bnn,
-        bl.Budget(sparsity=sparsity, scope=scope),
+        bl.Budget(sparsity=sparsity, scope=scope, protect=kept(bnn.model) if name in UNITS else ()),
         granularity=granularity,
         steps=steps,
         refresh=loader if steps > 1 else None,
@@ -201,9 +210,13 @@ def cut_by_us(
     return pruned.mean_network(), record(pruned.plan_)
 
 
-def cut_units_by_magnitude(bnn: bl.Bayesian, network: Decoder, example: Tensor, sparsity: float) -> dict[str, Any]:
+def cut_units_by_magnitude(network: Decoder, example: Tensor, sparsity: float) -> dict[str, Any]:
     """Set the heads and neurons of least norm to zero, in place."""
-    plan = bl.plan(bnn, bl.Budget(sparsity=sparsity), granularity="unit", criterion="magnitude", example=example)
+    bnn = bl.bayesianize(  # a posterior that needs no data: magnitude reads its mean alone
+        network, bl.Variational(), likelihood=bl.likelihoods.Categorical(class_dim=-1), sites=cut_weights(network)
+    )
+    budget = bl.Budget(sparsity=sparsity, scope="layer", protect=kept(network))
+    plan = bl.plan(bnn, budget, granularity="unit", criterion="magnitude", example=example)
     with torch.no_grad():
         for name, mask in plan.masks.items():
             p = network.get_parameter(name)
@@ -216,9 +229,9 @@ def measured(cell: Cell, subject: Subject, dense: DensePosterior, std: float) ->
     cuda = next(subject.network.parameters()).is_cuda
     loader = subject.loader(cell.seed)
     shared = 0.0
-    if cell.rule in OURS or (cell.target in UNITS and cell.rule not in BLOCKS):
+    if cell.rule in OURS:
         bnn = dense.of(subject, cell.seed, std)
-        shared = dense.seconds if cell.rule in OURS else 0.0
+        shared = dense.seconds
     else:
         dense.drop()
     if cuda:
@@ -235,7 +248,7 @@ def measured(cell: Cell, subject: Subject, dense: DensePosterior, std: float) ->
     else:
         cut = copied = copy.deepcopy(subject.network)
         if cell.target in UNITS:
-            facts = cut_units_by_magnitude(bnn, copied, loader[0][0][:2], UNITS[cell.target])
+            facts = cut_units_by_magnitude(copied, loader[0][0][:2], UNITS[cell.target])
         else:
             tokens = subject.calibration(cell.seed)[0]
             prune_in_order(copied, tokens, BASELINES[cell.rule], TARGETS[cell.target], subject.batch)

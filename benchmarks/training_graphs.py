@@ -69,10 +69,13 @@ def seconds(step: Callable[[], None], calls: int) -> float:
     return (time.perf_counter() - started) / calls
 
 
-def steps(rounds: int) -> dict[str, Any]:
-    """Time a step of every case, estimator and way."""
-    table: dict[str, Any] = {}
+def steps(rounds: int, only: str, folder: Path) -> dict[str, Any]:
+    """Time a step of every case, estimator and way, and save after each case."""
+    path = folder / "training_steps.json"
+    table: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
     for case, (make, shape, size) in CASES.items():
+        if only not in case:
+            continue
         torch.manual_seed(0)
         model = make().cuda()
         batch = torch.rand(size, *shape, device="cuda"), torch.randint(10, (size,), device="cuda")
@@ -103,6 +106,7 @@ def steps(rounds: int) -> dict[str, Any]:
         } | {name: {"failed": reason} for name, reason in failed.items()}
         for name, row in table[case].items():
             print(f"  {name:32} {row}", flush=True)
+        save("training_steps", {"results": table}, folder=folder)
     return table
 
 
@@ -146,11 +150,13 @@ def main() -> None:
     parser.add_argument("what", choices=["steps", "fits"])
     parser.add_argument("--rounds", type=int, default=15, help="rounds of 20 steps")
     parser.add_argument("--epochs", type=float, default=1.0, help="the share of the epochs to train, for a trial")
-    parser.add_argument("--only", default="", help="trainings whose name contains this")
+    parser.add_argument("--only", default="", help="cases or trainings whose name contains this")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results file")
     options = parser.parse_args()
-    table = steps(options.rounds) if options.what == "steps" else fits(options.epochs, options.only, options.results)
-    print(save(f"training_{options.what}", {"results": table}, folder=options.results))
+    if options.what == "steps":
+        steps(options.rounds, options.only, options.results)
+    else:
+        fits(options.epochs, options.only, options.results)
 
 
 if __name__ == "__main__":
