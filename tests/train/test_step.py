@@ -15,6 +15,7 @@ from bayeslim.train.step import Meter, Step, step_of
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
     pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning"),
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax:UserWarning"),  # Inductor of torch 2.11
 ]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
