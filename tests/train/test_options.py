@@ -55,6 +55,7 @@ REFUSED = [
     ({"accumulate": 0}, ValueError, "accumulate is a number of batches"),
     ({"epochs": 0}, ValueError, "epochs must be a whole number"),
     ({"device": "cuda:77"}, ValueError, 'device="cuda:77" is not available'),
+    ({"device": "meta"}, ValueError, 'device="meta" is the meta device, where tensors have no values'),
     ({"device": "gpu"}, ValueError, "device must be"),
 ]
 
