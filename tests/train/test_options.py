@@ -101,7 +101,7 @@ def test_too_few_networks_for_a_variance_are_found_before_training(method):
 
 @pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])
 def test_temperatures_that_mean_nothing(temperature):
-    with pytest.raises(ValueError, match="temperature must be finite and not negative"):
+    with pytest.raises(ValueError, match=r"temperature must be (a )?finite"):
         bl.Variational(temperature=temperature)
 
 
