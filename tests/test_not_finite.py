@@ -47,6 +47,28 @@ def test_a_model_without_values(make):
         make(model, bl.Variational(), likelihood=GAUSSIAN)
 
 
+def test_a_device_that_is_not_there():
+    bnn = bl.bayesianize(network(), bl.Variational(), likelihood=GAUSSIAN)
+    for move in (lambda: bnn.to("meta"), lambda: bnn.to_empty(device="meta")):
+        with pytest.raises(ValueError, match="is the meta device, where tensors have no values"):
+            move()
+    with pytest.raises(ValueError, match=r'shall move to is not available here: .* Use "cpu"'):
+        bnn.to("cuda:77")
+    assert bnn(X).shape == Y.shape
+
+
+def test_a_network_that_lost_its_values(tmp_path):
+    networks = [bl.bayesianize(network(), bl.Variational(), likelihood=GAUSSIAN) for _ in range(2)]
+    lost = networks[1]
+    lost.model.to("meta")
+    with pytest.raises(UnsupportedModel, match=r'"0\.weight.*" of network 1 is on the meta device'):
+        bl.fit_together(networks, [(X, Y)], epochs=1)
+    for use in (lambda: lost.fit([(X, Y)]), lambda: bl.predict(lost, X), lambda: bl.save(lost, tmp_path / "lost")):
+        with pytest.raises(UnsupportedModel, match="is on the meta device and has no values"):
+            use()
+    assert not (tmp_path / "lost").exists()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_is_its_plain_one():
     model = network()

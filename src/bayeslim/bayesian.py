@@ -24,13 +24,13 @@ from bayeslim.posteriors import Gaussian, Posterior
 from bayeslim.priors import Normal, Prior, Priors, PriorSpec, resolve
 from bayeslim.replica import deep_copy, reads_its_own_tensors, replicate
 from bayeslim.results import Fit
-from bayeslim.sites import Selection, Sites, sites, tensor_at, usable
+from bayeslim.sites import Selection, Sites, check_has_values, sites, tensor_at, usable
 from bayeslim.train.distributed import Objective, warn_if_past_wrapper
 from bayeslim.train.loaders import check_loader
 from bayeslim.train.options import check_values
 from bayeslim.train.schedules import Position, Schedule, Uniform
 from bayeslim.train.step import is_capturing
-from bayeslim.types import Batch, Inputs, Params, call, device_of, inputs_of, note_inputs
+from bayeslim.types import Batch, Inputs, Params, call, check_device, device_of, inputs_of, note_inputs
 
 
 def bayesianize(
@@ -336,6 +336,7 @@ class Bayesian(StateOfModel):
         """Find the posterior from a loader; for the options see `bayeslim.train.fit`."""
         check_loader(loader)
         check_values(options)
+        check_has_values(self.model)
         self.seed = options.get("seed")
         try:
             return self.method.fit(self, loader, **options)
@@ -364,6 +365,7 @@ class Bayesian(StateOfModel):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move posteriors and masks along to another device."""
+        check_device(fn, "The device that the network shall move to")
         super()._apply(fn, recurse)
         device = device_of(self.model)
         self.state.update({key: kept.to(device) for key, kept in self.state.items() if isinstance(kept, Posterior)})

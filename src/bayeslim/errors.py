@@ -1,4 +1,4 @@
-"""Errors that say what was needed, what was given, and what to do.
+"""Errors that say what was needed, what was given, and what to do; and the checks of numbers that many share.
 
 Every error that the library raises on purpose is a `BayeslimError`. Each also inherits from the built-in exception a
 caller would expect, so `except ValueError` keeps working.
@@ -7,7 +7,11 @@ caller would expect, so `except ValueError` keeps working.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any
 
 
 class BayeslimError(Exception):
@@ -84,3 +88,66 @@ def closest(wanted: str, names: Iterable[str], n: int = 3) -> str:
     '"encoders.0.weight"'
     """
     return ", ".join(f'"{name}"' for name in difflib.get_close_matches(wanted, list(names), n=n, cutoff=0.5))
+
+
+def check_number(
+    name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, below: float = math.inf
+) -> None:
+    """Raise unless an argument is a finite number in a range.
+
+    Args:
+        name: the argument.
+        value: its value.
+        above: it must be larger than this.
+        least: it must be at least this.
+        below: it must be smaller than this.
+
+    Raises:
+        TypeError: for another type; True and False are no numbers.
+        ValueError: for NaN, infinity and numbers out of range.
+    """
+    bounds = ((above, "above"), (least, "at least"), (below, "below"))
+    limits = [f"{words} {bound:g}" for bound, words in bounds if math.isfinite(bound)]
+    needed = f"{name} must be a finite number{' ' if limits else ''}{' and '.join(limits)}. Got {value!r}."
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(needed)
+    if not (math.isfinite(value) and value > above and value >= least and value < below):
+        raise ValueError(needed)
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Raise a `ValueError` unless an argument is a whole number, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}. Got {value!r}.")
+
+
+def check_settings(settings: Any) -> None:
+    """Raise for fields of a dataclass that must be finite numbers, or True or False, and are not.
+
+    Fields of other types are not checked, and ranges are not; a field with `MAY_BE_INFINITE` takes infinity.
+
+    Raises:
+        TypeError: for a value of another type.
+        ValueError: for NaN and infinity, and for fractions of whole numbers.
+    """
+    for field in fields(settings):
+        kind, value = str(getattr(field.type, "__name__", field.type)), getattr(settings, field.name)
+        if value is field.default or (value is None and kind.endswith(" | None")):
+            continue
+        types, words = _KINDS.get(kind.removesuffix(" | None"), ((object,), ""))
+        if not isinstance(value, types) or (isinstance(value, bool) and types in ((Real,), (Integral,))):
+            error = ValueError if type(value) is float and types == (Integral,) else TypeError
+            raise error(f"{field.name} must be {words}. Got {value!r}.")
+        if kind.startswith("float") and not (math.isfinite(value) or (field.metadata and not math.isnan(value))):
+            raise ValueError(f"{field.name} must be a finite number. Got {value!r}.")
+
+
+MAY_BE_INFINITE = {"may_be_infinite": True}
+"""The metadata of a field that takes infinity."""
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "float": ((Real,), "a number"),
+    "int": ((Integral,), "a whole number"),
+    "bool": ((bool,), "True or False"),
+}
+"""The types that a field of an annotated type may have, and their name."""

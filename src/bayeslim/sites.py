@@ -175,14 +175,7 @@ def usable(model: Any) -> Any:
                 f'"{path}" is compiled: torch.compile hides the names of its parameters. Make the plain network '
                 f"Bayesian ({path}._orig_mod is the plain module), and compile afterwards."
             )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
-            continue  # refused by `sites`
-        if tensor.is_meta:
-            raise UnsupportedModel(
-                f'"{name}" is on the meta device and has no values. Call model.to_empty(device="cpu"), and load or '
-                "initialise the weights first."
-            )
+    check_has_values(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter) or not parameter.is_floating_point():
             continue
@@ -192,6 +185,17 @@ def usable(model: Any) -> Any:
                 "checkpoint from before training failed."
             )
     return model
+
+
+def check_has_values(model: nn.Module, place: str = "") -> None:
+    """Raise if a tensor of a model is on the meta device; `place` says which model."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        # tensors of lazy modules are refused by `sites`
+        if tensor.is_meta and not isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise UnsupportedModel(
+                f'"{name}"{place} is on the meta device and has no values. Call model.to_empty(device="cpu"), and load '
+                "or initialise the weights first."
+            )
 
 
 def _is_compiled(module: Any) -> bool:

@@ -226,14 +226,32 @@ def misfit(error: Exception) -> ShapeMismatch | None:
 
 
 def chosen_device(device: torch.device | str) -> torch.device:
-    """Find a device by its name; "auto" is a GPU if there is one."""
+    """Find a device by its name; "auto" is a GPU if there is one.
+
+    Raises:
+        ValueError: for names that torch does not know, devices that are not here, and the meta device.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
         known = '"auto", or a device of torch, such as "cpu" or "cuda:0"'
         raise ValueError(f"device must be {known}. Got {device!r}.") from error
+    check_device(lambda number: number.to(chosen), f'device="{chosen}"')
+    return chosen
+
+
+def check_device(move: Callable[[Tensor], Tensor], what: str) -> None:
+    """Raise if a tensor cannot be moved, or loses its values on the way."""
+    remedy = 'Use "cpu", or "cuda" where torch finds a GPU.'
+    try:
+        moved = move(torch.zeros(()))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(f"{what} is not available here: {reason}. {remedy}") from error
+    if moved.is_meta:
+        raise ValueError(f"{what} is the meta device, where tensors have no values. {remedy}")
 
 
 def device_of(model: nn.Module) -> torch.device:

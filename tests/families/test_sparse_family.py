@@ -137,7 +137,7 @@ def test_half_precision_networks_decide_in_single_precision() -> None:
 
 
 def test_a_threshold_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="largest log α"):
+    with pytest.raises(ValueError, match="zero_above must be a finite number"):
         SparseGaussian(zero_above=math.nan)
 
 

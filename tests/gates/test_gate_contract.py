@@ -221,7 +221,7 @@ def test_thresholds_that_are_not_given_are_those_of_the_score():
         (lambda: gates.InformationBottleneck(strength=-1.0), "strength must be a positive number"),
         (lambda: gates.InformationBottleneck(per="unit"), 'per must be "gate" or "weight"'),
         (lambda: gates.HardConcrete(per="layer"), 'per must be "gate" or "weight"'),
-        (lambda: gates.HalfCauchy(global_scale=float("inf")), "global_scale must be a positive number"),
+        (lambda: gates.HalfCauchy(global_scale=float("inf")), "global_scale must be a finite number"),
         (lambda: gates.TruncatedLogNormal(log_low=1.0), "log_low must be below log_high. Got 1.0 and 0.0"),
         (lambda: gates.HardConcrete(cost=-1.0), "cost must not be negative"),
         (lambda: gates.HardConcrete(low=0.0), "must contain 0 and 1 in its inside"),

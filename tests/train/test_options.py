@@ -55,6 +55,7 @@ REFUSED = [
     ({"accumulate": 0}, ValueError, "accumulate is a number of batches"),
     ({"epochs": 0}, ValueError, "epochs must be a whole number"),
     ({"device": "cuda:77"}, ValueError, 'device="cuda:77" is not available'),
+    ({"device": "meta"}, ValueError, 'device="meta" is the meta device, where tensors have no values'),
     ({"device": "gpu"}, ValueError, "device must be"),
 ]
 
@@ -100,7 +101,7 @@ def test_too_few_networks_for_a_variance_are_found_before_training(method):
 
 @pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])
 def test_temperatures_that_mean_nothing(temperature):
-    with pytest.raises(ValueError, match="temperature must be finite and not negative"):
+    with pytest.raises(ValueError, match=r"temperature must be (a )?finite"):
         bl.Variational(temperature=temperature)
 
 

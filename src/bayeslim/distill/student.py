@@ -47,6 +47,7 @@ class Student(PointNetwork):
     name: ClassVar[str] = "student"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.outputs not in ("probs", "dirichlet"):
             raise ValueError(f'outputs must be "probs" or "dirichlet". Got {self.outputs!r}.')
         if not self.temperature > 0:

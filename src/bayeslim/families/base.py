@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayeslim.errors import UnsupportedModel
+from bayeslim.errors import UnsupportedModel, check_settings
 from bayeslim.posteriors import Posterior
 from bayeslim.priors import Prior
 from bayeslim.sites import owner
@@ -71,6 +71,9 @@ class Family(ABC):
     """The suffixes that turn a random parameter's name into those of the family's own parameters."""
     at_the_root: ClassVar[tuple[str, ...]] = ()
     """The names of parameters that the model has once."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def numbers_per_weight(self) -> int:

@@ -46,6 +46,7 @@ class DiagonalGaussian(Family):
     """Whether `counted` differs from the trained mean."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.initial_std is not None and not self.initial_std > 0:
             raise ValueError(f"initial_std is a standard deviation and must be positive. Got {self.initial_std}.")
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from bayeslim.errors import check_settings
 from bayeslim.families.base import add_parameter, precise_dtype
 from bayeslim.families.diagonal import DiagonalGaussian, IndependentWeights
 from bayeslim.io.registry import register
@@ -58,6 +59,7 @@ class DropoutGaussian(DiagonalGaussian):
     suffixes: ClassVar[tuple[str, ...]] = ("_log_alpha",)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.rate is not None and self.alpha is not None:
             raise ValueError(f"Give rate=p or alpha=p/(1 − p), not both. Got rate={self.rate}, alpha={self.alpha}.")
         if self.rate is not None and not 0 < self.rate < 1:

@@ -54,6 +54,7 @@ class LowRankGaussian(Family):
     suffixes: ClassVar[tuple[str, ...]] = ("_log_std", "_factor")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if type(self.rank) is not int or self.rank < 1:
             raise ValueError(f"rank is a number of directions and must be at least 1. Got {self.rank!r}.")
         if not self.initial_std > 0:

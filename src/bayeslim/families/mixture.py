@@ -62,6 +62,7 @@ class MixtureOfGaussians(Family):
     at_the_root: ClassVar[tuple[str, ...]] = (LOGITS,)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if type(self.components) is not int or self.components < 1:
             raise ValueError(f"components is a number of Gaussians, at least 1. Got {self.components!r}.")
         for setting in ("initial_std", "spread"):

@@ -13,11 +13,12 @@ Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369 · Gale, Elsen & Hooker 2019,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
+from bayeslim.errors import MAY_BE_INFINITE
 from bayeslim.families.diagonal import DiagonalGaussian
 from bayeslim.io.registry import register
 
@@ -33,7 +34,7 @@ class SparseGaussian(DiagonalGaussian):
     """
 
     initial_std: float = math.exp(-5)
-    zero_above: float = 3.0
+    zero_above: float = field(default=3.0, metadata=MAY_BE_INFINITE)
     name: ClassVar[str] = "sparse"
     counts_otherwise: ClassVar[bool] = True
 

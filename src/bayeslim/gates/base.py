@@ -9,7 +9,6 @@ it is the mathematics of `count` scales, given their parameters by name.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from bayeslim.errors import check_settings
 from bayeslim.noise import current_generator
 from bayeslim.priors import Prior
 from bayeslim.types import Params
@@ -37,6 +37,9 @@ class Gate(ABC):
     """The parameters that all gates of one layer share, of shape (1,)."""
     is_proper: ClassVar[bool] = False
     """Whether `kl` is the divergence to a prior that integrates to one; an evidence exists only then."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     @abstractmethod
@@ -167,6 +170,6 @@ def check_per(value: Any) -> None:
 
 
 def positive(setting: str, value: float) -> None:
-    """Raise a `ValueError` unless a setting is a positive, finite number."""
-    if not 0 < value < math.inf:
+    """Raise a `ValueError` unless a setting is positive."""
+    if not value > 0:
         raise ValueError(f"{setting} must be a positive number. Got {value!r}.")

@@ -55,6 +55,7 @@ class Bernoulli(Gate):
     name: ClassVar[str] = "bernoulli"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.rate < 1:
             raise ValueError(f"rate is the probability of dropping and must be between 0 and 1. Got {self.rate!r}.")
         if self.learn not in (None, "concrete", "reinforce"):

@@ -31,6 +31,7 @@ class GaussianGate(Gate):
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("initial_std", self.initial_std)
 
     def start(self, count: int) -> Params:

@@ -59,6 +59,7 @@ class HalfCauchy(Gate):
     shared: ClassVar[tuple[str, ...]] = ("layer_a_mean", "layer_a_log_std", "layer_b_mean", "layer_b_log_std")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("global_scale", self.global_scale)
         positive("initial_std", self.initial_std)
 

@@ -57,6 +57,7 @@ class HardConcrete(Gate):
     name: ClassVar[str] = "hard_concrete"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("temperature", self.temperature)
         check_per(self.per)
         if not 0 <= self.cost < math.inf:

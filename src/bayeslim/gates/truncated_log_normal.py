@@ -49,6 +49,7 @@ class TruncatedLogNormal(Gate):
     is_proper: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("initial_std", self.initial_std)
         if not -math.inf < self.log_low < self.log_high < math.inf:
             raise ValueError(f"log_low must be below log_high. Got {self.log_low!r} and {self.log_high!r}.")

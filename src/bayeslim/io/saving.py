@@ -21,6 +21,7 @@ from bayeslim.io.storage import check_fits, decode, encode, read_folder, write_f
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Posterior
 from bayeslim.prune.plan import Plan
+from bayeslim.sites import check_has_values
 from bayeslim.types import Inputs, Params, device_of
 
 _MAX_EXTRA_ARGUMENT = 10_000
@@ -54,6 +55,7 @@ def save(
             f"save takes a Bayesian or a torch.nn.Module. Got {type(network).__name__}. Of a quantised network, save "
             "its .network, or write it with bl.encode, a far smaller file."
         )
+    check_has_values(network)
     if not isinstance(network, Bayesian):
         if not frozen:
             raise ValueError("frozen=False is for Bayesian networks: a plain network is stored whole.")

@@ -28,6 +28,11 @@ class Categorical(Likelihood):
 
     def __init__(self, class_dim: int = -1, ignore_index: int = -100):
         super().__init__()
+        for name, value in (("class_dim", class_dim), ("ignore_index", ignore_index)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be a whole number. Got {value!r}.")
+        if class_dim == 0:
+            raise ValueError("class_dim must not be 0, the dimension of the examples.")
         self.class_dim = class_dim
         self.ignore_index = ignore_index
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.errors import BayeslimError, ShapeMismatch, check_number
 from bayeslim.io.registry import register
 from bayeslim.likelihoods.base import Likelihood, aligned, diagonal_columns, moments_over_draws, per_example, single
 from bayeslim.results import Prediction
@@ -33,10 +33,9 @@ class Gaussian(Likelihood):
             raise ValueError(
                 f'Gaussian(noise=...) must be a positive number, "learned" or "heteroscedastic". Got {noise!r}.'
             )
-        if not isinstance(noise, str) and not noise > 0:
-            raise ValueError(f"Gaussian(noise=...) is a standard deviation and must be positive. Got {noise}.")
-        if not initial_noise > 0:
-            raise ValueError(f"initial_noise is a standard deviation and must be positive. Got {initial_noise}.")
+        if not isinstance(noise, str):
+            check_number("noise", noise, above=0)
+        check_number("initial_noise", initial_noise, above=0)
         self.mode = noise if isinstance(noise, str) else "fixed"
         self._config = {"noise": noise, "initial_noise": initial_noise}
         start = math.log(noise if not isinstance(noise, str) else initial_noise)

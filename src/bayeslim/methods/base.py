@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayeslim.errors import UnsupportedModel
+from bayeslim.errors import UnsupportedModel, check_settings
 from bayeslim.posteriors import Posterior
 from bayeslim.priors import Learnable, Prior
 from bayeslim.results import Evidence, Fit, Prediction
@@ -103,6 +103,9 @@ class Method:
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
     trains_by_loss: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def learns_priors_by(self) -> tuple[str, ...]:

@@ -77,6 +77,7 @@ class DeepEnsemble(ParticleMethod):
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if type(self.members) is not int or self.members < 1:
             raise ValueError(f"members must be a whole number, at least 1. Got {self.members!r}.")
         if self.adversarial is not None and not self.adversarial > 0:

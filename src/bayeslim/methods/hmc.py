@@ -87,6 +87,7 @@ class HMC(ParticleMethod):
     name: ClassVar[str] = "hmc"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "subset", settled(self.subset))
         for setting, least in (("samples", 1), ("warmup", 0), ("leapfrog", 1), ("chains", 1)):
             if not isinstance(getattr(self, setting), int) or getattr(self, setting) < least:

@@ -112,6 +112,7 @@ class Laplace(FoundPosterior):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "subset", settled(self.subset))
         for setting, allowed in CHOICES.items():
             if getattr(self, setting) not in allowed:

@@ -45,6 +45,7 @@ class MCAugmentation(NoisyNetwork):
     name: ClassVar[str] = "mc-augmentation"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.noise < 0:
             raise ValueError(f"noise is a standard deviation and must not be negative. Got {self.noise}.")
         if type(self.shift) is not int or self.shift < 0:

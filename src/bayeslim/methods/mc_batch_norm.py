@@ -47,6 +47,7 @@ class MCBatchNorm(ParticleMethod):
     name: ClassVar[str] = "mc-batch-norm"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if type(self.samples) is not int or self.samples < 1:
             raise ValueError(f"samples must be a whole number, at least 1. Got {self.samples!r}.")
 

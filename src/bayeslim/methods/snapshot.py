@@ -53,6 +53,7 @@ class Snapshot(ParticleMethod):
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if type(self.cycles) is not int or self.cycles < 1:
             raise ValueError(f"cycles must be a whole number, at least 1. Got {self.cycles!r}.")
         if type(self.burn_in) is not int or not 0 <= self.burn_in < self.cycles:

@@ -85,11 +85,14 @@ class Subspace(ParticleMethod):
     name: ClassVar[str] = "subspace"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for setting, least in (("rank", 1), ("snapshots", 2), ("draws", 1)):
             if getattr(self, setting) < least:
                 raise ValueError(f"{setting} must be at least {least}. Got {getattr(self, setting)}.")
         if self.rank >= self.snapshots:
             raise ValueError(f"rank={self.rank} needs more than {self.rank} snapshots. Got snapshots={self.snapshots}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1). Got {self.momentum}.")
         SamplingSchedule(burn_in=self.burn_in).check()
         if not isinstance(self.inner, Method) or self.inner.name not in INNER:
             raise ValueError(

@@ -75,6 +75,7 @@ class SVGD(ParticleMethod):
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if type(self.particles) is not int or self.particles < 1:
             raise ValueError(f"particles must be a whole number, at least 1. Got {self.particles!r}.")
         if self.bandwidth is not None and not self.bandwidth > 0:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import MAY_BE_INFINITE, BayeslimError
 from bayeslim.evidence import renyi
 from bayeslim.families import DiagonalGaussian, Family, Point, ZeroMean
 from bayeslim.families.base import log_prior
@@ -78,7 +78,7 @@ class Variational(Method):
     """
 
     family: Family = field(default_factory=DiagonalGaussian)
-    renyi: float = 1.0
+    renyi: float = field(default=1.0, metadata=MAY_BE_INFINITE)
     estimator: Literal["auto", "local", "shared", "flipout", "mean"] = "auto"
     samples: int = 1
     antithetic: bool = False
@@ -93,6 +93,7 @@ class Variational(Method):
     trains_by_loss: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.estimator not in ("auto", "local", "shared", "flipout", "mean"):
             raise ValueError(
                 f'estimator must be "auto", "local", "shared", "flipout" or "mean". Got {self.estimator!r}.'

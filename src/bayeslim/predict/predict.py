@@ -25,6 +25,7 @@ from bayeslim.predict import moments
 from bayeslim.predict.batches import batches_of
 from bayeslim.replica import Slots
 from bayeslim.results import Prediction
+from bayeslim.sites import check_has_values
 from bayeslim.train.loaders import check_inputs
 from bayeslim.types import (
     Batches,
@@ -85,6 +86,7 @@ def predict(
             f"predict needs a Bayesian network, such as bl.bayesianize(network, bl.Laplace(), likelihood=...) gives. "
             f"Got {type(bnn).__name__}, whose only prediction is network(x)."
         )
+    check_has_values(bnn.model)
     x = as_tensors(x, bnn.model)
     check_inputs(x)
     _check(samples, batch_size, generator)

@@ -71,7 +71,7 @@ def check_values(options: Mapping[str, Any]) -> None:
             if not fits(given[name]):
                 raise error(f"{name} {words}. Got {given[name]!r}.")
     if "device" in given:
-        _check_device(given["device"])
+        chosen_device(given["device"])
     if "checkpoint" in given:
         _check_writable(given["checkpoint"])
 
@@ -107,17 +107,6 @@ def check_batch(model: nn.Module, batch: Any) -> None:
         ) from error
     except ValueError:  # a forward without a signature
         return
-
-
-def _check_device(device: Any) -> None:
-    chosen = chosen_device(device)
-    try:
-        torch.empty((), device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f'device="{chosen}" is not available here: {reason} Use device="auto" for a GPU if there is one, or "cpu".'
-        ) from error
 
 
 def _check_writable(checkpoint: str | os.PathLike[str]) -> None:

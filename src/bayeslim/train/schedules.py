@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, check_number, check_settings
 from bayeslim.io.registry import register
 
 
@@ -40,6 +40,9 @@ class Schedule:
 
     counts_epochs: ClassVar[bool] = True
     """Whether the weight depends on the number of minibatches in an epoch."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def weight(self, position: Position) -> float:
         """Return the weight of the KL at a position."""
@@ -91,6 +94,10 @@ class Warmup(Schedule):
     end: float
     start: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_number("end", self.end, least=0)
+        check_number("start", self.start, least=0)
+
     def weight(self, position: Position) -> float:
         """Return a weight linear in the epoch, clipped to [0, 1]."""
         epoch = position.step / position.need_epoch_length(self)
@@ -111,6 +118,10 @@ class Cyclic(Schedule):
 
     period: float
     ramp: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("period", self.period, above=0)
+        check_number("ramp", self.ramp, least=0)
 
     def weight(self, position: Position) -> float:
         """Return a weight linear within the ramp of a cycle, then 1."""

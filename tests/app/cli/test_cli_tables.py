@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,21 @@ def test_missing_cells_are_refused_or_imputed(capsys: pytest.CaptureFixture[str]
     write(Path("new.csv"), ["size", "town"], [["", "Ulm"], ["100", ""]])
     assert call("predict", "b", "new.csv") == 0
     assert len(read(Path("new-predictions.csv"))) == 2
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_is_one_line_without_a_place_in_the_code(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = []  # pytest collects warnings; Python prints them in this format
+
+    def show(message: Warning, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+        printed.append(warnings.formatwarning(message, category, filename, lineno))
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    table = write(Path("new.csv"), HEADER, [[1, 80, "Rome\nby \x1b[31m the sea", 0]])
+    assert call("predict", fitted, table) == 0
+    (line,) = printed
+    assert line.startswith('Warning: Column "town" has categories that the training data do not have: Rome by ')
+    assert line.endswith(" \N{REPLACEMENT CHARACTER}[31m the sea. They count as none.\n")
 
 
 def test_imputed_inputs() -> None:

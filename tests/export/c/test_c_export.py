@@ -137,6 +137,20 @@ NETWORKS = {
         (1, 17, 131),
     ),
     "residual": (Residual, (2, 8, 8)),
+    "slopes": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 5, 3, padding=1),
+            nn.PReLU(5),
+            nn.MaxPool2d(2),
+            nn.Conv2d(5, 3, 1),
+            nn.PReLU(init=-0.5),
+            nn.Flatten(),
+            nn.Linear(27, 6),
+            nn.PReLU(6),
+            nn.Linear(6, 2),
+        ),
+        (2, 6, 6),
+    ),
     "viewed": (Viewed, (3, 2, 2)),
     "tiny": (lambda: nn.Sequential(nn.Conv2d(1, 2, 2), nn.GELU("tanh"), nn.MaxPool2d(2), nn.Flatten()), (1, 4, 4)),
     "dropped": (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3), nn.Softplus()), (3, 2, 2)),
@@ -153,6 +167,9 @@ def network(name, density=0.3, seed=0):
         for parameter in net.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(torch.rand_like(parameter) < density)
+        for layer in net.modules():
+            if isinstance(layer, nn.PReLU) and layer.num_parameters > 1:
+                layer.weight.copy_(torch.randn_like(layer.weight))
     return net.eval(), torch.randn(2, *shape)
 
 
@@ -197,13 +214,8 @@ def ask_a_program_under_sanitizers(folder, x, outputs):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_answers_are_those_of_the_network_with_no_warnings_and_nothing_for_sanitizers(tmp_path, name):
     net, x = network(name)
-    exported = bl.export(net, tmp_path / "net.c", example=x)
-    assert exported.format == "c"
-    assert exported.difference < 1e-5
-    compiled = bl.load_c(tmp_path / "net.c")
-    for rows in (1, 2, LANES + 3):
-        x = torch.randn(rows, *x.shape[1:])
-        torch.testing.assert_close(compiled(x), net(x), atol=2e-6, rtol=1e-5)
+    written(write_source(fuse(read_program(net, x)), "net", {}), tmp_path)
+    x = torch.randn(LANES + 3, *x.shape[1:])
     one, batch = ask_a_program_under_sanitizers(tmp_path, x, net(x).shape[1:])
     torch.testing.assert_close(one, net(x), atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(batch, net(x), atol=2e-6, rtol=1e-5)
@@ -224,17 +236,22 @@ def test_both_kernels_of_every_layer(tmp_path, name, density):
         torch.testing.assert_close(compiled(x), net(x), atol=2e-6, rtol=1e-5)
 
 
-def built(source, folder):
+def written(source, folder):
     folder.mkdir(exist_ok=True)
-    (folder / "one.h").write_text(source.header)
-    (folder / "one.c").write_text(source.code)
-    compile_c(folder / "one.c", folder / "one.so")
-    return CNetwork(folder / "one.so", "one")
+    (folder / f"{source.name}.h").write_text(source.header)
+    (folder / f"{source.name}.c").write_text(source.code)
+
+
+def built(source, folder):
+    written(source, folder)
+    compile_c(folder / f"{source.name}.c", folder / f"{source.name}.so")
+    return CNetwork(folder / f"{source.name}.so", source.name)
 
 
 ACTIVATIONS = [
-    nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-0.5, 0.25), nn.LeakyReLU(0.1), nn.ELU(0.7), nn.SELU(), nn.CELU(1.3), nn.GELU(),
-    nn.GELU("tanh"), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.Softplus(2.0, 3.0), nn.Hardsigmoid(), nn.Hardswish(),
+    nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-0.5, 0.25), nn.LeakyReLU(0.1), nn.PReLU(), nn.ELU(0.7), nn.SELU(), nn.CELU(1.3),
+    nn.GELU(), nn.GELU("tanh"), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.Softplus(2.0, 3.0), nn.Hardsigmoid(),
+    nn.Hardswish(),
 ]  # fmt: skip
 
 
@@ -264,6 +281,7 @@ def test_batch_norms_activations_and_pooling_are_fused():
     assert kinds == ["Affine", "Pad", "Weighted", "Pad", "Weighted", "Weighted", "Softmax"]
 
 
+@pytest.fixture(scope="module")
 def fitted():
     torch.manual_seed(0)
     x, y = torch.randn(200, 1, 8, 8), torch.randint(0, 3, (200,))
@@ -276,19 +294,25 @@ def fitted():
 
 @needs_a_compiler
 @pytest.mark.parametrize("settings", [{"bits": 3}, {"bits": 4, "per": "unit"}, {"bits": 4, "codebook": "kmeans"}])
-def test_quantised_networks_keep_their_codes(tmp_path, settings):
-    bnn, x = fitted()
+def test_quantised_networks_keep_their_codes(tmp_path, fitted, settings):
+    bnn, x = fitted
     quantised = bl.quantise(bnn, strength=0.0, **settings)
-    bl.export(quantised, tmp_path / "net.c", example=x)
-    compiled = bl.load_c(tmp_path / "net.c")
-    torch.testing.assert_close(compiled(x), quantised.network(x), atol=1e-5, rtol=1e-5)
-    program = find_levels(read_program(quantised.network.eval(), x), quantised)
+    program = read_program(quantised.network.eval(), x)
     sparse = dict.fromkeys(range(len(program.steps)), True)
-    coded = write_source(fuse(program), "net", sparse)
-    plain = write_source(fuse(read_program(quantised.network, x)), "net", sparse)
+    plain = write_source(fuse(program), "net", sparse)
+    coded = write_source(fuse(find_levels(program, quantised)), "net", sparse)
+    torch.testing.assert_close(built(coded, tmp_path)(x), quantised.network(x), atol=1e-5, rtol=1e-5)
     assert "_code[" in coded.code
     assert coded.weight_bytes < 0.65 * plain.weight_bytes
     assert coded.weight_bytes < 4 * sum(p.numel() for p in quantised.network.parameters() if p.ndim > 1)
+
+
+@needs_a_compiler
+def test_a_quantised_network_is_exported(tmp_path, fitted):
+    bnn, x = fitted
+    quantised = bl.quantise(bnn, strength=0.0, bits=3)
+    bl.export(quantised, tmp_path / "net.c", example=x)
+    torch.testing.assert_close(bl.load_c(tmp_path / "net.c")(x), quantised.network(x), atol=1e-5, rtol=1e-5)
 
 
 @needs_a_compiler
@@ -298,22 +322,29 @@ def test_few_zeros_are_dense_and_many_are_sparse_by_time(tmp_path):
     with torch.no_grad():
         net[0].weight.mul_(torch.rand(300, 400) < 0.9)
         net[2].weight.mul_(torch.rand(300, 300) < 0.01)
-    bl.export(net, tmp_path / "net.c", example=torch.randn(2, 400))
+    exported = bl.export(net, tmp_path / "net.c", example=torch.randn(2, 400))
+    assert exported.format == "c"
+    assert exported.difference < 1e-5
     code = (tmp_path / "net.c").read_text()
     assert "net_0_weight[" in code
     assert "net_1_tap[" in code
 
 
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory):
+    """A residual network, its inputs, its source and its library."""
+    (net, x), folder = network("residual"), tmp_path_factory.mktemp("residual")
+    source = write_source(fuse(read_program(net, x)), "net", {})
+    return net, x, source, built(source, folder)
+
+
 @needs_a_compiler
-def test_nothing_is_allocated_and_no_state_is_kept(tmp_path):
-    net, x = network("residual")
-    bl.export(net, tmp_path / "net.c", example=x)
-    code = (tmp_path / "net.c").read_text()
+def test_nothing_is_allocated_and_no_state_is_kept(residual):
+    _, x, source, compiled = residual
+    code = source.code
     assert "malloc" not in code
     assert not [line for line in code.splitlines() if line.startswith("static") and "const" not in line.split("(")[0]
                 and "(" not in line]  # fmt: skip
-    compile_c(tmp_path / "net.c", tmp_path / "net.so")
-    compiled = bl.load_c(tmp_path / "net.so")
     inputs = [torch.randn(rows, *x.shape[1:]) for rows in (1, 40, 3, 64) * 8]
     expected = [compiled(one) for one in inputs]
     with ThreadPoolExecutor(8) as pool:
@@ -349,8 +380,8 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, net, x, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_posteriors_are_refused(tmp_path):
-    bnn, x = fitted()
+def test_posteriors_are_refused(tmp_path, fitted):
+    bnn, x = fitted
     with pytest.raises(ValueError, match="mean_network"):
         bl.export(bnn, tmp_path / "net.c", example=x, samples=3)
 
@@ -368,11 +399,10 @@ def test_without_a_compiler_the_file_is_written_and_a_warning_says_it_is_uncheck
 
 @needs_a_compiler
 @pytest.mark.parametrize("rows", [1, LANES + 1])
-def test_bound_inputs_are_read_at_every_call(tmp_path, rows):
-    net, x = network("residual")
-    bl.export(net, tmp_path / "net.c", example=x)
+def test_bound_inputs_are_read_at_every_call(residual, rows):
+    net, x, _, compiled = residual
     x = torch.randn(rows, *x.shape[1:])
-    run = bl.load_c(tmp_path / "net.c").bind(x)
+    run = compiled.bind(x)
     torch.testing.assert_close(run(), net(x), atol=2e-6, rtol=1e-5)
     x.mul_(2)
     torch.testing.assert_close(run(), net(x), atol=2e-6, rtol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,9 +33,11 @@ _EXIT_CODE_INTERRUPTED = 130
 
 
 class _App(typer.Typer):
-    """A command line whose deliberate errors are messages, not tracebacks."""
+    """A command line whose deliberate errors and warnings are messages, without places in the code."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        standard = warnings.formatwarning
+        warnings.formatwarning = _warning_line
         try:
             return super().__call__(*args, **kwargs)
         except (bayeslim.errors.BayeslimError, ValueError, TypeError, OSError) as error:
@@ -43,6 +46,13 @@ class _App(typer.Typer):
             words = escape(_printable(str(error)))  # brackets in it are no markup
             Console(stderr=True).print("[bold red]Error:[/]", words, highlight=False, soft_wrap=True)
             sys.exit(1)
+        finally:
+            warnings.formatwarning = standard
+
+
+def _warning_line(message: Warning | str, *_: object) -> str:
+    """Format a warning for a person: one line, without the place in the code."""
+    return f"Warning: {_printable(' '.join(str(message).split()))}\n"
 
 
 def _printable(text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -102,6 +103,7 @@ def _read(path: Path, build: Callable[[Any], T]) -> T:
 
 
 def _exported(found: Any) -> ExportedFiles:
+    _check_keys(found, ("files", "notes"))
     files = _built(dict[str, str], found["files"])
     if any(Path(name).name != name for name in files):
         raise ValueError("it names a file outside of the run's folder")
@@ -125,6 +127,10 @@ def _rows(found: Any) -> dict[str, Row]:
 
 
 def _benchmark(found: Any) -> Benchmark:
+    _check_keys(found, ("environment", "sizes", "speedups", "skipped", "timings"))
+    _check_keys(found["sizes"], ("dense", "slim"))
+    for timing in found["timings"]:
+        _check_keys(timing, ("network", "runtime", "batch_size", "seconds"))
     seconds = {
         (_built(str, t["network"]), _built(str, t["runtime"]), _built(int, t["batch_size"])): tuple(
             _built(list[float], t["seconds"])
@@ -142,6 +148,12 @@ def _benchmark(found: Any) -> Benchmark:
     return result
 
 
+def _check_keys(found: Any, known: Collection[str]) -> None:
+    unknown = [str(key) for key in dict(found) if key not in known]
+    if unknown:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+
+
 def _built(kind: Any, value: Any) -> Any:
     """Build a value of a type from JSON, every part checked; a bool is no number."""
     inner = get_args(kind)
@@ -149,6 +161,7 @@ def _built(kind: Any, value: Any) -> Any:
         return None if value is None else _built(inner[0], value)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
+        _check_keys(value, hints)
         return kind(**{name: _built(hints[name], value[name]) for name in hints})  # type: ignore[operator]
     if kind is torch.Tensor:
         return torch.tensor(_built(list, value))
@@ -160,4 +173,8 @@ def _built(kind: Any, value: Any) -> Any:
         return [_built(inner[0], part) for part in parts]
     if inner and origin is dict:
         return {_built(str, name): _built(inner[1], part) for name, part in parts.items()}
-    return float(value) if kind is float else value
+    if kind is not float:
+        return value
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return float(value)

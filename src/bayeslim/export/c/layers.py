@@ -8,7 +8,7 @@ import numpy as np
 
 from bayeslim.export.c.activations import assignment
 from bayeslim.export.c.literals import array, literal
-from bayeslim.export.c.steps import Add, Affine, Pad, Softmax, Step, Window
+from bayeslim.export.c.steps import Add, Affine, Pad, Slope, Softmax, Step, Window
 
 
 @singledispatch
@@ -23,6 +23,11 @@ def _(step: Affine, name: str) -> str:
         return ""
     scale = array("float", f"{name}_scale", map(literal, step.scale.tolist()))
     return scale + array("float", f"{name}_shift", map(literal, step.shift.tolist()))
+
+
+@tables_of.register
+def _(step: Slope, name: str) -> str:
+    return array("float", f"{name}_slope", map(literal, step.slopes.tolist()))
 
 
 @singledispatch
@@ -48,6 +53,18 @@ def _(step: Affine, name: str, lanes: int) -> str:
         for (int n = 0; n < {size // channels}; ++n) {{
             {assignment(f"x[o * {size // channels} + n] * {name}_scale[o] + {name}_shift[o]", step.activation)}
             y[o * {size // channels} + n] = v;
+        }}
+"""
+
+
+@body_of.register
+def _(step: Slope, name: str, lanes: int) -> str:
+    size = int(np.prod(step.in_shape[1:])) * lanes
+    return f"""\
+    for (int o = 0; o < {step.in_shape[0]}; ++o)
+        for (int n = 0; n < {size}; ++n) {{
+            const float v = x[o * {size} + n];
+            y[o * {size} + n] = v < 0.0f ? {name}_slope[o] * v : v;
         }}
 """
 

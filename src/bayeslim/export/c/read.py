@@ -22,6 +22,7 @@ from bayeslim.export.c.steps import (
     Pad,
     Program,
     Shape,
+    Slope,
     Softmax,
     Step,
     Weighted,
@@ -290,6 +291,16 @@ class _Reader(fx.Interpreter):
         low, high = (-largest if low is None else float(low)), (largest if high is None else float(high))
         self._elementwise(call, Activation("clamp", (low, high)))
 
+    def _prelu(self, call: Call) -> None:
+        weight = self._constant(call, "weight")
+        assert weight is not None
+        slopes = _floats(weight)
+        if len(slopes) == 1:
+            self._elementwise(call, Activation("leaky_relu", (float(slopes[0]),)))
+            return
+        shape = _shape(call.result, call)
+        self._add(call, Slope, (self._operand(call, "self", "input"),), (shape, shape), slopes=slopes)
+
     def _softmax(self, call: Call) -> None:
         source = call.values["self"]
         dim = call.values["dim"] % source.ndim
@@ -309,6 +320,7 @@ _READERS: dict[str, Callable[[_Reader, Call], None]] = {
     **dict.fromkeys(words("add sub"), _Reader._sum),
     **dict.fromkeys(words("mul div"), _Reader._scale),
     "clamp": _Reader._clamp,
+    **dict.fromkeys(words("prelu _prelu_kernel"), _Reader._prelu),
     **dict.fromkeys(words("softmax log_softmax"), _Reader._softmax),
 }
 """The translation of each operation; those on images go by their names, such as "max_pool2d"."""

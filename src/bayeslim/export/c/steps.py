@@ -155,6 +155,17 @@ class Affine(Step):
 
 
 @dataclass(frozen=True, eq=False)
+class Slope(Step):
+    """A leaky ReLU with a slope for each channel.
+
+    Attributes:
+        slopes: (channels,).
+    """
+
+    slopes: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
 class Add(Step):
     """The sum of two tensors, such as a residual connection.
 

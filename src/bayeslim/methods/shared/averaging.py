@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, check_settings
 from bayeslim.io.storage import INDEX
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.trajectory import Trajectory
@@ -55,6 +55,7 @@ class Averaging:
     """The least number of networks for a result."""
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if not 0 <= self.start < 1:
             raise ValueError(f"start is a fraction of training, in [0, 1). Got {self.start}.")
         if self.every != "epoch" and (type(self.every) is not int or self.every < 1):

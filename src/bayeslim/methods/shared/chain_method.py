@@ -82,6 +82,7 @@ class ChainMethod(ParticleMethod):
     subset: str | tuple[str, ...] | Subnetwork = "all"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "subset", settled(self.subset))
         self.time.check()
         for setting in ("samples", "chains"):

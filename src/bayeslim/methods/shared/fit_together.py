@@ -22,6 +22,7 @@ from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Learnable, Prior
 from bayeslim.results import Fit
+from bayeslim.sites import check_has_values
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
 from bayeslim.train.loaders import check_loader, size_of_data, training_set_size
@@ -107,6 +108,8 @@ def _check(networks: list[Any], loaders: list[Any]) -> None:
         raise TypeError("networks must be a list of Bayesian networks, made by bl.bayesianize, at least one.")
     if len({id(network) for network in networks}) < len(networks):
         raise ValueError("A network is in the list twice. Make one for every seed.")
+    for place, network in enumerate(networks):
+        check_has_values(network.model, f" of network {place}")
     first: Bayesian = networks[0]
     method = first.method
     own = type(method)
