@@ -111,6 +111,11 @@ class Guard:
         return sorted(set(_sizes(self.arguments)), key=lambda size: (size.leaf, size.dim or 0))
 
 
+def all_hold(guards: Sequence[Guard], leaves: Sequence[Any]) -> bool:
+    """Return whether flat inputs satisfy all guards."""
+    return all(guard.holds(leaves) for guard in guards)
+
+
 def guards_of(program: torch.export.ExportedProgram, network: nn.Module, example: Inputs) -> tuple[Guard, ...]:
     """Read the guards of an exported program.
 

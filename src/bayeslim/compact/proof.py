@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import rows_of, run_example, tensors_in
-from bayeslim.compact.guards import Guard, resized_to, sizes_of
+from bayeslim.compact.guards import Guard, all_hold, resized_to, sizes_of
 from bayeslim.compact.paths import Path, path_at, paths_beyond
 from bayeslim.compact.trace import Trace, quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
@@ -162,7 +162,7 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
     tried = [
         (inputs, usual)
         for inputs in _with_excluded_sizes(doubtful, example)
-        if _holds((*certain, *usual.decisions), inputs)
+        if all_hold((*certain, *usual.decisions), pytree.tree_leaves(inputs))
     ]
     needed: set[Guard] = set()
     for inputs, path in (
@@ -171,7 +171,7 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
         if path is None:
             return list(guards)
         leaves = pytree.tree_leaves(inputs)
-        is_refused = not all(guard.holds(leaves) for guard in (*certain, *needed))
+        is_refused = not all_hold((*certain, *needed), leaves)
         agrees = not path.fails and _same(path, usual, inputs) and _agree(network, graph, inputs, 0.0)
         if not is_refused and not agrees:
             needed |= {guard for guard in doubtful if not guard.holds(leaves)}
@@ -214,11 +214,6 @@ def _same(path: Path, other: Path, inputs: Inputs) -> bool:
     """Return whether two paths make the same calls at some inputs."""
     leaves = pytree.tree_leaves(inputs)
     return path.calls_at(leaves) == other.calls_at(leaves)
-
-
-def _holds(guards: Sequence[Guard], inputs: Inputs) -> bool:
-    leaves = pytree.tree_leaves(inputs)
-    return all(guard.holds(leaves) for guard in guards)
 
 
 def _with_excluded_sizes(guards: Sequence[Guard], example: Inputs) -> Iterator[Inputs]:

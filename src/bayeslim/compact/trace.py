@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import batches, run_example
-from bayeslim.compact.guards import Guard, guards_of
+from bayeslim.compact.guards import Guard, all_hold, guards_of
 from bayeslim.compact.ops import read_call, words
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
@@ -97,11 +97,11 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
         run_example(network, example)
     program = exported(network, inputs)
     guards = guards_of(program, network, inputs[0])
-    fixed = not all(guard.holds(pytree.tree_leaves(arguments(other))) for other in inputs[1:] for guard in guards)
+    fixed = not all(all_hold(guards, pytree.tree_leaves(arguments(other))) for other in inputs[1:])
     with quiet():
         module = functional(program)
     whole = pytree.tree_leaves(arguments(example))
-    if _selects_by_value(module.graph) and all(guard.holds(whole) for guard in guards):
+    if _selects_by_value(module.graph) and all_hold(guards, whole):
         inputs = [example]  # a few rows may leave an expert without any
     args, kwargs = arguments(inputs[0])
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
