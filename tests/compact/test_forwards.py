@@ -190,7 +190,7 @@ def test_weights_that_a_parametrisation_computes():
     halved(network, torch.randn(2, 4), at_least=0)
 
 
-def test_a_graph_convolution():
+def test_a_graph_convolution(tmp_path):
     class Convolution(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -202,7 +202,41 @@ def test_a_graph_convolution():
             return self.c(self.b(hidden).relu())
 
     example = (torch.randn(5, 3), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
-    halved(Convolution(), example, at_least=7)
+    result = halved(Convolution(), example, at_least=7)
+    bl.save(bl.compact(result.network, example), tmp_path)  # two rows are not enough for the edges
+    found = bl.load(tmp_path)
+    nodes, edges = torch.randn(7, 3), torch.tensor([[6, 0, 4], [5, 6, 6]])
+    torch.testing.assert_close(found(nodes, edges), result.network(nodes, edges))
+
+
+class Experts(nn.Module):
+    """The sign of its first feature chooses the expert that reads a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(3, 8), nn.Linear(6, 2)
+        self.experts = nn.ModuleList(nn.Linear(8, 6) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, mixed = self.a(x).relu(), x.new_zeros(x.shape[0], self.head.in_features)
+        for number, expert in enumerate(self.experts):
+            rows = ((x[:, 0] > 0) == number).nonzero().squeeze(-1)
+            mixed = mixed.index_add(0, rows, expert(hidden[rows]))
+        return self.head(mixed.relu())
+
+
+def test_experts_that_each_read_some_rows():
+    torch.manual_seed(0)
+    network, x = Experts().eval(), torch.randn(12, 3).abs()
+    with pytest.raises(UnsupportedModel, match=r"rows for every part of the network\.$"):
+        units(network, x)
+    x[7:, 0] *= -1
+    result = halved(network, x, at_least=6)
+    with torch.no_grad():
+        for name, mask in result.units.masks(result.removed).items():
+            network.get_parameter(name).mul_(mask)
+    for rows in (x, x[:7], x[7:], x[:1]):  # an expert may read none
+        torch.testing.assert_close(result.network(rows), network(rows))
 
 
 def test_whole_groups_of_a_group_norm_go():

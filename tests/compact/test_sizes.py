@@ -124,6 +124,36 @@ def test_one_token_is_not_broadcast_to_nine():
     exact_or_refused(network, longer, torch.randn(2, 1, 3))
 
 
+def test_as_many_tokens_as_positions():
+    """`torch.export` excludes that length, though the operations are the same."""
+    torch.manual_seed(0)
+    network = Positions().eval()
+    kill(network, "a", 1)
+    with torch.no_grad():
+        network.places[:, :, 1] = 0
+    result = compaction(network, None, torch.randn(2, 5, 3))
+    assert result.kind == "graph"
+    for size in ((2, 16), (1, 16), (3, 15), (1, 1)):
+        assert exact_or_refused(network, result.network, torch.randn(*size, 3)) == "exact"
+    with pytest.raises(AssertionError, match="<= 16"):
+        result.network(torch.randn(2, 17, 3))
+
+
+def test_a_branch_at_as_many_tokens_as_positions_is_refused():
+    class Full(Positions):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2 if x.shape[1] == 16 else super().forward(x)
+
+    torch.manual_seed(0)
+    network = Full().eval()
+    kill(network, "a", 1)
+    with torch.no_grad():
+        network.places[:, :, 1] = 0
+    slim = compaction(network, None, torch.randn(2, 5, 3)).network
+    assert exact_or_refused(network, slim, torch.randn(2, 15, 3)) == "exact"
+    assert exact_or_refused(network, slim, torch.randn(2, 16, 3)) == "refused"
+
+
 def test_dropped_inputs_leave_the_other_sizes_free():
     class Mean(nn.Module):
         def __init__(self) -> None:

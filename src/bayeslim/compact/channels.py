@@ -34,7 +34,8 @@ from bayeslim.compact.ops import (
     move,
     read_call,
 )
-from bayeslim.compact.trace import Trace, Walker
+from bayeslim.compact.trace import Trace, Walker, op_name
+from bayeslim.errors import UnsupportedModel
 
 Rule = Callable[["Channels", Call], Any]
 RULES: dict[str, Rule] = {}
@@ -140,7 +141,12 @@ class Channels(Walker):
     # walking
 
     def visit(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Label the result of a node."""
+        """Label the result of a node.
+
+        Raises:
+            UnsupportedModel: if the example gives a part of the network nothing to read.
+        """
+        _check_not_empty(node, result)
         if node.op == "placeholder":
             if isinstance(result, Tensor):
                 self.of[node] = self.labels.fixed("it is an input of the network", result.shape)
@@ -381,6 +387,22 @@ def _line(labels: Tensor, dim: int) -> Tensor:
         if other != dim:
             labels = labels.narrow(other, 0, 1)
     return labels.reshape(-1)
+
+
+def _check_not_empty(node: fx.Node, result: Any) -> None:
+    """Check that a tensor whose size depends on values, such as the rows of an expert, is not empty.
+
+    An empty tensor has no labels that tie the channels of the layers around it.
+    """
+    if not isinstance(result, Tensor) or result.numel():
+        return
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # sympy takes long to import
+
+    if has_free_unbacked_symbols(node.meta.get("val")):
+        raise UnsupportedModel(
+            f"The network selects rows by their values ({op_name(node)}), and none of the example, so the channels "
+            "there cannot be followed. Pass an example with rows for every part of the network."
+        )
 
 
 def _aligned(labels: Tensor, rank: int) -> Tensor:

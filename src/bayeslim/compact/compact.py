@@ -26,7 +26,7 @@ from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.priors import Learnable, Prior
-from bayeslim.types import Inputs, Params, to_device, with_batch_size
+from bayeslim.types import Inputs, Params
 
 
 @overload
@@ -93,7 +93,7 @@ def compact(
     masks, plain = (network.masks, network.mean_network()) if isinstance(network, Bayesian) else (None, network)
     result = compaction(plain, masks, example, tolerance=tolerance, drop_inputs=drop_inputs)
     # `save` traces the network on this example again, to store it without its class.
-    object.__setattr__(result.network, EXAMPLE, with_batch_size(to_device(example, "cpu"), 2))
+    object.__setattr__(result.network, EXAMPLE, result.units.structure.channels.trace.example)
     return _slim_bayesian(network, plain, result) if bayesian and isinstance(network, Bayesian) else result.network
 
 

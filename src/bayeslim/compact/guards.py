@@ -78,14 +78,22 @@ class Guard:
     text: str
 
     @property
-    def excludes_size_one(self) -> bool:
-        """Whether it says only that a size is not one.
+    def excluded(self) -> int | None:
+        """The size that it says a size is not, if it says nothing else.
 
-        `torch.export` assumes that of every dynamic size.
+        `torch.export` assumes that dynamic sizes are not one, nor as long as a table that they index.
         """
         size, *rest = self.arguments
-        is_size = isinstance(size, Size) and size.dim is not None
-        return is_size and (self.function, rest) in ((operator.ne, [1]), (operator.ge, [2]))
+        if not isinstance(size, Size) or size.dim is None:
+            return None
+        if self.function is operator.ge and rest == [2]:
+            return 1
+        return rest[0] if self.function is operator.ne and type(rest[0]) is int else None
+
+    @property
+    def excludes_size_one(self) -> bool:
+        """Whether it says only that a size is not one."""
+        return self.excluded == 1
 
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Evaluate the guard on flat inputs; a remainder by zero violates it."""
@@ -101,6 +109,11 @@ class Guard:
     def sizes(self) -> list[Size]:
         """List the sizes that the guard reads."""
         return sorted(set(_sizes(self.arguments)), key=lambda size: (size.leaf, size.dim or 0))
+
+
+def all_hold(guards: Sequence[Guard], leaves: Sequence[Any]) -> bool:
+    """Return whether flat inputs satisfy all guards."""
+    return all(guard.holds(leaves) for guard in guards)
 
 
 def guards_of(program: torch.export.ExportedProgram, network: nn.Module, example: Inputs) -> tuple[Guard, ...]:

@@ -15,7 +15,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import rows_of
-from bayeslim.compact.guards import guards_of
+from bayeslim.compact.guards import all_hold, guards_of
 from bayeslim.compact.quiet import quiet
 from bayeslim.compact.recurrence import WholeRecurrentLayers, unchecked_states
 from bayeslim.errors import UnsupportedModel
@@ -58,7 +58,7 @@ def exported(network: nn.Module, inputs: Sequence[Inputs], *, unrolled: bool = F
                 continue
             program = program or found
             guards = guards_of(found, network, inputs[0])
-            if all(guard.holds(pytree.tree_leaves(arguments(other))) for other in inputs[1:] for guard in guards):
+            if all(all_hold(guards, pytree.tree_leaves(arguments(other))) for other in inputs[1:]):
                 return found
             # Sizes that the network fixes can make torch fix the batch size too: those are constants now.
             dims = partial(_dims_still_dynamic, _dynamic_leaves(found, (args, kwargs)))

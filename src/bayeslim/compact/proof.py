@@ -15,13 +15,16 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import rows_of, run_example, tensors_in
-from bayeslim.compact.guards import Guard, resized_to, sizes_of
+from bayeslim.compact.guards import Guard, all_hold, resized_to, sizes_of
 from bayeslim.compact.paths import Path, path_at, paths_beyond
 from bayeslim.compact.trace import Trace, quiet_copy
 from bayeslim.errors import ShapeMismatch, UnsupportedModel
 from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
 _RELATIVE_ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+
+MAX_TRIED_SIZE = 2048
+"""The largest size that `torch.export` excludes at which a graph is compared with its network."""
 
 MAX_FOLDED_ROUNDINGS = 16
 """The number of roundings of a folded constant by which outputs may differ: later layers add several up."""
@@ -141,9 +144,9 @@ class Reference:
 
 
 def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module, example: Inputs) -> list[Guard]:
-    """List the guards, without those on a size of one at which the graph agrees.
+    """List the guards, without those that exclude a size at which the graph agrees.
 
-    `torch.export` assumes that dynamic sizes are not one, even where the operations do not differ.
+    `torch.export` excludes sizes even where the operations do not differ; see `Guard.excluded`.
 
     Args:
         guards: the guards.
@@ -151,12 +154,16 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
         graph: its graph.
         example: the inputs that it was traced on.
     """
-    doubtful = [guard for guard in guards if guard.excludes_size_one]
-    certain = [guard for guard in guards if not guard.excludes_size_one]
+    doubtful = [guard for guard in guards if guard.excluded is not None and guard.excluded <= MAX_TRIED_SIZE]
+    certain = [guard for guard in guards if guard not in doubtful]
     usual = path_at(quiet_copy(network), example)
     if usual is None:
         return list(guards)
-    tried = [(inputs, usual) for inputs in _with_size_one(guards, example) if _holds(usual.decisions, inputs)]
+    tried = [
+        (inputs, usual)
+        for inputs in _with_excluded_sizes(doubtful, example)
+        if all_hold((*certain, *usual.decisions), pytree.tree_leaves(inputs))
+    ]
     needed: set[Guard] = set()
     for inputs, path in (
         *tried, *paths_beyond(network, [usual.decisions], example, within=certain, by_decisions=True)
@@ -164,7 +171,7 @@ def needed_guards(guards: Sequence[Guard], network: nn.Module, graph: nn.Module,
         if path is None:
             return list(guards)
         leaves = pytree.tree_leaves(inputs)
-        is_refused = not all(guard.holds(leaves) for guard in (*certain, *needed))
+        is_refused = not all_hold((*certain, *needed), leaves)
         agrees = not path.fails and _same(path, usual, inputs) and _agree(network, graph, inputs, 0.0)
         if not is_refused and not agrees:
             needed |= {guard for guard in doubtful if not guard.holds(leaves)}
@@ -194,9 +201,9 @@ def _taken_beyond(network: nn.Module, trace: Trace) -> list[Inputs] | None:
     if usual is None:
         return None
     # Sizes of one are tried, not followed: each doubles the number of paths.
-    found = list(_with_size_one(trace.guards, trace.example))
-    within = [guard for guard in (*trace.guards, *usual.guards) if guard.excludes_size_one]
-    for inputs, path in paths_beyond(network, [trace.guards, usual.guards], trace.example, within=within):
+    ones = [guard for guard in (*trace.guards, *usual.guards) if guard.excludes_size_one]
+    found = list(_with_excluded_sizes([guard for guard in trace.guards if guard.excludes_size_one], trace.example))
+    for inputs, path in paths_beyond(network, [trace.guards, usual.guards], trace.example, within=ones):
         if path is None or not (path.fails or _same(path, usual, inputs)):
             return None
         found += [] if path.fails else [inputs]
@@ -209,22 +216,15 @@ def _same(path: Path, other: Path, inputs: Inputs) -> bool:
     return path.calls_at(leaves) == other.calls_at(leaves)
 
 
-def _holds(guards: Sequence[Guard], inputs: Inputs) -> bool:
-    leaves = pytree.tree_leaves(inputs)
-    return all(guard.holds(leaves) for guard in guards)
-
-
-def _with_size_one(guards: Sequence[Guard], example: Inputs) -> Iterator[Inputs]:
-    """Make inputs with one size of one, and with all at once.
-
-    Operations of torch may treat a size of one apart.
-    """
+def _with_excluded_sizes(guards: Sequence[Guard], example: Inputs) -> Iterator[Inputs]:
+    """Make inputs with one of the sizes that guards exclude, with all the smallest, and with all the largest."""
     leaves, spec = pytree.tree_flatten(example)
-    excluded = [guard.sizes()[0] for guard in guards if guard.excludes_size_one]
-    for ones in (*([size] for size in excluded), excluded):
+    pairs = [(guard.excluded, guard.sizes()[0]) for guard in guards if guard.excluded is not None]
+    excluded = sorted(pairs, key=lambda pair: pair[0])
+    for chosen in (*([one] for one in excluded), excluded[::-1], excluded):
         sizes = sizes_of(leaves)
-        for size in ones:
-            sizes[size.leaf] = sizes[size.leaf].with_size(size.dim, 1)
+        for number, size in chosen:
+            sizes[size.leaf] = sizes[size.leaf].with_size(size.dim, number)
         yield pytree.tree_unflatten([resized_to(leaf, new) for leaf, new in zip(leaves, sizes, strict=True)], spec)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from bayeslim.compact.example import batches, run_example
-from bayeslim.compact.guards import Guard, guards_of
+from bayeslim.compact.guards import Guard, all_hold, guards_of
 from bayeslim.compact.ops import read_call, words
 from bayeslim.compact.program import exported
 from bayeslim.compact.quiet import quiet
@@ -97,14 +97,25 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
         run_example(network, example)
     program = exported(network, inputs)
     guards = guards_of(program, network, inputs[0])
-    fixed = not all(guard.holds(pytree.tree_leaves(arguments(other))) for other in inputs[1:] for guard in guards)
+    fixed = not all(all_hold(guards, pytree.tree_leaves(arguments(other))) for other in inputs[1:])
     with quiet():
         module = functional(program)
+    whole = pytree.tree_leaves(arguments(example))
+    if _selects_by_value(module.graph) and all_hold(guards, whole):
+        inputs = [example]  # a few rows may leave an expert without any
     args, kwargs = arguments(inputs[0])
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
     if program.call_spec.out_spec.is_leaf() and len(leaves) == len(args) + len(kwargs):
         module = _with_plain_signature(module)
     return Trace(module, leaves, inputs[0], _aliases(network, module), fixed, guards)
+
+
+def _selects_by_value(graph: fx.Graph) -> bool:
+    """Return whether the size of a tensor depends on values, such as that of `nonzero`."""
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # sympy takes long to import
+
+    values = (node.meta.get("val") for node in graph.nodes)
+    return any(has_free_unbacked_symbols(value) for value in values if isinstance(value, Tensor))
 
 
 def quiet_copy(model: M) -> M:
@@ -156,6 +167,7 @@ class Walker(fx.Interpreter):
 
     def __init__(self, trace: Trace, tensors: Mapping[str, Tensor] | None = None):
         super().__init__(trace.module)
+        self.extra_traceback = False  # errors of this library are complete
         self.trace = trace
         self.tensors = tensors or {}
 

@@ -33,7 +33,7 @@ _LAYERS = words(
 _ALGEBRA = words(
     "matmul addmm baddbmm einsum mv dot vdot outer sum mean prod amax amin max min var std var_mean std_mean any all "
     "norm linalg_vector_norm median logsumexp cumsum cumprod cummax cummin sort argsort topk argmax argmin "
-    "count_nonzero tril triu masked_fill where diag diag_embed meshgrid __and__ __or__"
+    "count_nonzero tril triu masked_fill where diag diag_embed meshgrid __and__ __or__ index_add index_copy index_fill"
 )
 _COPIES = words(
     "to _to_copy type_as contiguous detach alias clone lift_fresh_copy arange linspace zeros_like ones_like full_like "
