@@ -74,4 +74,4 @@ benchmark-peers: $(PEERS)/.installed
 	PYTHONPATH=src $(PEERS)/bin/python benchmarks/steps.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build docs/api docs/methods docs/tutorials docs/plots docs/benchmarks.rst docs/gallery docs/gallery.rst
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build docs/api docs/methods docs/tutorials docs/plots docs/benchmarks.md docs/gallery docs/gallery.rst
