@@ -16,10 +16,11 @@ from matplotlib import pyplot as plt
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import documents  # noqa: E402
+from writers import pruning  # noqa: E402
 
 from bayeslim.app.style import THEMES, styled  # noqa: E402
 
-MARKERS = "osD^vXP*"
+MARKERS = "osD^"
 
 SECTIONS = {
     "pruning without retraining": "Test error on MNIST in per cent by the weights cut; mean of three seeds.",
@@ -83,15 +84,15 @@ def _source(name: str) -> str:
 
 def _one_shot(found: Mapping[str, Any]) -> plt.Figure:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
-    for area, (network, rules) in zip(axes, found["summary"].items(), strict=True):
-        curves = {rule: points for rule, points in rules.items() if rule != "dense"}
-        for marker, (rule, points) in zip(MARKERS, curves.items(), strict=False):
-            cut = [100 * float(sparsity) for sparsity in points]
-            area.plot(cut, [point["mean"] for point in points.values()], marker=marker, label=rule)
-        area.axhline(rules["dense"]["0"]["mean"], color="grey", linewidth=1)
-        area.set(title=network, xlabel="weights cut, %", yscale="log")
+    for area, (network, title) in zip(axes, pruning.NETWORKS.items(), strict=True):
+        rules = found["summary"][network]
+        for marker, (rule, words) in zip(MARKERS, pruning.ONE_SHOT.items(), strict=False):
+            cut = [100 * float(sparsity) for sparsity in rules[rule]]
+            area.plot(cut, [point["mean"] for point in rules[rule].values()], marker=marker, label=words.strip("*"))
+        area.axhline(rules["dense"]["0"]["mean"], color="grey", linewidth=1, linestyle="--", label="dense")
+        area.set(title=title, xlabel="weights cut, %", yscale="log")
     axes[0].set_ylabel("test error, %")
-    axes[0].legend(fontsize=7)
+    axes[0].legend()
     return figure
 
 
@@ -105,7 +106,7 @@ def _out_of_distribution(found: Mapping[str, Any]) -> plt.Figure:
         area.bar([k + place * width for k in range(len(heights))], heights, width, label=name)
     area.set_xticks([k + 0.4 - width / 2 for k in range(len(table))], list(table), rotation=20)
     area.set(ylabel="AUROC, %", ylim=(50, 100))
-    area.legend(fontsize=7, loc="lower right")
+    figure.legend(loc="outside right upper")
     return figure
 
 
@@ -116,7 +117,7 @@ def _signal_to_noise(found: Mapping[str, Any]) -> plt.Figure:
     for marker, (label, points) in zip(MARKERS, curves.items(), strict=False):
         area.plot([100 * float(cut) for cut in points], list(points.values()), marker=marker, label=label)
     area.set(xlabel="weights cut, %", ylabel="test error, %")
-    area.legend(fontsize=7)
+    area.legend()
     return figure
 
 

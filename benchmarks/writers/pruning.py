@@ -28,7 +28,7 @@ def one_shot(found: Mapping[str, Any]) -> str:
     for rule, words in ONE_SHOT.items():
         cells = [listed((summary[name][rule][s]["mean"] for s in SPARSITIES), 2) for name in NETWORKS]
         rows.append([words, *(f"**{cell}**" if "**" in words else cell for cell in cells)])
-    return table(["", *(f"{head} at 90 / 95 / 98 %" for head in heads)], rows)
+    return table(["", *(f"{head} at 90 / 95 / 98\u00a0%" for head in heads)], rows)
 
 
 def prior_widths(found: Mapping[str, Any]) -> str:
