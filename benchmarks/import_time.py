@@ -3,8 +3,8 @@
     python benchmarks/import_time.py
 
 Each runs in a fresh process, with compiled bytecode, in turns. Most of the library is imported at its first use, so
-that is timed too: the names that a Laplace approximation needs, and all public names. The times are medians, in
-seconds, and so are the differences from `import torch` in the same turn.
+that is timed too: the names that a Laplace approximation needs, and all public names. Times are CPU seconds, which
+other processes disturb least: medians, also of the differences from `import torch` in the same turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATEMENTS = {
 
 def seconds(statement: str, bytecode: str) -> float:
     """Time a statement in a fresh process, without the start of Python."""
-    script = f"import time; a = time.perf_counter(); {statement}; print(time.perf_counter() - a)"
+    script = f"import time; a = time.process_time(); {statement}; print(time.process_time() - a)"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = bytecode
     done = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
