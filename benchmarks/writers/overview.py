@@ -346,7 +346,8 @@ def _import_time(found: Results) -> list[str]:
     result = found["import_time"]
     more = result["more_than_torch"]
     return [
-        "CPU seconds of importing, beside `import torch`: the package, the names that a Laplace approximation needs, all public names",
+        "CPU seconds of importing, beside `import torch`: the package, the names that a Laplace approximation needs, "
+        "all public names",
         f"{more['bayeslim']:+.2f} / {more['first use']:+.2f} / {more['all names']:+.2f} s (torch alone: "
         f"{result['seconds']['torch']:.1f} s; the aim for the package: at most +0.3 s)",
         _repeat(result, "python benchmarks/import_time.py"),
