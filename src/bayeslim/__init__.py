@@ -18,7 +18,7 @@ from bayeslim.version import __version__ as __version__
 
 
 def _homes() -> dict[str, str]:
-    """Read the module of each public name from `__init__.pyi`, which is for type checkers as well."""
+    """Read where public names live from `__init__.pyi`, as type checkers do."""
     statements = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
     imports = [found for found in statements if isinstance(found, ast.ImportFrom)]
     return {alias.name: str(found.module) for found in imports for alias in found.names}
@@ -29,7 +29,7 @@ __all__ = sorted(_HOMES.keys() - {"__version__"})
 
 
 class _Package(ModuleType):
-    """The package. A folder with the name of a public function does not take the function's place when imported."""
+    """The package, in which a public function keeps its name when a folder of that name is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and _HOMES.get(name, __name__) != __name__):
@@ -37,7 +37,7 @@ class _Package(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use: all of them together take longer to import than a network takes to fit."""
+    """Import a public name at its first use: importing all of them takes time."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]

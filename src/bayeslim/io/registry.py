@@ -41,7 +41,7 @@ _LOADERS: list[Callable[[], None]] = []
 
 
 def load_with(loader: Callable[[], None]) -> None:
-    """Call a function, once, before it matters whether everything that the library registers was imported."""
+    """Call a function before a lookup that needs all that the library registers."""
     _LOADERS.append(loader)
 
 
@@ -103,7 +103,7 @@ def all_registered(kind: str) -> Mapping[str, Any]:
 
 
 def entered(kind: str) -> Mapping[str, Any]:
-    """List by name what is registered of a kind so far, without the files that were not imported yet: a view."""
+    """List by name what imported modules have registered of a kind: a view."""
     return MappingProxyType(_entries(kind))
 
 
@@ -117,8 +117,8 @@ def entry_of(value: object) -> tuple[str, str] | None:
 
 
 def _load() -> None:
-    while _LOADERS:
-        _LOADERS.pop()()
+    for loader in _LOADERS:
+        loader()
 
 
 def _entries(kind: str) -> dict[str, Any]:
