@@ -68,7 +68,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
     ]
     if missing := [name for name in stacks() if name not in results["stacks"]]:
-        lines += [f"Not trained: {'; '.join(missing)}.", ""]
+        lines += [f"The run ended before these settings were trained: {'; '.join(missing)}.", ""]
     effects = [["", "values", "mean over all other settings", "best setting", "range in pairs, median"]]
     for name, title in TITLES.items():
         by_value, pairs = means(rows, name), paired_effects(rows, name)
