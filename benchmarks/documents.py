@@ -98,11 +98,7 @@ def block(name: str) -> str:
 
 
 def updated(document: str) -> str:
-    """Replace all generated blocks of a document.
-
-    >>> updated("text without a mark")
-    'text without a mark'
-    """
+    """Replace all generated blocks of a document."""
 
     def replaced(mark: re.Match[str]) -> str:
         name = mark["name"]
