@@ -2,6 +2,7 @@
 # make test   lint, types, tests and doctests
 # make reader a digit reader of 8 kilobytes in C: builds it for every processor there is a compiler for, and runs it
 # make docs   the site, in docs/_build/html: tutorials are run, warnings are errors, nothing is fetched but packages
+# make package   a wheel and an sdist in dist/, checked, installed in an environment of their own and tried without extras
 # make bench  the cost of every method and every peer, as ratios to the plain network; a table and a plot in docs/
 # make benchmark-peers   speed against the plain network and other libraries, which get an environment of their own
 # Each works as the first command in a fresh clone: it makes .venv and installs what it needs.
@@ -14,7 +15,7 @@ STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 PEERS  := .venv-peers
 
-.PHONY: demo reader docs test lint types check install clean bench benchmark-peers
+.PHONY: demo reader docs test lint types check install clean package bench benchmark-peers
 
 # the demonstration needs the command line, the report and ONNX; linters and test tools come with $(STAMP)
 $(DEMO): pyproject.toml constraints.txt
@@ -43,6 +44,16 @@ reader: $(DEMO)
 docs: $(DOCS)
 	BAYESLIM_PROGRESS=0 $(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	@echo "The site is in docs/_build/html/index.html."
+
+# hatchling builds both; the clean environment has what the wheel asks for and nothing else
+package: $(DEMO)
+	rm -rf dist build/clean
+	$(BIN)/python -m pip install --quiet -c constraints.txt build twine
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	$(PYTHON) tests/installed.py build/clean
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -74,4 +85,4 @@ benchmark-peers: $(PEERS)/.installed
 	PYTHONPATH=src $(PEERS)/bin/python benchmarks/steps.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build docs/api docs/methods docs/tutorials docs/plots docs/benchmarks.rst docs/gallery docs/gallery.rst
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build docs/api docs/methods docs/tutorials docs/plots docs/benchmarks.md docs/gallery docs/gallery.rst

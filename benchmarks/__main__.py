@@ -2,7 +2,7 @@
 
     make bench                                  on this machine's CPU, with the peers, at most 15 minutes
     python -m benchmarks --device cuda          on a GPU
-    python -m benchmarks --report               only the table and the plot, from the results file
+    python -m benchmarks --report               only the plot, from the results file
 
 Step, fit, prediction and memory (`suite.py`), and growth curves with their exponents (`growth.py`). Each part is saved
 when it is done: a run that was interrupted, or ran out of minutes, goes on with the parts that are left. Results of
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import growth
 from contenders import PEERS
-from environment import RESULTS, environment, save, versions
+from environment import RESULTS, ROOT, environment, save, versions
 from suite import METHODS, Problem
 
 import bayeslim as bl
@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    """Measure, save, and write the table and the plot."""
+    """Measure, save, and draw the plot."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--minutes", type=float, default=13, help="no part but the first begins later")
@@ -118,10 +118,10 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=[*METHODS, *PEERS], help="only these, for a trial")
     parser.add_argument("--small", action="store_true", help="a small network and few sizes, for a trial")
     parser.add_argument("--fresh", action="store_true", help="measure finished parts again")
-    parser.add_argument("--report", action="store_true", help="only write the table and the plot")
-    parser.add_argument("--no-report", action="store_true", help="write neither table nor plot")
+    parser.add_argument("--report", action="store_true", help="only draw the plot")
+    parser.add_argument("--no-report", action="store_true", help="do not draw the plot")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results file")
-    parser.add_argument("--document", type=Path, help="the Markdown file of the table; docs/results.md if not given")
+    parser.add_argument("--pictures", type=Path, default=ROOT / "docs" / "pictures", help="the folder of the plot")
     options = parser.parse_args()
     if not options.report:
         with warnings.catch_warnings():
@@ -129,9 +129,12 @@ def main() -> None:
             if not measure(options):
                 return
     if not options.no_report:
-        import suite_report  # needs matplotlib, which the environment of the peers does not have
+        import suite_plot  # needs matplotlib, which the environment of the peers does not have
 
-        suite_report.write(options.results / f"{name_of(options.device)}.json", options.document)
+        name = name_of(options.device)
+        found = json.loads((options.results / f"{name}.json").read_text(encoding="utf-8"))
+        suite_plot.plot(found, options.pictures / f"{name}.svg")
+        print("Now run: python benchmarks/documents.py --write")
 
 
 if __name__ == "__main__":

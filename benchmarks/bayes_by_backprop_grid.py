@@ -1,7 +1,6 @@
 """The grid of Bayes by Backprop: 324 settings on MNIST, trained side by side on one GPU.
 
     python benchmarks/bayes_by_backprop_grid.py --device cuda --minutes 9       train, or go on where it stopped
-    python benchmarks/grid_table.py                                             write the tables into docs/results.md
 
     samples {1, 2, 5, 10} · π {1/4, 1/2, 3/4} · −log σ₁ {0, 1, 2} · −log σ₂ {6, 7, 8} · learning rate {1e-3, 1e-4, 1e-5}
 

@@ -3,8 +3,6 @@
     python benchmarks/language_models.py --device cuda --weights FOLDER     both models; FOLDER is of `llama.py prepare`
     python benchmarks/language_models.py --device cuda --models byte-gpt    6 blocks of 384, 60 MB of Python source
     python benchmarks/language_models.py --small                            2 blocks of 64: a check on a CPU
-    python benchmarks/language_models.py --table                            the table of the results, as Markdown
-    python benchmarks/language_models.py --write README.md docs/results.md  their tables, brought up to date
 
 `smollm2` is SmolLM2-135M (`llama.py` says where weights and text come from; "dense" is the dequantised network): 128
 calibration sequences of 512 tokens of Wikipedia, tested on other articles. `byte-gpt` is a byte-level GPT of 10.9 M
@@ -38,7 +36,6 @@ import llama
 import torch
 from byte_gpt import MAX_BYTES, Shape, log_perplexity, python_source, sequences, trained
 from environment import environment, provenance
-from language_model_table import markdown, with_tables
 from one_shot_baselines import BASELINES, Decoder, Target, prune_in_order
 from torch import Tensor, nn
 
@@ -396,8 +393,6 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--small", action="store_true", help="2 blocks, little text, few steps")
-    parser.add_argument("--table", action="store_true", help="print the table of the results, and run nothing")
-    parser.add_argument("--write", nargs="*", type=Path, default=[], help="documents whose tables to bring up to date")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--weights", type=Path, help="the folder of SmolLM2, as `llama.py prepare` writes it")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/byte_gpt.pt"), help="the trained byte-level GPT")
@@ -417,11 +412,6 @@ def main() -> None:
     options = parsed()
     started = time.monotonic()
     results = Results(options.results)
-    if options.table or options.write:
-        print(markdown(results.content))
-        for path in options.write:
-            path.write_text(with_tables(path.read_text(), results.content))
-        return
     subjects: dict[str, Subject] = {}
     dense = DensePosterior()
     for cell in in_order(options.models, options.rules, options.targets, options.seeds):
@@ -443,7 +433,7 @@ def main() -> None:
         results.put(cell, found)
         perplexity = math.exp(found["log_perplexity"]) if "log_perplexity" in found else math.nan
         print(f"{cell.subject} | {cell.key:<34} {perplexity:9.4f}   {found}", flush=True)
-    print(markdown(results.content))
+    print("Now run: python benchmarks/documents.py --write")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
     python benchmarks/particle_passes.py                                  on two CPU threads
     python benchmarks/particle_passes.py --device cuda --members 5 20     on a GPU
     python benchmarks/particle_passes.py --networks lenet5 --inputs 16    a part of it
-    python benchmarks/particle_passes.py --table                          prints the table of benchmarks/README.md
 
 The prediction is `bl.predict(bnn, x)`: averaged probabilities with their uncertainty. A pass is a call of a plain
 network in evaluation mode, without gradients, on the same inputs; S passes are those of S plain networks, each with its
@@ -221,28 +220,6 @@ def difference(networks: list[nn.Module], bnn: bl.Bayesian, x: Tensor) -> float:
     return largest
 
 
-def table(results: dict[str, Any]) -> str:
-    """Draw the rows of all devices as a Markdown table; a cost above its aim has a star."""
-    lines = [
-        "| device | network | inputs | S | ms a pass | before, mean / all | `predict` | loop | `bl.compiled` |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for device in ("cpu", "cuda"):
-        for row in results.get(device, {}).get("rows", ()):
-            if "passes_of_predict" not in row:
-                continue
-            slow = row["passes_of_predict"] > row["members"] * (1.2 if row["milliseconds_of_a_pass"] >= 1 else 2)
-            before, compiled = row["before"], row.get("passes_of_compiled")
-            cells = (
-                device, row["network"], row["inputs"], row["members"], row["milliseconds_of_a_pass"],
-                f"{before['passes']} / {before['passes_with_uncertainty']}" if before else "",
-                f"{row['passes_of_predict']}{'*' * slow}", row["passes_of_loop"],
-                "" if compiled is None else f"{compiled}{'*' * (compiled > row['members'])}",
-            )  # fmt: skip
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Measure the chosen rows, and save them with the cost before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -253,14 +230,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compiled", action="store_true", help="measure bl.compiled on a CPU, too")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the table of the saved rows, and measure nothing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     file = options.results / "particle_passes.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    if options.table:
-        print(table(results))
-        return
     before = {
         (r["network"], r["inputs"], r["members"]): r["before"] for r in results.get(options.device, {}).get("rows", ())
     }

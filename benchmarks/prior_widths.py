@@ -2,7 +2,6 @@
 
     python benchmarks/prior_widths.py              train, cut, write results/prior_widths.json and the table of
                                                    docs/results.md (10 minutes on one core)
-    python benchmarks/prior_widths.py --table      only the table
 
 Five small networks are trained on the digits: a perceptron, a convolutional network, a residual network with batch
 norms, a transformer and an LSTM, which read an image row by row. Each is cut with the Kronecker posterior under priors
@@ -13,14 +12,11 @@ test error is in per cent, averaged over seeds. "magnitude" sets the smallest we
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from environment import RESULTS, save
+from environment import save
 from torch import Tensor, nn
 
 import bayeslim as bl
@@ -29,7 +25,6 @@ NAME = "prior_widths"
 STDS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SPARSITY = 0.7
 STEPS = (1, 4)
-DOCUMENT = Path(__file__).parents[1] / "docs" / "results.md"
 
 
 class Residual(nn.Module):
@@ -149,44 +144,19 @@ def errors(build: Callable[[], nn.Module], data: bl.data.Dataset, epochs: int, s
     return found
 
 
-def table(results: dict[str, Any]) -> str:
-    """Write the table: networks and steps in rows, priors in columns."""
-    head = ["", "dense", "magnitude", *(f"std {std:g}" for std in STDS)]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for network, found in results["results"].items():
-        for steps in STEPS:
-            cells = [f"{found[f'std {std}, steps {steps}']:.1f}" for std in STDS]
-            first = [f"{network}, {'one step' if steps == 1 else f'{steps} steps'}"]
-            known = [f"{found[key]:.1f}" if steps == 1 else "" for key in ("dense", "magnitude")]
-            lines.append(f"| {' | '.join(first + known + cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def with_table(document: str, results: dict[str, Any]) -> str:
-    """Replace the table in a document."""
-    opening, closing = "<!-- begin prior widths -->\n", "<!-- end prior widths -->"
-    before, found, rest = document.partition(opening)
-    return f"{before}{opening}\n{table(results)}\n{closing}{rest.partition(closing)[2]}" if found else document
-
-
 def main() -> None:
     """Train, cut, print, save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--table", action="store_true", help="write the table of the results, and run nothing")
     options = parser.parse_args()
-    path = RESULTS / f"{NAME}.json"
-    if not options.table:
-        data = bl.data.load("digits")
-        found: dict[str, dict[str, float]] = {}
-        for network, build in NETWORKS.items():
-            rows = [errors(build, data, options.epochs, seed) for seed in range(options.seeds)]
-            found[network] = {key: round(statistics.mean(row[key] for row in rows), 3) for key in rows[0]}
-            print(network, found[network], flush=True)
-        about = {"sparsity": SPARSITY, "seeds": options.seeds, "epochs": options.epochs, "results": found}
-        path = save(NAME, about)
-    DOCUMENT.write_text(with_table(DOCUMENT.read_text(), json.loads(path.read_text())))
+    data = bl.data.load("digits")
+    found: dict[str, dict[str, float]] = {}
+    for network, build in NETWORKS.items():
+        rows = [errors(build, data, options.epochs, seed) for seed in range(options.seeds)]
+        found[network] = {key: round(statistics.mean(row[key] for row in rows), 3) for key in rows[0]}
+        print(network, found[network], flush=True)
+    save(NAME, {"sparsity": SPARSITY, "seeds": options.seeds, "epochs": options.epochs, "results": found})
 
 
 if __name__ == "__main__":

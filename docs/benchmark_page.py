@@ -1,11 +1,10 @@
-"""The page of benchmarks: tables and plots from `benchmarks/results/*.json`, with no number typed."""
+"""The page of benchmarks: the generated tables of all documents, and plots, from `benchmarks/results/*.json`."""
 
 from __future__ import annotations
 
-import json
-import math
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,150 +13,117 @@ import matplotlib
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-import language_model_table  # noqa: E402
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import documents  # noqa: E402
+from writers import pruning  # noqa: E402
 
-RESULTS = BENCHMARKS / "results"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""The colour-blind safe palette of Okabe and Ito."""
+from bayeslim.app.style import THEMES, styled  # noqa: E402
+
+MARKERS = "osD^"
+
+SECTIONS = {
+    "pruning without retraining": "Test error on MNIST in per cent by the weights cut; mean of three seeds.",
+    "residual pruning": "Test error on Fashion-MNIST in per cent, cut in ten steps.",
+    "recurrent pruning": "Test error on the digits in per cent.",
+    "prior widths": "Test error on the digits in per cent, 70 % of the weights cut.",
+    "pruning by signal to noise": "Test error of a variational network on MNIST in per cent.",
+    "training to be sparse": "Test error in per cent, by what is left of the network.",
+    "recipes that cut": "Reduction, and test error in per cent; dense and magnitude in brackets.",
+    "language models": "Perplexity; in brackets, the increase of its logarithm relative to SparseGPT's.",
+    "out of distribution": "MNIST against other images.",
+    "links of Laplace": "Total variation to the exact average, and NLL.",
+    "many models": "Methods on MNIST, and a plain network distilled from each.",
+    "grid of Bayes by Backprop": "The settings of the paper's search.",
+    "choices of Bayes by Backprop": "One choice at a time, on MNIST.",
+    "Rényi divergences": "UCI sets; published numbers in brackets.",
+    "chain temperatures": "Variance of samplers over the exact one, at the usual and the chosen rate.",
+    "continual learning": "Mean accuracy after the last task.",
+    "training steps on a GPU": "Ratio to the eager step of the plain network.",
+    "whole fits on a GPU": "Capture and compilation included.",
+    "predictions from S networks": "Cost in passes of the plain network; a star marks a cost above its aim.",
+}
+"""The blocks that the page shows, and a line about each."""
 
 
 def write(folder: Path) -> str:
-    """Draw the plots into a folder, and return the page as reStructuredText."""
+    """Draw the plots into a folder, and return the page as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
-        "Benchmarks",
-        "==========",
-        "",
-        "These tables and plots are made from the files in ``benchmarks/results/`` when the site is built.",
-        "",
-        *_one_shot(folder),
-        *_language_models(),
-        *_out_of_distribution(folder),
-        *_variational_pruning(folder),
-        *_continual(),
-        *_training_steps(),
+        "# Benchmarks\n",
+        "The tables and plots on this page are written from the files in `benchmarks/results/` when the site is built. "
+        "{doc}`Results <results>` explains the most important ones.\n",
     ]
-    return "\n".join(parts) + "\n"
+    for name, about in SECTIONS.items():
+        sources = documents.BLOCKS[name][1]
+        parts += [f"## {name[0].upper()}{name[1:]}\n", f"{about} {' '.join(map(_source, sources))}\n"]
+        parts += [documents.block(name)]
+        if name in PLOTS:
+            parts += [_picture(name, about, folder, theme) for theme in THEMES]
+    return "\n".join(parts)
 
 
-def _one_shot(folder: Path) -> list[str]:
-    found = _read("one_shot_pruning")
-    lines = _heading("Pruning without retraining", found)
-    lines += ["Test error on MNIST in per cent, by the fraction of weights cut; mean over seeds.", ""]
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
-    for area, (network, rules) in zip(axes, found["summary"].items(), strict=True):
-        curves = {rule: points for rule, points in rules.items() if rule != "dense"}
-        for colour, (rule, points) in zip(COLOURS, curves.items(), strict=False):
-            area.plot(list(points), [point["mean"] for point in points.values()], marker="o", color=colour, label=rule)
-        area.axhline(rules["dense"]["0"]["mean"], color="grey", linewidth=1)
-        area.set(title=network, xlabel="fraction cut", yscale="log")
-        sparsities = list(next(iter(curves.values())))
-        rows = [(rule, *(f"{points[s]['mean']:.2f}" for s in sparsities)) for rule, points in curves.items()]
-        lines += [f"{network}, dense {rules['dense']['0']['mean']:.2f}:", ""]
-        lines += _table(("rule", *sparsities), rows)
-    axes[0].set_ylabel("test error, %")
-    axes[0].legend(fontsize=7)
-    return lines + _picture(figure, folder / "one_shot_pruning.svg", "Test error against the fraction of weights cut.")
-
-
-def _language_models() -> list[str]:
-    found = _read("language_models")
-    lines = _heading("Language models cut without retraining", found)
-    lines += ["Perplexity; in brackets, the increase of its logarithm relative to SparseGPT's.", ""]
-    for name, title in language_model_table.TITLES.items():
-        if name in found["models"]:
-            headings, *rows = language_model_table.rows(found["models"][name])
-            dense = math.exp(found["models"][name]["dense_log_perplexity"])
-            lines += [f"{title}, dense {dense:.3f}:", "", *_table(headings, rows)]
-    return lines
-
-
-def _out_of_distribution(folder: Path) -> list[str]:
-    found = _read("out_of_distribution")
-    sets = [name for name in next(iter(found["table"].values())) if name not in ("error", "nll", "ece")]
-    lines = _heading("Telling other images from digits", found)
-    lines += ["AUROC of the predictive entropy in per cent, MNIST against other sets; mean over seeds.", ""]
-    rows = [
-        (name, f"{row['error']['mean']:.2f}", *(f"{row[s]['mean']:.1f}" for s in sets))
-        for name, row in found["table"].items()
-    ]
-    figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    width = 0.8 / len(sets)
-    for place, (colour, name) in enumerate(zip(COLOURS, sets, strict=False)):
-        heights = [row[name]["mean"] for row in found["table"].values()]
-        axes.bar([k + place * width for k in range(len(heights))], heights, width, color=colour, label=name)
-    axes.set_xticks([k + 0.4 - width / 2 for k in range(len(rows))], list(found["table"]), rotation=20)
-    axes.set(ylabel="AUROC, %", ylim=(50, 100))
-    axes.legend(fontsize=7, loc="lower right")
-    lines += _table(("posterior", "error", *sets), rows)
-    return lines + _picture(figure, folder / "out_of_distribution.svg", "AUROC by posterior and data set.")
-
-
-def _variational_pruning(folder: Path) -> list[str]:
-    found = _read("variational_pruning")
-    lines = _heading("Pruning a variational network by signal to noise", found)
-    lines += ["Test error on MNIST in per cent by the fraction of weights cut, without retraining.", ""]
-    rows, sparsities = [], []
-    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    curves = {(prior, rule): points for prior, rules in found["test_error"].items() for rule, points in rules.items()}
-    for colour, ((prior, rule), points) in zip(COLOURS, curves.items(), strict=False):
-        sparsities = list(points)
-        rows.append((f"{prior} prior, {rule}", *(f"{value:.2f}" for value in points.values())))
-        axes.plot(sparsities, list(points.values()), marker="o", color=colour, label=f"{prior}, {rule}")
-    axes.set(xlabel="fraction cut", ylabel="test error, %")
-    axes.legend(fontsize=7)
-    lines += _table(("", *sparsities), rows)
-    return lines + _picture(figure, folder / "variational_pruning.svg", "Test error against the fraction cut.")
-
-
-def _continual() -> list[str]:
-    found = _read("continual")
-    lines = _heading("Learning task after task", found)
-    rows = [
-        (kind, rule, str(result["tasks"]), ", ".join(f"{value:.1f}" for value in result["accuracies_percent"]))
-        for kind, rules in found["summary"].items()
-        for rule, result in rules.items()
-    ]
-    return lines + _table(("tasks of MNIST", "rule", "number of tasks", "mean accuracy, %"), rows)
-
-
-def _training_steps() -> list[str]:
-    found = _read("training_steps") | {"command": "python benchmarks/training_graphs.py steps"}
-    lines = _heading("Training steps on a GPU", found)
-    lines += [
-        f"On one {found['environment']['gpu']}, as a ratio to the eager step of the plain network, by estimator.",
-        "",
-    ]
-    ways = [way for way in next(iter(found["results"].values())) if way != "plain"]
-    rows = [
-        (case, *(f"{table[way]['ratio']:.2f}" if "ratio" in table[way] else "failed" for way in ways))
-        for case, table in found["results"].items()
-    ]
-    return lines + _table(("network", *ways), rows)
-
-
-def _read(name: str) -> dict[str, Any]:
-    return {"name": name, **json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))}
-
-
-def _heading(title: str, found: Mapping[str, Any]) -> list[str]:
-    command = found.get("command", f"python benchmarks/{found['name']}.py")
-    commit = str(found["environment"].get("commit") or "")[:9]
-    source = f"``{command}``" + (f", commit ``{commit}``" if commit else "")
-    doubt = ["", f".. warning:: {found['provenance']}"] if "provenance" in found else []
-    return [title, "-" * len(title), "", source, *doubt, ""]
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    for row in (headings, *rows):
-        lines += [f"   {'* -' if not place else '  -'} {cell}" for place, cell in enumerate(row)]
-    return [*lines, ""]
-
-
-def _picture(figure: Any, path: Path, words: str) -> list[str]:
-    figure.savefig(path, metadata={"Date": None})
+def _picture(name: str, about: str, folder: Path, theme: str) -> str:
+    source = documents.BLOCKS[name][1][0]
+    path = folder / f"{source}_{theme}.svg"
+    with styled(THEMES[theme]):
+        figure = PLOTS[name](documents.results()[source])
+        figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
-    return [f".. image:: {path.parent.name}/{path.name}", f"   :alt: {words}", ""]
+    return f"```{{image}} {folder.name}/{path.name}\n:class: only-{theme}\n:alt: {about}\n```\n"
+
+
+def _source(name: str) -> str:
+    found = documents.results()[name]
+    command = str(found.get("command", f"python benchmarks/{name}.py"))
+    command = re.sub(r"benchmarks/training_(\w+)\.py", r"benchmarks/training_graphs.py \1", command)
+    commit = str(found.get("environment", {}).get("commit") or "")[:9]
+    doubt = "".join(f" **{found[key]}**" for key in ("provenance", "outdated") if key in found)
+    return f"`{command}`" + (f", commit `{commit}`." if commit else ".") + doubt
+
+
+def _one_shot(found: Mapping[str, Any]) -> plt.Figure:
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
+    for area, (network, title) in zip(axes, pruning.NETWORKS.items(), strict=True):
+        rules = found["summary"][network]
+        for marker, (rule, words) in zip(MARKERS, pruning.ONE_SHOT.items(), strict=False):
+            cut = [100 * float(sparsity) for sparsity in rules[rule]]
+            area.plot(cut, [point["mean"] for point in rules[rule].values()], marker=marker, label=words.strip("*"))
+        area.axhline(rules["dense"]["0"]["mean"], color="grey", linewidth=1, linestyle="--", label="dense")
+        area.set(title=title, xlabel="weights cut, %", yscale="log")
+    axes[0].set_ylabel("test error, %")
+    axes[0].legend()
+    return figure
+
+
+def _out_of_distribution(found: Mapping[str, Any]) -> plt.Figure:
+    table = found["table"]
+    sets = [name for name in next(iter(table.values())) if name not in ("error", "nll", "ece")]
+    figure, area = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    width = 0.8 / len(sets)
+    for place, name in enumerate(sets):
+        heights = [row[name]["mean"] for row in table.values()]
+        area.bar([k + place * width for k in range(len(heights))], heights, width, label=name)
+    area.set_xticks([k + 0.4 - width / 2 for k in range(len(table))], list(table), rotation=20)
+    area.set(ylabel="AUROC, %", ylim=(50, 100))
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def _signal_to_noise(found: Mapping[str, Any]) -> plt.Figure:
+    figure, area = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    errors = found["test_error"]
+    curves = {f"{prior}, {rule}": points for prior, rules in errors.items() for rule, points in rules.items()}
+    for marker, (label, points) in zip(MARKERS, curves.items(), strict=False):
+        area.plot([100 * float(cut) for cut in points], list(points.values()), marker=marker, label=label)
+    area.set(xlabel="weights cut, %", ylabel="test error, %")
+    area.legend()
+    return figure
+
+
+PLOTS: dict[str, Callable[[Mapping[str, Any]], plt.Figure]] = {
+    "pruning without retraining": _one_shot,
+    "out of distribution": _out_of_distribution,
+    "pruning by signal to noise": _signal_to_noise,
+}
+"""What is drawn below a table."""

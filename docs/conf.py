@@ -51,8 +51,9 @@ html_theme_options = {
 }
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_sidebars = {  # only these have pages below them to list
-    "**": [],
+html_sidebars = {  # only folders have pages to list
+    "*": [],
+    "start/*": [],
     "tutorials/*": ["sidebar-nav-bs"],
     "methods/*": ["sidebar-nav-bs"],
     "api/*": ["sidebar-nav-bs"],
@@ -73,7 +74,13 @@ sphinx_gallery_conf = {
 }
 
 
+def skip_foreign(_app: object, _what: str, _name: str, value: object, _skip: bool, _options: object) -> bool | None:
+    """Leave out members that another library put on a class: their docstrings refer to that library's own site."""
+    return True if (getattr(value, "__module__", None) or "bayeslim").split(".")[0] == "sklearn" else None
+
+
 def setup(app: object) -> None:
     """Write the generated pages, and make docstrings readable for Sphinx."""
     pages.write(HERE)
+    app.connect("autodoc-skip-member", skip_foreign)  # type: ignore[attr-defined]
     app.connect("autodoc-process-docstring", rst.as_rst, priority=100)  # type: ignore[attr-defined]

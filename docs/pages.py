@@ -26,7 +26,7 @@ def write(folder: Path) -> None:
         folder / "methods" / "index.rst",
         f"Methods\n=======\n\n{intro}\n\n{table}\n\n.. toctree::\n   :hidden:\n\n{listed}\n",
     )
-    _put(folder / "benchmarks.rst", benchmark_page.write(folder / "plots"))
+    _put(folder / "benchmarks.md", benchmark_page.write(folder / "plots"))
     _put(folder / "gallery.rst", gallery_page.write(folder / "gallery"))
     _put(folder / "api" / "index.rst", _api_index(methods))
     for name in (*reference.NAMESPACES, *reference.BRIDGES):

@@ -9,6 +9,7 @@ from typing import Any
 import torch.multiprocessing
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+PRELOADED = ["bayeslim.app.compress", "bayeslim.samplers", "bayeslim.methods.deep_ensemble"]
 
 
 def in_processes(work: Callable[..., None], count: int, *args: Any) -> None:
@@ -17,13 +18,13 @@ def in_processes(work: Callable[..., None], count: int, *args: Any) -> None:
     They are copies of one process that has imported the library and done nothing else: importing takes longer than most
     of what they do.
     """
-    multiprocessing.set_forkserver_preload(["bayeslim"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     torch.multiprocessing.start_processes(work, args, count, start_method=METHOD)
 
 
 def started(work: Callable[..., Any], *args: Any) -> multiprocessing.process.BaseProcess:
     """Start such a process, which calls `work(*args)`."""
-    multiprocessing.set_forkserver_preload(["bayeslim"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     process = multiprocessing.get_context(METHOD).Process(target=work, args=args)
     process.start()
     return process

@@ -200,7 +200,7 @@ def listed(lines: list[str]) -> str:
 
 def test_imports_are_found():
     assert any(i.source == "bayesian" and i.target == "methods.base" for i in imports())
-    assert any(i.source == "" and i.target == "io.saving" for i in imports())
+    assert any(i.source == "" and i.target == "io.registry" for i in imports())
     assert not any(i.source == "types" and i.target == "bayesian" for i in imports())
 
 

@@ -85,19 +85,10 @@ def test_a_run_goes_on_with_what_is_missing_and_becomes_a_table(grid, digits, mo
     assert len(results["stacks"]) == 3
     run("--only", "2 samples", "--minutes", "0")
     assert "and 0 s are left" in capsys.readouterr().out.replace("-0", "0")
-    tables = importlib.import_module("grid_table")
+    tables = importlib.import_module("writers.grid")
     rows = results["stacks"]["1 samples, lr 0.0001"]["rows"]
     rows[0]["validation"]["sample"]["error"] = -1.25
     text = tables.markdown(results)
     assert "6 networks, 1 epochs each" in text
     assert "| 1 | 1/4 | 0 | 6 | 1e-4 | -1.25 |" in text
-    document = tmp_path / "results.md"
-    document.write_text(f"before\n{tables.MARKS[0]}old\n{tables.MARKS[1]}\nafter\n")
-    monkeypatch.setattr(tables, "DOCUMENT", document)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    (tmp_path / f"{grid.NAME}.json").write_text(json.dumps(results))
-    tables.main()
-    assert "old" not in document.read_text()
-    assert text in document.read_text()
-    assert document.read_text().startswith("before\n")
-    assert document.read_text().endswith("\nafter\n")
+    assert "The run ended before these settings were trained: 1 samples, lr 1e-05;" in text

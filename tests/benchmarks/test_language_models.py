@@ -133,7 +133,7 @@ def test_a_cell_that_would_take_too_long_does_not_begin(tmp_path, monkeypatch, c
 
 def test_the_table_shows_means_spreads_and_damage(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    table = importlib.import_module("language_model_table")
+    table = importlib.import_module("writers.language_models")
     found = {"sparsegpt": (4.0, 5.0), "bayeslim x1": (3.0, 3.0), "magnitude": (1e7,)}
     cells = {
         f"{rule} | 70 % | seed {seed}": {"log_perplexity": math.log(value), "seconds": 2.0 + seed, "peak_gb": 1.5}
@@ -240,13 +240,3 @@ def test_prose_has_no_markup(llama):
     body = "'''Logic''' studies [[inference|inferences]]<ref name=a>{{cite}}</ref> {{nested {{twice}}}}" + " and" * 20
     page = f"{{{{Infobox|x}}}}\n== History ==\n* a list\n[[File:a.png|thumb|by [[him]]]]{body}\nshort"
     assert llama.plain_text(page) == "Logic studies inferences " + " and" * 20
-
-
-@pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
-def test_documents_show_the_tables_of_the_results(document, monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    table = importlib.import_module("language_model_table")
-    results = json.loads((FOLDER / "results" / "language_models.json").read_text())
-    text = (FOLDER.parent / document).read_text()
-    assert "<!-- begin language models" in text
-    assert table.with_tables(text, results) == text  # else run language_models.py --write README.md docs/results.md

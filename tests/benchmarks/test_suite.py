@@ -46,14 +46,12 @@ CASE = (
 
 def test_parts_are_saved_continued_and_reported(command, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    results, document = tmp_path / "results", tmp_path / "docs" / "page.md"
-    document.parent.mkdir()
-    document.write_text("before\n<!-- begin suite_cpu -->\nold\n<!-- end suite_cpu -->\nafter\n")
-    command(*CASE, "--results", results, "--document", document)  # a thousandth of a minute is enough for one part
+    results, pictures = tmp_path / "results", tmp_path / "pictures"
+    command(*CASE, "--results", results, "--pictures", pictures)  # a thousandth of a minute is enough for one part
     assert len(json.loads((results / "suite_cpu.json").read_text())["parts"]) == 1
-    assert "old" in document.read_text()
+    assert not pictures.exists()
     for _ in range(4):
-        command(*CASE, "--results", results, "--document", document, "--minutes", "0.02")
+        command(*CASE, "--results", results, "--pictures", pictures, "--minutes", "0.02")
     saved = json.loads((results / "suite_cpu.json").read_text())
     assert set(saved["parts"]) == {"growth width", "mlp steps", "mlp predictions", "mlp fits", "mlp memory"}
     assert "growth width: done before" in capsys.readouterr().out
@@ -62,14 +60,13 @@ def test_parts_are_saved_continued_and_reported(command, tmp_path, capsys):
         assert rows["plain network"]["ratio"] == 1
         assert all(rows[name]["ratio"] > 0 for name in ("Variational, shared noise", "SGLD"))
         assert set(rows) == {"plain network", "Variational, shared noise", "SGLD"}
-    text = document.read_text()
+    text = importlib.import_module("writers.suite").markdown(saved, "suite_cpu")
     ratio = saved["parts"]["mlp memory"]["SGLD"]["ratio"]
-    assert "old" not in text
     assert "| SGLD |" in text
     assert f"| {ratio:.2f} |" in text
     assert "a step, hidden units of each layer" in text
-    assert (document.parent / "pictures" / "suite_cpu.svg").stat().st_size > 1000
-    command(*CASE, "--results", results, "--document", document, "--contenders", "SGLD", "--no-report")
+    assert (pictures / "suite_cpu.svg").stat().st_size > 1000
+    command(*CASE, "--results", results, "--pictures", pictures, "--contenders", "SGLD", "--no-report")
     again = json.loads((results / "suite_cpu.json").read_text())["parts"]
     assert set(again) == {"growth width"}  # other settings begin anew
 

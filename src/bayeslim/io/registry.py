@@ -37,6 +37,13 @@ _NAME_ATTRIBUTES = {"posterior": "kind"}
 
 _ENTRIES: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 
+_LOADERS: list[Callable[[], None]] = []
+
+
+def load_with(loader: Callable[[], None]) -> None:
+    """Call a function before a lookup that needs all that the library registers."""
+    _LOADERS.append(loader)
+
 
 def register(kind: str, name: str | None = None) -> Callable[[T], T]:
     """Enter the decorated class or function into the registry.
@@ -78,6 +85,8 @@ def registered(kind: str, name: str) -> Any:
     """
     entries = _entries(kind)
     if name not in entries:
+        _load()
+    if name not in entries:
         alike = closest(str(name), entries)
         hint = f"The closest names are {alike}." if alike else f"Registered names: {', '.join(sorted(entries))}."
         raise NotRegistered(
@@ -89,6 +98,12 @@ def registered(kind: str, name: str) -> Any:
 
 def all_registered(kind: str) -> Mapping[str, Any]:
     """List everything of a kind by name: a view, which shows later additions too."""
+    _load()
+    return entered(kind)
+
+
+def entered(kind: str) -> Mapping[str, Any]:
+    """List by name what imported modules have registered of a kind: a view."""
     return MappingProxyType(_entries(kind))
 
 
@@ -99,6 +114,11 @@ def entry_of(value: object) -> tuple[str, str] | None:
             if type(value) is cls:
                 return kind, name
     return None
+
+
+def _load() -> None:
+    for loader in _LOADERS:
+        loader()
 
 
 def _entries(kind: str) -> dict[str, Any]:

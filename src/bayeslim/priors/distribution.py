@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributions as D
 from torch.distributions.constraints import Constraint, is_dependent
 
-from bayeslim.io.registry import all_registered, register
+from bayeslim.io.registry import entered, register
 from bayeslim.noise import seeding_torch_from
 from bayeslim.priors.base import check_broadcasts
 from bayeslim.priors.learnable import Learnable
@@ -41,13 +41,13 @@ class Distribution(Learnable):
         if self.learn and not self._is_known:
             raise ValueError(
                 f"The parameters of a {type(self.distribution).__name__} cannot be learned; those of "
-                f"{', '.join(all_registered('distribution'))} can."
+                f"{', '.join(entered('distribution'))} can."
             )
         super().__post_init__()
 
     @property
     def _is_known(self) -> bool:
-        return type(self.distribution) in all_registered("distribution").values()
+        return type(self.distribution) in entered("distribution").values()
 
     def hyperparameters(self) -> Mapping[str, Constraint]:
         """Return the constraints of the parameters that determine the distribution."""

@@ -139,7 +139,7 @@ def _figures(
 
 
 def _lead(bnn: Bayesian, pruned: Bayesian, batches: Batches | None) -> str:
-    words = f"{_name(bnn)} with a {bnn.method.name} posterior over {bnn.sites.size:,} parameters"
+    words = f"{_name(bnn)} with the posterior of {type(bnn.method).__name__} over {bnn.sites.size:,} parameters"
     if pruned.plan_ is not None:
         words += f", cut by {pruned.plan_.criterion} of each {pruned.plan_.granularity}"
     data = "" if batches is None else f" Measured on {sum(len(y) for _, y in batches):,} held-out examples."

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from bayeslim.io.registry import all_registered, register, unregister
+from bayeslim.io.registry import entered, register, unregister
 from bayeslim.posteriors import Posterior
 from bayeslim.posteriors.saliency import Group
 from bayeslim.priors import Prior
@@ -49,7 +49,7 @@ class Criterion:
         return self.weights(posterior, priors)
 
 
-CRITERIA: Mapping[str, Criterion] = all_registered("criterion")
+CRITERIA: Mapping[str, Criterion] = entered("criterion")
 """The registered criteria by name: a view that shows later additions too."""
 
 

@@ -1,22 +1,19 @@
-"""Tables of the grid of Bayes by Backprop, from its results file.
-
-    python benchmarks/grid_table.py        write them into docs/results.md, between their marks
+"""Tables of the grid of Bayes by Backprop.
 
 Settings are compared by their validation error; the test error stands beside it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bayes_by_backprop_grid import GRID, NAME
-from environment import RESULTS, ROOT
+from bayes_by_backprop_grid import GRID, stacks
 
-DOCUMENT = ROOT / "docs" / "results.md"
+from writers.markdown import table
+
 TITLES = {
     "samples": "samples",
     "pi": "π",
@@ -25,7 +22,6 @@ TITLES = {
     "lr": "learning rate",
 }
 BEST_ROWS = 5
-MARKS = "<!-- begin grid of Bayes by Backprop -->\n", "<!-- end grid of Bayes by Backprop -->"
 
 Row = Mapping[str, Any]
 
@@ -59,12 +55,6 @@ def shown(name: str, value: float) -> str:
     return f"{value:.0e}".replace("e-0", "e-") if name == "lr" else f"{value:g}"
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Write rows as Markdown, the headings first."""
-    headings, *others = rows
-    return [f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *others)] + [""]
-
-
 def markdown(results: Mapping[str, Any]) -> str:
     """Write the effect of every hyperparameter, the best settings, and the time."""
     rows: list[Row] = [row for stack in results["stacks"].values() for row in stack["rows"]]
@@ -77,6 +67,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"{settings['draws']} draws.",
         "",
     ]
+    if missing := [name for name in stacks() if name not in results["stacks"]]:
+        lines += [f"The run ended before these settings were trained: {'; '.join(missing)}.", ""]
     effects = [["", "values", "mean over all other settings", "best setting", "range in pairs, median"]]
     for name, title in TITLES.items():
         by_value, pairs = means(rows, name), paired_effects(rows, name)
@@ -90,7 +82,7 @@ def markdown(results: Mapping[str, Any]) -> str:
                 f"{statistics.median(pairs):.2f}" if pairs else "",
             ]
         )
-    lines += table(effects)
+    lines += [*table(effects[0], effects[1:]).splitlines(), ""]
     lines += ["The best settings by validation error:", ""]
     chosen = [[*TITLES.values(), "validation", "test", "test, mean network", "test NLL"]]
     chosen += [
@@ -103,7 +95,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         ]
         for row in sorted(rows, key=error)[:BEST_ROWS]
     ]
-    return "\n".join([*lines, *table(chosen), *findings(rows)])
+    return "\n".join([*lines, *table(chosen[0], chosen[1:]).splitlines(), "", *findings(rows)])
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
@@ -122,17 +114,3 @@ def findings(rows: Sequence[Row]) -> list[str]:
         f"{noise:.2f} points.",
         "",
     ]
-
-
-def main() -> None:
-    """Write the tables into the document."""
-    results = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
-    before, found, rest = DOCUMENT.read_text(encoding="utf-8").partition(MARKS[0])
-    if not found:
-        raise SystemExit(f"{DOCUMENT} has no line {MARKS[0].strip()!r} to write the tables after.")
-    after = rest.partition(MARKS[1])[2]
-    DOCUMENT.write_text(f"{before}{MARKS[0]}\n{markdown(results)}\n{MARKS[1]}{after}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

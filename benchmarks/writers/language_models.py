@@ -1,4 +1,4 @@
-"""The table of `language_models.py`, as Markdown, from its results."""
+"""Tables of `language_models.py`."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ COLUMNS = {
 def summary(results: Mapping[str, Any]) -> str:
     """Write one short table of both models: perplexities by target in rows, rules in columns.
 
-    Targets that no cut of ours was measured at are left out.
+    Targets that no cut of ours was measured at are left out, and so are units, which only magnitude cuts as well.
     """
     head = ["perplexity without retraining", "dense", *COLUMNS]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, title in TITLES.items():
         model = results.get("models", {}).get(name)
-        for target in TARGETS if model else ():
+        for target in (name for name in TARGETS if "units" not in name) if model else ():
             row = [
                 next((text for rule in rules if (text := shown(model, rule, target).partition(" (")[0])), "")
                 for rules in COLUMNS.values()
@@ -144,17 +144,3 @@ def summary(results: Mapping[str, Any]) -> str:
 def leading(text: str) -> float:
     """Read the number that a cell begins with."""
     return float(text.split()[0].replace(",", ""))
-
-
-BLOCKS = {"language models": markdown, "language models in short": summary}
-"""The generated blocks of documents, by the name in their marks."""
-
-
-def with_tables(document: str, results: Mapping[str, Any]) -> str:
-    """Replace what stands between the marks of generated tables in a document."""
-    for name, write in BLOCKS.items():
-        opening, closing = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        before, found, rest = document.partition(opening)
-        if found:
-            document = f"{before}{opening}\n{write(results)}\n{closing}{rest.partition(closing)[2]}"
-    return document

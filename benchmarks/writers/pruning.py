@@ -1,0 +1,74 @@
+"""Tables of cuts without retraining."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from writers.markdown import listed, table
+
+ONE_SHOT = {
+    "magnitude": "magnitude",
+    "snr": "signal to noise",
+    "joint x1": "conditioned, one step",
+    "joint x10": "**conditioned, ten steps**",
+}
+NETWORKS = {"lenet_300_100": "LeNet-300-100", "lenet5": "LeNet-5"}
+SPARSITIES = ("0.9", "0.95", "0.98")
+
+AIMS = {"90%": 1.0, "95%": 2.5}
+"""The aims of `residual_pruning.py`: points of test error that a cut may cost."""
+
+
+def one_shot(found: Mapping[str, Any]) -> str:
+    """Write test errors of both LeNets at three sparsities."""
+    summary = found["summary"]
+    heads = [f"{title} (dense {summary[name]['dense']['0']['mean']:.2f})" for name, title in NETWORKS.items()]
+    rows = []
+    for rule, words in ONE_SHOT.items():
+        cells = [listed((summary[name][rule][s]["mean"] for s in SPARSITIES), 2) for name in NETWORKS]
+        rows.append([words, *(f"**{cell}**" if "**" in words else cell for cell in cells)])
+    return table(["", *(f"{head} at 90 / 95 / 98\u00a0%" for head in heads)], rows)
+
+
+def prior_widths(found: Mapping[str, Any]) -> str:
+    """Write test errors after a cut: networks and steps in rows, priors in columns."""
+    keys = [key.removesuffix(", steps 1") for key in next(iter(found["results"].values())) if "steps 1" in key]
+    heads = [f"std {float(key.removeprefix('std ')):g}" for key in keys]
+    rows = []
+    for network, errors in found["results"].items():
+        for steps in (1, 4):
+            known = [f"{errors[key]:.1f}" if steps == 1 else "" for key in ("dense", "magnitude")]
+            cells = [f"{errors[f'{key}, steps {steps}']:.1f}" for key in keys]
+            rows.append([f"{network}, {'one step' if steps == 1 else f'{steps} steps'}", *known, *cells])
+    return table(["", "dense", "magnitude", *heads], rows)
+
+
+def residual(found: Mapping[str, Any]) -> str:
+    """Write test errors of the residual network, and the points beside the aims."""
+    errors, dense = found["error"], found["settings"]["dense"]
+    rows = []
+    for cut, aim in AIMS.items():
+        more = round(errors[f"{cut}, measured"] - dense, 2)
+        verdict = "met" if more <= aim else "**missed**"
+        cells = [f"{errors[f'{cut}, {way}']:.2f}" for way in ("magnitude", "kept", "measured")]
+        rows.append([cut.replace("%", " %"), f"{dense:.2f}", *cells, f"+{more:.2f}, aim +{aim:.1f}: {verdict}"])
+    heads = ["weights cut", "dense", "magnitude", "conditioned, batch norms kept", "conditioned, measured again"]
+    return table([*heads, "points over dense"], rows)
+
+
+def recurrent(found: Mapping[str, Any]) -> str:
+    """Write test errors of an LSTM and a GRU after cuts."""
+    rules = {
+        "magnitude": "magnitude",
+        "diag": "diagonal",
+        "kron": "Kronecker",
+        "kron in 5 steps": "Kronecker in 5 steps",
+    }
+    rows = []
+    for network, errors in found["error"].items():
+        for cut in dict.fromkeys(key.partition(", ")[0] for key in errors if key != "dense"):
+            known = [errors.get(f"{cut}, {rule}") for rule in rules]
+            first = f"{network} (dense {errors['dense']:.1f}), {cut.replace('%', ' %')}"
+            rows.append([first, *("" if value is None else f"{value:.1f}" for value in known)])
+    return table(["", *rules.values()], rows)
