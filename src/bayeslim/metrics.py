@@ -45,6 +45,13 @@ class Calibration:
     confidence: Tensor
     accuracy: Tensor
 
+    def __post_init__(self) -> None:
+        bins = len(self.count)
+        lengths = {name: value.shape for name, value in vars(self).items()}
+        if lengths != dict.fromkeys(lengths, (bins,)) | {"edges": (bins + 1,)}:
+            shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in lengths.items())
+            raise ShapeMismatch(f"A reliability curve of B bins has B + 1 edges and columns of length B. Got {shapes}.")
+
     @property
     def ece(self) -> float:
         """The expected calibration error: the mean gap between accuracy and confidence."""

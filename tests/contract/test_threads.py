@@ -145,14 +145,10 @@ def test_networks_are_traced_in_one_thread_at_a_time(tmp_path):
     """Two traces at once fail in torch, whose tracing state belongs to all threads."""
     x = torch.randn(4, 8)
 
-    def saved_and_compacted(number: int) -> bool:
-        network = nn.Sequential(nn.Linear(8, 5 + number), nn.ReLU(), nn.Linear(5 + number, 2)).eval()
-        with torch.no_grad():
-            network[0].weight[0], network[0].bias[0] = 0, 0
-        slim = bl.compact(network, example=x)
-        bl.save(network, tmp_path / str(number), example=x)
-        again = bl.load(tmp_path / str(number))(x)
-        return slim[0].out_features == 4 + number and torch.allclose(again, network(x), atol=1e-6)
+    def saved(width: int) -> bool:
+        network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)).eval()
+        bl.save(network, tmp_path / str(width), example=x)
+        return torch.allclose(bl.load(tmp_path / str(width))(x), network(x), atol=1e-6)
 
-    with ThreadPoolExecutor(3) as pool:
-        assert all(pool.map(saved_and_compacted, range(3)))
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(saved, (5, 6)))
