@@ -223,7 +223,7 @@ def test_bad_requests_say_what_is_needed(fitted: Any) -> None:
     bnn, held_out, x, _ = fitted
     with pytest.raises(TypeError, match="likelihood="):
         bl.conformal(nn.Identity(), held_out)
-    with pytest.raises(ValueError, match="coverage is a probability"):
+    with pytest.raises(ValueError, match="coverage must be a finite number above 0"):
         bl.conformal(bnn, held_out, 1.5)
     with pytest.raises(ValueError, match="score of classes is one of lac"):
         bl.conformal(bnn, held_out, score="cqr")

@@ -139,32 +139,24 @@ def half_of(graph: UnitGraph, heads: bool) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "takes_heads"),
-    [
-        ("qwen", True),
-        ("t5", True),
-        ("vit", True),
-        ("gpt2", False),
-        ("bert", False),
-    ],
+    ("name", "heads", "has_new_sizes"),
+    [("qwen", True, True), ("t5", True, True), ("vit", True, True), ("gpt2", True, False), ("bert", False, True)],
 )
-def test_networks_compact_as_their_own_class(name, takes_heads, tmp_path):
+def test_networks_compact_as_their_own_class(name, heads, has_new_sizes, tmp_path):
     """Heads fit into a config only where the width of a head is a number of its own."""
     network, example = build(name), inputs_for(name)
     graph = units(network, example)
     assert {unit.kind for unit in graph.units} == {"neuron", "head"}
-    other = inputs_for(name, seed=1)
-    for heads in (True, False):
-        masks = graph.masks(half_of(graph, heads))
-        found = compaction(network, masks, example, units=graph)
-        assert type(found.network) is type(network)
-        assert found.difference < 1e-9
-        assert ("has the new sizes" in found.why) == (takes_heads or not heads)
-        assert (network.config.to_dict() != found.network.config.to_dict()) == (takes_heads or not heads)
-        if takes_heads or not heads:
-            found.network.save_pretrained(tmp_path / str(heads))
-            loaded = type(network).from_pretrained(tmp_path / str(heads)).eval()
-            assert torch.equal(loaded(**other).logits, found.network(**other).logits)
+    found = compaction(network, graph.masks(half_of(graph, heads)), example, units=graph)
+    assert type(found.network) is type(network)
+    assert found.difference < 1e-9
+    assert ("has the new sizes" in found.why) == has_new_sizes
+    assert (network.config.to_dict() != found.network.config.to_dict()) == has_new_sizes
+    if has_new_sizes:
+        found.network.save_pretrained(tmp_path)
+        loaded = type(network).from_pretrained(tmp_path).eval()
+        other = inputs_for(name, seed=1)
+        assert torch.equal(loaded(**other).logits, found.network(**other).logits)
 
 
 @pytest.fixture(scope="module")

@@ -225,7 +225,7 @@ def test_wrong_values_are_refused():
         metrics.auroc(ones, ones * float("nan"))
     with pytest.raises(ShapeMismatch, match="both sides"):
         metrics.auroc(ones, ones[:0])
-    with pytest.raises(ValueError, match="at least 1 bin"):
+    with pytest.raises(ValueError, match="bins must be a whole number, at least 1"):
         metrics.Classification(bins=0)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import ShapeMismatch, check_whole
 
 BINS = 15
 
@@ -44,6 +44,13 @@ class Calibration:
     count: Tensor
     confidence: Tensor
     accuracy: Tensor
+
+    def __post_init__(self) -> None:
+        bins = len(self.count)
+        lengths = {name: value.shape for name, value in vars(self).items()}
+        if lengths != dict.fromkeys(lengths, (bins,)) | {"edges": (bins + 1,)}:
+            shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in lengths.items())
+            raise ShapeMismatch(f"A reliability curve of B bins has B + 1 edges and columns of length B. Got {shapes}.")
 
     @property
     def ece(self) -> float:
@@ -307,8 +314,7 @@ def _confidence(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _equal_width_edges(bins: int) -> Tensor:
-    if bins < 1:
-        raise ValueError(f"A reliability curve needs at least 1 bin. Got {bins}.")
+    check_whole("bins", bins)
     return torch.arange(bins + 1, dtype=torch.float64) / bins
 
 
@@ -343,6 +349,7 @@ def _tensors(*values: Any) -> None:
 
 
 def _two_sides(name: str, inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    _tensors(inside, outside)
     inside, outside = inside.flatten(), outside.flatten()
     if not len(inside) or not len(outside):
         raise ShapeMismatch(f"{name} needs scores on both sides. Got {len(inside)} inside and {len(outside)} outside.")
@@ -374,6 +381,7 @@ def _check_finite(what: str, values: Tensor) -> None:
 
 
 def _gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+    _tensors(variance)
     squares = _squares(mean, targets)
     if variance.shape != targets.shape:
         raise ShapeMismatch(

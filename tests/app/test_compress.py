@@ -536,6 +536,8 @@ def test_exported_files_that_are_gone_or_truncated_are_written_again(tmp_path):
         ("measured.json", lambda found: found["dense"].update(extra=1)),
         ("measured.json", lambda found: found["dense"]["scores"].update(nll=float("nan"))),
         ("measured.json", lambda found: found["dense"]["scores"]["calibration"].update(extra=[])),
+        ("measured.json", lambda found: found["dense"]["scores"]["calibration"]["count"].pop()),
+        ("measured.json", lambda found: found["dense"]["scores"]["calibration"]["edges"].pop()),
         ("benchmark.json", lambda found: found.update(extra=1)),
         ("benchmark.json", lambda found: found["sizes"]["slim"].update(extra=1)),
         ("benchmark.json", lambda found: found["timings"][0].update(extra=1)),

@@ -67,9 +67,21 @@ METHODS = {"laplace": bl.Laplace(), "variational": bl.Variational()}
 
 
 @functools.cache
+def fitted_images(name):
+    """A fitted convolutional network, made once: nothing changes it."""
+    return fitted(convolutional(), METHODS[name], epochs=1, lr=1e-3)
+
+
+@functools.cache
 def cut_images(name):
-    """A convolutional network cut by units, made once: nothing changes it."""
-    return by_units(fitted(convolutional(), METHODS[name], epochs=1, lr=1e-3))
+    """The same network cut by units."""
+    return by_units(fitted_images(name))
+
+
+@functools.cache
+def slim_images(name):
+    """The same network compacted, made once; tests that change it take a copy."""
+    return bl.compact(cut_images(name), IMAGES[:3], bayesian=True)
 
 
 LAPLACES = {
@@ -100,8 +112,7 @@ def test_a_cut_by_units_predicts_the_same_variances(name):
 
 
 def test_a_cut_by_channels_predicts_the_same_variances():
-    pruned = cut_images("laplace")
-    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    pruned, slim = cut_images("laplace"), slim_images("laplace")
     assert slim.model[7].weight.shape < pruned.model[7].weight.shape
     assert_same_predictions(slim, pruned, IMAGES)
     assert torch.equal(answers(slim, IMAGES), answers(bl.compact(pruned, IMAGES[:3]), IMAGES))
@@ -167,8 +178,7 @@ def test_a_constant_in_a_bias_that_was_cut_is_refused():
 
 
 def test_independent_weights_keep_their_marginals():
-    pruned = cut_images("variational")
-    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    pruned, slim = cut_images("variational"), copy.deepcopy(slim_images("variational"))
     old, new = pruned.posterior_, slim.posterior_
     assert isinstance(new, Diagonal)
     for name in new.names:
@@ -289,10 +299,10 @@ def test_it_trains_with_the_zeros_that_are_left():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("granularity", ["unit", "weight"])
 def test_saved_and_loaded_with_the_original_architecture(method, granularity, tmp_path):
-    pruned = cut_images(method)
+    slim = slim_images(method)
     if granularity == "weight":
-        pruned = bl.prune(fitted(convolutional(), METHODS[method], epochs=1, lr=1e-3), bl.Budget(sparsity=0.8))
-    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+        pruned = bl.prune(fitted_images(method), bl.Budget(sparsity=0.8))
+        slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
     bl.save(slim, tmp_path)
     again = bl.load(tmp_path, model=convolutional(seed=1))
     assert torch.equal(answers(again, IMAGES), answers(slim, IMAGES))
@@ -317,8 +327,7 @@ def test_a_network_of_the_zoo_needs_no_model_to_load(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_pruned_and_compacted_again(method):
-    pruned = cut_images(method)
-    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    pruned, slim = cut_images(method), slim_images(method)
     more = by_units(slim, 0.3)
     slimmer = bl.compact(more, IMAGES[:3], bayesian=True)
     sizes = [sum(p.numel() for p in bnn.model.parameters()) for bnn in (pruned, slim, slimmer)]
@@ -375,16 +384,23 @@ def test_what_cannot_stay_bayesian_is_refused():
         bl.compact(damped, ROWS[:3], bayesian=True)
 
 
-@pytest.mark.parametrize(("per", "rate"), [("weight", {"learn": False}), ("unit", {}), ("layer", {"largest": 2.0})])
-def test_rates_of_dropout_are_cut_with_what_shares_them(per, rate):
+@pytest.mark.parametrize(
+    ("per", "rate", "make", "data"),
+    [
+        ("weight", {"learn": False}, plain, ROWS),
+        ("unit", {}, convolutional, IMAGES),
+        ("layer", {"largest": 2.0}, plain, ROWS),
+    ],
+)
+def test_rates_of_dropout_are_cut_with_what_shares_them(per, rate, make, data):
     method = bl.Variational(bl.families.DropoutGaussian(per=per, **rate))
-    pruned = fitted(convolutional(), method, prior=bl.priors.LogUniform(), epochs=2, lr=1e-2)
+    pruned = fitted(make(), method, data, prior=bl.priors.LogUniform(), epochs=2, lr=1e-2)
     budget = bl.Budget(sparsity=0.5, empty_layers="keep best")
-    pruned = bl.prune(pruned, budget, granularity="unit", criterion="magnitude", example=IMAGES[:3])
-    slim = bl.compact(pruned, IMAGES[:3], bayesian=True)
+    pruned = bl.prune(pruned, budget, granularity="unit", criterion="magnitude", example=data[:3])
+    slim = bl.compact(pruned, data[:3], bayesian=True)
     assert sum(p.numel() for p in slim.parameters()) < sum(p.numel() for p in pruned.parameters())
     kept = pruned.posterior_
     for name, std in slim.posterior_.std.items():
         left = kept.std[name][kept.mean[name] != 0]
         assert torch.equal(std[slim.posterior_.mean[name] != 0].sort().values, left.sort().values), name
-    slim.fit(loader(), epochs=1)
+    slim.fit(loader(data), epochs=1)

@@ -139,3 +139,16 @@ def test_memory_does_not_grow_over_changing_shapes():
     for k in range(30, 90):
         bl.predict(bnn, torch.randn(k, 8))
     assert tensors_alive() <= before
+
+
+def test_networks_are_traced_in_one_thread_at_a_time(tmp_path):
+    """Two traces at once fail in torch, whose tracing state belongs to all threads."""
+    x = torch.randn(4, 8)
+
+    def saved(width: int) -> bool:
+        network = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)).eval()
+        bl.save(network, tmp_path / str(width), example=x)
+        return torch.allclose(bl.load(tmp_path / str(width))(x), network(x), atol=1e-6)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(saved, (5, 6)))

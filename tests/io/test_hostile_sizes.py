@@ -175,6 +175,28 @@ def test_a_posterior_of_other_parameters_is_refused(tmp_path):
         bl.load(tmp_path, model=network())
 
 
+def test_a_posterior_of_nothing_is_refused(tmp_path):
+    bl.save(fitted("diag"), tmp_path)
+    kind, config, tensors = read_folder(tmp_path, ("bayesian",))
+    config["posteriors"]["posterior"]["tensors"] = []
+    write_folder(tmp_path, kind, config, {name: t for name, t in tensors.items() if name.startswith("network:")})
+    with pytest.raises(CorruptFile, match="posterior"):
+        bl.load(tmp_path, model=network())
+
+
+@pytest.mark.parametrize("solver", [{"tolerance": 10**12}, {"tolerance": "x"}, {"max_iterations": 1.5}])
+def test_a_solver_that_means_nothing_is_refused(tmp_path, solver):
+    bl.save(bl.prune(fitted("kron"), bl.Budget(sparsity=0.5)), tmp_path)
+    kind, config, tensors = read_folder(tmp_path, ("bayesian",))
+    config["posteriors"]["posterior"]["config"]["$dict"] = [
+        [key, {"$dict": [[k, solver.get(k, v)] for k, v in value["$dict"]]} if key == "solver" else value]
+        for key, value in config["posteriors"]["posterior"]["config"]["$dict"]
+    ]
+    write_folder(tmp_path, kind, config, tensors)
+    with pytest.raises(CorruptFile, match=f"{next(iter(solver))} must be"):
+        bl.load(tmp_path, model=network())
+
+
 def test_factors_have_matching_shapes():
     with pytest.raises(ShapeMismatch, match=r"eigenvectors \(groups, n, n\). Got \(1, 3\) and \(1, 3, 2\)"):
         Factor(torch.ones(1, 3), torch.ones(1, 3, 2))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import Compaction, compaction
 from bayeslim.compact.example import EXAMPLE
+from bayeslim.compact.quiet import one_thread_at_a_time
 from bayeslim.compact.restricted import Kept, NotRestrictable, behind, restricted, sliced_setting
 from bayeslim.compact.slim_gates import copy_gates, gate_parameters
 from bayeslim.compact.surgery import sliced
@@ -51,6 +52,7 @@ def compact(
 ) -> nn.Module: ...
 
 
+@one_thread_at_a_time
 def compact(
     network: Bayesian | nn.Module,
     example: Inputs,

@@ -22,7 +22,7 @@ from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.guards import Guard, all_hold, guards_of
 from bayeslim.compact.ops import read_call, words
 from bayeslim.compact.program import exported
-from bayeslim.compact.quiet import quiet
+from bayeslim.compact.quiet import one_thread_at_a_time, quiet
 from bayeslim.compact.recurrence import restore_recurrent_
 from bayeslim.errors import UnsupportedModel
 from bayeslim.types import Inputs, arguments, to_device
@@ -83,6 +83,7 @@ class Trace:
         return frozenset(size.expand() for size, number in sides if number.is_Integer and not size.is_Integer)
 
 
+@one_thread_at_a_time
 def trace(model: nn.Module, example: Inputs) -> Trace:
     """Trace a copy of `model` in eval mode on the CPU.
 

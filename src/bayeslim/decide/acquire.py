@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.decide.predictors import Predictor, Predicts, need_kind
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, check_whole
 from bayeslim.likelihoods import Likelihood
 from bayeslim.noise import kept_random_state
 from bayeslim.predict.batches import batches_of
@@ -70,10 +70,11 @@ def acquire(
     """
     if rule not in ("bald", "batch-bald", "entropy", "random"):
         raise ValueError(f'rule must be "bald", "batch-bald", "entropy" or "random". Got {rule!r}.')
+    check_whole("count", count)
     network = predictor if isinstance(predictor, nn.Module) else nn.Identity()
     batches = batches_of(as_tensors(pool, network), EXAMPLES_PER_CHUNK, network)
     total = sum(batch_size(inputs) for inputs in batches())
-    if not 1 <= count <= total:
+    if count > total:
         raise ValueError(f"count must be from 1 to the size of the pool, {total}. Got {count}.")
     if rule == "random":
         return torch.randperm(total, generator=generator)[:count]

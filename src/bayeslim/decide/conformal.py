@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, check_number
 from bayeslim.likelihoods import Likelihood
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs
@@ -65,7 +65,8 @@ class ConformalSets:
 
     def covers(self, targets: Tensor) -> Tensor:
         """Tell which sets contain the class of their example."""
-        found: Tensor = self.contains.gather(-1, targets.to(self.contains.device).long().unsqueeze(-1)).squeeze(-1)
+        labels, _ = told_targets(self.prediction, targets.to(self.contains.device), None)
+        found: Tensor = self.contains.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         return found
 
 
@@ -90,7 +91,7 @@ class ConformalIntervals:
 
     def covers(self, targets: Tensor) -> Tensor:
         """Tell which intervals contain the value of their example."""
-        targets = targets.to(self.lower.device).reshape(self.lower.shape)
+        targets, _ = told_targets(self.prediction, targets.to(self.lower.device), None)
         return (self.lower <= targets) & (targets <= self.upper)
 
 
@@ -103,7 +104,7 @@ class Conformal:
         coverage: the probability to cover the truth.
         score: the name of the score.
         threshold: λ; (C,) with one for each class.
-        num_data: the number of held-out examples.
+        num_data: the number of held-out examples with a target.
     """
 
     predicts: Predicts
@@ -163,8 +164,7 @@ def conformal(
     >>> made(torch.zeros(1, 1)).upper
     tensor([[89.]], dtype=torch.float64)
     """
-    if not 0 < coverage < 1:
-        raise ValueError(f"coverage is a probability between 0 and 1. Got {coverage}.")
+    check_number("coverage", coverage, above=0, below=1)
     predicts = Predicts(predictor, likelihood, options)
     held_out = _HeldOut()
     for prediction, given in predicts.over(loader):
@@ -179,12 +179,15 @@ def conformal(
     if per_class and score not in CLASS_SCORES:
         raise BayeslimError("per_class=True is for predictions of classes.")
     scores, examples, labels = held_out.gathered()
+    count = len(examples.unique())
+    if not count:
+        raise BayeslimError(f"All validation targets are {predicts.ignored}, the class index of targets that are none.")
     if not per_class:
-        return Conformal(predicts, coverage, score, _of_examples(scores, examples, 1 - coverage), held_out.count)
+        return Conformal(predicts, coverage, score, _of_examples(scores, examples, 1 - coverage), count)
     found = [
         _of_examples(scores[labels == c], examples[labels == c], 1 - coverage) for c in range(class_count(prediction))
     ]
-    return Conformal(predicts, coverage, score, torch.stack(found), held_out.count)
+    return Conformal(predicts, coverage, score, torch.stack(found), count)
 
 
 class _HeldOut:

@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.errors import BayeslimError, NotFinite, ShapeMismatch
 from bayeslim.likelihoods import Bernoulli, Gaussian, Likelihood
 from bayeslim.noise import drawing_from, random_seed
 from bayeslim.predict.predict import predict
@@ -56,7 +57,13 @@ class Predicts:
 
     def __call__(self, x: Inputs) -> Prediction:
         """Predict inputs; yes/no targets are predicted as two classes."""
-        return as_classes(self._predict(x))
+        prediction = self._predict(x)
+        if not self.options.get("allow_nonfinite") and not bool(prediction.mean.isfinite().all()):
+            raise NotFinite(
+                "The predictor gave NaN or infinite values, on which nothing can be decided. Look for such values in "
+                "its inputs and weights."
+            )
+        return as_classes(prediction)
 
     def _predict(self, x: Inputs) -> Prediction:
         if isinstance(self.predictor, Bayesian):
@@ -87,11 +94,17 @@ class Predicts:
 
     def over(self, loader: Iterable[Any]) -> Iterator[tuple[Prediction, Tensor]]:
         """Predict every batch of a loader; the targets come along, on the same device."""
+        if not isinstance(loader, Iterable):
+            raise TypeError(f"The validation data must be a loader of (inputs, targets). Got {type(loader).__name__}.")
         count = 0
         for batch in loader:
             inputs, targets = split_batch(batch)
-            if targets is None:
-                raise BayeslimError("The validation data need targets: a loader of (inputs, targets).")
+            targets = torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets
+            if not isinstance(targets, Tensor):
+                raise BayeslimError(
+                    "The validation data need targets: a loader of (inputs, targets), both tensors. Got targets of "
+                    f"type {type(targets).__name__}."
+                )
             prediction = self(inputs)
             count += len(targets)
             yield prediction, targets.to(prediction.mean.device)
@@ -131,18 +144,38 @@ def as_classes(prediction: Prediction) -> Prediction:
 
 def aligned_targets(prediction: Prediction, targets: Tensor) -> Tensor:
     """Reshape targets to the shape of the mean; class indices have one dimension less."""
-    if prediction.kind == "classes":
-        return targets.reshape(prediction.mean.shape[:-1]).long()
-    return targets.reshape(prediction.mean.shape)
+    shape = prediction.mean.shape[:-1] if prediction.kind == "classes" else prediction.mean.shape
+    if targets.numel() != shape.numel():
+        raise ShapeMismatch(
+            f"The targets must have as many entries as the predictions, {tuple(shape)}. Got {tuple(targets.shape)}."
+        )
+    return targets.reshape(shape)
 
 
 def told_targets(prediction: Prediction, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
-    """Align targets, and tell which outputs have one; the others get class 0."""
+    """Align targets, and tell which outputs have one; the others get class 0.
+
+    Raises:
+        ShapeMismatch: for targets that are not of the predictions' shape, or no classes of them.
+        NotFinite: for targets that are NaN or infinite.
+    """
     targets = aligned_targets(prediction, targets)
-    if prediction.kind != "classes" or ignored is None:
-        return targets, torch.ones_like(targets, dtype=torch.bool)
-    told = targets != ignored
-    return targets.masked_fill(~told, 0), told
+    told = torch.ones_like(targets, dtype=torch.bool)
+    if not bool(targets.isfinite().all()):
+        raise NotFinite("The targets hold NaN or infinite values. Leave these examples out.")
+    if prediction.kind != "classes":
+        return targets, told
+    if ignored is not None:
+        told = targets != ignored
+    labels, classes = targets.long().masked_fill(~told, 0), prediction.mean.shape[-1]
+    if targets.numel() and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise ShapeMismatch(
+            f"The predictions are of {classes} classes, so targets must be from 0 to {classes - 1}. "
+            f"Got {int(labels.min())} to {int(labels.max())}."
+        )
+    if targets.is_floating_point() and bool((targets != labels)[told].any()):
+        raise ShapeMismatch("The targets of classes must be whole numbers. Got fractions.")
+    return labels, told
 
 
 def need_kind(prediction: Prediction, kinds: tuple[str, ...], what: str) -> None:

@@ -36,7 +36,7 @@ from bayeslim.decide.selective_outputs import (
     risk_bound,
     thresholds,
 )
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, check_number
 from bayeslim.likelihoods import Likelihood
 from bayeslim.results import Prediction
 from bayeslim.types import Inputs
@@ -158,16 +158,22 @@ def selective(
     if (max_risk is None) == (coverage is None):
         raise ValueError("selective needs either max_risk, such as 0.01, or coverage, such as 0.9.")
     for name, value in (("max_risk", max_risk), ("coverage", coverage), ("confidence", confidence)):
-        if value is not None and not 0 < value < 1:
-            raise ValueError(f"{name} must be between 0 and 1. Got {value}.")
+        if value is not None:
+            check_number(name, value, above=0, below=1)
+    if tolerance is not None:
+        check_number("tolerance", tolerance, least=0)
     predicts = Predicts(predictor, likelihood, options)
     if per_output:
         return _per_output(predicts, loader, max_risk, 1 - confidence, coverage, tolerance)
     sure: list[Tensor] = []
     lost: list[Tensor] = []
     for prediction, targets in predicts.over(loader):
-        sure.append(confidence_of(prediction).double().cpu())
-        lost.append(loss_of(prediction, targets, tolerance, predicts.ignored).double().cpu())
+        _, told = told_targets(prediction, targets, predicts.ignored)
+        counts = told.reshape(len(told), -1).any(1).cpu()  # an example without a target is neither right nor wrong
+        sure.append(confidence_of(prediction).double().cpu()[counts])
+        lost.append(loss_of(prediction, targets, tolerance, predicts.ignored).double().cpu()[counts])
+    if not sum(map(len, sure)):
+        raise BayeslimError(f"All validation targets are {predicts.ignored}, the class index of targets that are none.")
     order = torch.cat(sure).argsort(descending=True, stable=True)
     sure_of, loss = torch.cat(sure)[order], torch.cat(lost)[order]
     n = len(order)

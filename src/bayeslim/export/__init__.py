@@ -14,6 +14,7 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact.example import batches, run_example
+from bayeslim.compact.quiet import one_thread_at_a_time
 from bayeslim.compact.trace import evaluating_copy
 from bayeslim.errors import BayeslimError
 from bayeslim.export.c.write import to_c
@@ -59,6 +60,7 @@ class Exported:
         )
 
 
+@one_thread_at_a_time
 def export(
     network: Bayesian | nn.Module | Quantised | Sequence[nn.Module],
     path: str | os.PathLike[str],

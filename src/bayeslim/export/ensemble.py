@@ -79,7 +79,7 @@ def ensemble(bnn: Bayesian, samples: int | None = None, generator: torch.Generat
             "A Laplace posterior predicts with the linearised network, for which it was made. An exported ensemble "
             "draws whole networks from it instead, as predict(how='sample') does. These predict worse.",
             BayeslimWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     first = bnn.mean_network().eval()
     draws: Iterable[Params]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from bayeslim.compact.example import EXAMPLE, batches, run_example
+from bayeslim.compact.quiet import one_thread_at_a_time
 from bayeslim.compact.rebuild import put_tensors
 from bayeslim.compact.sparse import SEPARATOR, pack, unpack
 from bayeslim.compact.trace import evaluating_copy
@@ -45,6 +46,7 @@ def architecture_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
+@one_thread_at_a_time
 def write_plain(network: nn.Module, example: Inputs | None) -> tuple[dict[str, Any], Params]:
     """Return the config and the tensors of a plain network, for a folder.
 

@@ -149,6 +149,8 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
 def _check_posterior(posterior: Posterior, bnn: Bayesian) -> None:
     """Refuse a posterior over other parameters than the network's."""
     parameters = dict(bnn.model.named_parameters())
+    if not posterior.mean:
+        raise CorruptFile("The file holds a posterior of no parameters.")
     for name, mean in posterior.mean.items():
         if name not in parameters or parameters[name].shape != mean.shape:
             raise CorruptFile(

@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bayeslim.errors import check_number, check_whole
+
 Operator = Callable[[Tensor], Tensor]
 
 MAX_NUMBERS_PER_PROBES = 2**26
@@ -38,8 +40,8 @@ class Solver:
     max_iterations: int = 2000
 
     def __post_init__(self) -> None:
-        if not self.tolerance > 0 or self.max_iterations < 1:
-            raise ValueError(f"A solver needs tolerance > 0 and max_iterations ≥ 1. Got {self}.")
+        check_number("tolerance", self.tolerance, above=0, below=1)
+        check_whole("max_iterations", self.max_iterations)
 
 
 DEFAULT_SOLVER = Solver()

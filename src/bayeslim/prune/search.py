@@ -103,6 +103,8 @@ def error_of_predictions(
     for batch in loader:
         inputs, targets = to_device(split_batch(batch), device)
         prediction = predicted(inputs)
+        if not isinstance(targets, Tensor):
+            raise TypeError(f"The targets of validate=... must be tensors. Got {type(targets).__name__}.")
         if not _finite(prediction, targets):
             raise BayeslimError(
                 "The validation data hold NaN or infinite values, or the network predicts some, so that its error "
@@ -116,8 +118,10 @@ def error_of_predictions(
                 f"Got {tuple(targets.shape)}."
             )
         off = answer.reshape(targets.shape) - targets
-        if percent and ignored is not None:
-            off = off[targets != ignored]
+        if prediction.kind == "classes":
+            told = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
+            off = off[told]
+            _check_classes(targets[told], prediction)
         wrong += float(((off != 0) if percent else off.square()).double().sum())
         count, seen = count + off.numel(), seen + targets.numel()
     if not seen:
@@ -125,6 +129,16 @@ def error_of_predictions(
     if not count:
         raise BayeslimError(f"All validation targets are {ignored}, the class index of targets that do not count.")
     return (100 * wrong / count, True) if percent else (math.sqrt(wrong / count), False)
+
+
+def _check_classes(targets: Tensor, prediction: Prediction) -> None:
+    """Refuse targets that are no class of the network: they would count as errors of every cut alike."""
+    classes = prediction.mean.shape[-1]
+    if targets.numel() and not (int(targets.min()) >= 0 and int(targets.max()) < classes):
+        raise ShapeMismatch(
+            f"The targets of validate=... must be from 0 to {classes - 1}, as the network has {classes} classes. "
+            f"Got {int(targets.min())} to {int(targets.max())}."
+        )
 
 
 def _finite(prediction: Prediction, targets: Tensor) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
@@ -52,6 +53,13 @@ def check_settings(bnn: Bayesian, budget: Budget | None, settings: Settings) -> 
         return n_of_m
     if not isinstance(budget, Budget):
         raise TypeError(f"budget must be a bl.Budget, such as bl.Budget(sparsity=0.9). Got {budget!r}.")
+    if settings.validate is not None:
+        if not isinstance(settings.validate, Iterable) or isinstance(settings.validate, Tensor):
+            raise TypeError(f"validate must be a loader of batches. Got {type(settings.validate).__name__}.")
+        if isinstance(settings.validate, Iterator):
+            raise TypeError(
+                "validate is read once for every cut that is tried out. Pass a loader or a list of batches."
+            )
     needs_example = settings.granularity == "unit" or budget.goal in ("flops", "latency")
     if needs_example and settings.example is None:
         what = "Finding units" if settings.granularity == "unit" else f"Counting {budget.goal}"

@@ -45,7 +45,7 @@ def to_c(
             "No C compiler was found: the C file is not checked, and layers are dense or sparse by size instead of "
             "time. Install gcc or clang, or name a compiler in the variable CC.",
             BayeslimWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return write_source(program, stem, {}), float("nan")
     source = write_source(program, stem, faster_kernels(program))
