@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from networks import Cells, GroupedAttention
 from torch import Tensor, nn
 
 import bayeslim as bl
@@ -170,6 +173,61 @@ def test_dropped_inputs_leave_the_other_sizes_free():
     result = compaction(network, None, torch.randn(2, 4, 6), drop_inputs=True)
     assert result.kind == "graph"
     assert exact_or_refused(network, result.network, torch.randn(2, 11, 6)) == "exact"
+
+
+# networks whose forward reads every size from its inputs, or loops over time
+
+
+class Patches(nn.Module):
+    """Patches of two steps, written as einops writes them: b c (t 2) -> b t (2 c), and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.within, self.out = nn.Linear(6, 10), nn.Linear(10, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, steps = x.shape
+        x = x.reshape(b, c, steps // 2, 2).permute(0, 2, 3, 1).reshape(b, steps // 2, 2 * c)
+        x = self.out(self.within(self.embed(x).relu()).relu())
+        return x.reshape(b, steps // 2, 2, c).permute(0, 3, 1, 2).reshape(b, c, steps)
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 8, 2, proj_size=4, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+FREE = {
+    "patches": (Patches, (2, 3, 8), [(3, 3, 12), (1, 3, 8), (2, 3, 2)]),
+    "grouped attention": (partial(GroupedAttention, 16, 4, shared=2), (2, 5, 16), [(3, 8, 16), (1, 5, 16), (2, 1, 16)]),
+    "lstm with projections": (Projected, (2, 4, 3), [(3, 9, 3), (1, 4, 3), (2, 1, 3)]),
+    "gru cells": (Cells, (2, 3, 5), [(4, 3, 5), (1, 3, 5), (2, 7, 5), (2, 1, 5)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", list(FREE))
+def test_other_batches_and_lengths(name):
+    torch.manual_seed(0)
+    kind, shape, others = FREE[name]
+    network, x = kind().eval(), torch.randn(shape)
+    found = units(network, x)
+    cut = [place for places in found.by_layer().values() for place in places[: len(places) // 2]]
+    result = compaction(network, found.masks(cut), x, units=found)
+    assert len(result.removed) == len(cut) > 0
+    with torch.no_grad():
+        for parameter, mask in found.masks(cut).items():
+            network.get_parameter(parameter).mul_(mask)
+    for size in (shape, *others):
+        is_other_length = name == "gru cells" and size[1] != shape[1]
+        assert exact_or_refused(network, result.network, torch.randn(size)) == (
+            "refused" if is_other_length else "exact"
+        )
 
 
 # networks that are read from a folder

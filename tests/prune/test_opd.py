@@ -36,6 +36,16 @@ def test_the_score_is_what_log_density_loses(kind: str) -> None:
         assert float(scores[name].flatten()[index]) == pytest.approx(lost, rel=1e-6)
 
 
+def test_a_low_rank_posterior_scores_as_the_dense_one_of_its_precision() -> None:
+    model = two_layers()
+    posterior = lowrank(model)
+    dense = Dense(posterior.mean, posterior.factor @ posterior.eigenvalues.diag() @ posterior.factor.T, 0.7)
+    scores, wanted = (CRITERIA["opd"].weights(one, {}) for one in (posterior, dense))
+    assert scores.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(scores[name].double(), value.double(), rtol=1e-6, atol=1e-9)
+
+
 def test_units_sum_their_weights_and_points_cannot_go() -> None:
     model = two_layers()
     posterior = FAMILIES["diagonal"](model)
