@@ -62,5 +62,5 @@ def test_the_version_needs_no_extra(said):
 
 def test_types_and_data_are_in_the_package():
     package = Path(bl.__file__).parent
-    for name in ("py.typed", "app/data/digits.npz", "app/report/page.html.jinja"):
+    for name in ("py.typed", "__init__.pyi", "app/data/digits.npz", "app/report/page.html.jinja"):
         assert (package / name).is_file()

@@ -91,4 +91,4 @@ def test_a_run_goes_on_with_what_is_missing_and_becomes_a_table(grid, digits, mo
     text = tables.markdown(results)
     assert "6 networks, 1 epochs each" in text
     assert "| 1 | 1/4 | 0 | 6 | 1e-4 | -1.25 |" in text
-    assert "The run ended before these settings were trained: 1 samples, lr 1e-05;" in text
+    assert "The run ended before these settings were trained: 2 samples, lr 0.001;" in text

@@ -29,7 +29,7 @@ def run_example(model: nn.Module, example: Inputs) -> Any:
     except Exception as error:
         shapes = [tuple(x.shape) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         raise ShapeMismatch(
-            f"{type(model).__name__} does not run on the example (shapes {shapes}): {error} "
+            f"{type(model).__name__} does not run on the example (shapes {shapes}): {str(error).rstrip('.')}. "
             "Pass inputs as the network takes them, with a batch dimension: a tensor, a tuple of arguments, or a dict."
         ) from error
 

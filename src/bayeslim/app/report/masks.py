@@ -44,7 +44,7 @@ def _figure(name: str, mask: Tensor, inputs: Tensor | None) -> Figure:
     title = f"Mask of {name}"
     description = f"{number(kept)} of {number(mask.numel())} weights are left, {percent(kept / mask.numel())}. {axes}"
     parts = [bitmap(shade(shrunk(picture, _MAX_SIDE_PIXELS)), description, axes, "mask")]
-    caption = f"{percent(kept / mask.numel())} of {shape(tuple(mask.shape))} weights are left (ink)."
+    caption = f"{percent(kept / mask.numel())} of {shape(tuple(mask.shape))} weights are left, in colour."
     if inputs is not None:
         words = "Number of weights left that read each input pixel."
         parts.append(bitmap(shade(inputs / inputs.max().clamp_min(1e-12)), words, "by input pixel", "mask pixels"))
