@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -72,9 +72,13 @@ class Prediction:
                 f"A prediction of {self.kind} has no quantiles: classes have no order. Read .probs, or take quantiles "
                 "of the probabilities across networks, prediction.samples.softmax(-1)."
             )
-        if isinstance(q, Iterable) and not isinstance(q, str) and (several := list(q)):
-            return torch.stack([self.quantile(float(one)) for one in several])
-        check_number("q", q, above=0, below=1)
+        given: Any = q
+        if isinstance(given, (list, tuple, np.ndarray, Tensor)) and len(given):
+            return torch.stack([self.quantile(float(one)) for one in given])
+        check_number("q", given, above=0, below=1)
+        return self._quantile(given)
+
+    def _quantile(self, q: float) -> Tensor:
         if self.kind == "counts":
             return _poisson_quantile(q, self.samples.double().exp()).to(self.mean.dtype)
         if self.is_gaussian or len(self.samples) == 1:
