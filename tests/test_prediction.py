@@ -111,9 +111,9 @@ def test_classes_have_no_quantiles(likelihood):
 @pytest.mark.parametrize("q", [0.0, 1.0, -0.1, 1.5, math.nan])
 def test_probabilities_are_between_0_and_1(q):
     prediction = Gaussian(0.5).predict(draws(4, 5))
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="above 0 and below 1"):
         prediction.quantile(q)
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="above 0 and below 1"):
         prediction.interval(q)
 
 

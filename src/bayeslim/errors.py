@@ -111,7 +111,7 @@ def check_number(
     needed = f"{name} must be a finite number{' ' if limits else ''}{' and '.join(limits)}. Got {value!r}."
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(needed)
-    if not (math.isfinite(value) and value > above and value >= least and value < below):
+    if not (math.isfinite(value) and above < float(value) < below and float(value) >= least):
         raise ValueError(needed)
 
 
@@ -131,14 +131,16 @@ def check_settings(settings: Any) -> None:
         ValueError: for NaN and infinity, and for fractions of whole numbers.
     """
     for field in fields(settings):
-        kind, value = str(getattr(field.type, "__name__", field.type)), getattr(settings, field.name)
+        kind = str(getattr(field.type, "__name__", field.type))
+        value: Any = getattr(settings, field.name)
         if value is field.default or (value is None and kind.endswith(" | None")):
             continue
         types, words = _KINDS.get(kind.removesuffix(" | None"), ((object,), ""))
         if not isinstance(value, types) or (isinstance(value, bool) and types in ((Real,), (Integral,))):
             error = ValueError if type(value) is float and types == (Integral,) else TypeError
             raise error(f"{field.name} must be {words}. Got {value!r}.")
-        if kind.startswith("float") and not (math.isfinite(value) or (field.metadata and not math.isnan(value))):
+        number = float(getattr(settings, field.name)) if types == (Real,) else 0.0
+        if math.isnan(number) or (math.isinf(number) and not field.metadata):
             raise ValueError(f"{field.name} must be a finite number. Got {value!r}.")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayeslim.errors import MissingExtra
+from bayeslim.errors import MissingExtra, check_number
 
 _BISECTIONS = 60
 
@@ -72,10 +72,13 @@ class Prediction:
                 f"A prediction of {self.kind} has no quantiles: classes have no order. Read .probs, or take quantiles "
                 "of the probabilities across networks, prediction.samples.softmax(-1)."
             )
-        if not isinstance(q, int | float):
-            return torch.stack([self.quantile(float(one)) for one in q])
-        if not 0 < q < 1:
-            raise ValueError(f"q is a probability, between 0 and 1. Got {q}.")
+        given: Any = q
+        if isinstance(given, (list, tuple, np.ndarray, Tensor)) and len(given):
+            return torch.stack([self.quantile(float(one)) for one in given])
+        check_number("q", given, above=0, below=1)
+        return self._quantile(given)
+
+    def _quantile(self, q: float) -> Tensor:
         if self.kind == "counts":
             return _poisson_quantile(q, self.samples.double().exp()).to(self.mean.dtype)
         if self.is_gaussian or len(self.samples) == 1:
@@ -91,8 +94,7 @@ class Prediction:
         Returns:
             the lower and the upper bound, each (B, ...).
         """
-        if not 0 < mass < 1:
-            raise ValueError(f"mass is a probability, between 0 and 1. Got {mass}.")
+        check_number("mass", mass, above=0, below=1)
         return self.quantile((1 - mass) / 2), self.quantile((1 + mass) / 2)
 
     def _components(self) -> tuple[Tensor, Tensor]:

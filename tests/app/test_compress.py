@@ -532,7 +532,7 @@ def test_exported_files_that_are_gone_or_truncated_are_written_again(tmp_path):
         ("measured.json", lambda found: found["dense"]["scores"].update(error=None)),
         ("measured.json", lambda found: found["dense"]["cost"].update(bytes="many")),
         ("exported.json", lambda found: found.update(extra=1)),
-        ("measured.json", lambda found: found.update(extra={"extra": 1})),
+        ("measured.json", lambda found: found.update(extra=found["dense"])),
         ("measured.json", lambda found: found["dense"].update(extra=1)),
         ("measured.json", lambda found: found["dense"]["scores"].update(nll=float("nan"))),
         ("measured.json", lambda found: found["dense"]["scores"]["calibration"].update(extra=[])),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import fields
 
 import pytest
+import torch
+from torch import nn
 
 import bayeslim as bl
 from bayeslim.errors import check_number, check_whole
@@ -68,3 +71,26 @@ def test_ranges_are_named():
     check_whole("n", 3)
     with pytest.raises(ValueError, match=r"n must be a whole number, at least 2\. Got 1"):
         check_whole("n", 1, least=2)
+
+
+NETWORK, ROWS = nn.Linear(3, 2).eval(), torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, True, "1", None])
+def test_tolerances(value, tmp_path):
+    """No difference is larger than NaN, so that a check against it would always pass."""
+    for verb in (bl.compact, functools.partial(bl.export, path=tmp_path / "net.pt2")):
+        with pytest.raises((TypeError, ValueError), match="tolerance must be a finite number at least 0"):
+            verb(NETWORK, example=ROWS, tolerance=value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [math.nan, -1, 0, 1, 2.5, True, "a", None, []])
+def test_probabilities_and_numbers_of_draws(value):
+    bnn = bl.bayesianize(NETWORK, bl.Variational(), likelihood=bl.likelihoods.Gaussian(0.5), num_data=2)
+    prediction = bl.predict(bnn, ROWS, samples=2)
+    for name, verb in (("q", prediction.quantile), ("mass", prediction.interval)):
+        with pytest.raises((TypeError, ValueError), match=f"{name} must be a finite number above 0 and below 1"):
+            verb(value)
+    with pytest.raises(ValueError, match="samples must be a whole number"):
+        bl.log_evidence(bnn, [(ROWS, ROWS[:, :2])], samples=-1 if value == 1 else value)

@@ -18,7 +18,7 @@ from bayeslim.compact.example import rows_of, run_example, tensors_in
 from bayeslim.compact.guards import Guard, all_hold, resized_to, sizes_of
 from bayeslim.compact.paths import Path, path_at, paths_beyond
 from bayeslim.compact.trace import Trace, quiet_copy
-from bayeslim.errors import ShapeMismatch, UnsupportedModel
+from bayeslim.errors import ShapeMismatch, UnsupportedModel, check_number
 from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
 _RELATIVE_ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
@@ -56,6 +56,7 @@ class Reference:
     """
 
     def __init__(self, network: nn.Module, example: Inputs, tolerance: float):
+        check_number("tolerance", tolerance, least=0)
         self.tolerance = tolerance
         self._folded = 0.0
         self._network = network

@@ -98,13 +98,13 @@ class Predicts:
             raise TypeError(f"The validation data must be a loader of (inputs, targets). Got {type(loader).__name__}.")
         count = 0
         for batch in loader:
-            inputs, targets = split_batch(batch)
-            targets = torch.from_numpy(targets) if isinstance(targets, np.ndarray) else targets
-            if not isinstance(targets, Tensor):
+            inputs, given = split_batch(batch)
+            if not isinstance(given, Tensor | np.ndarray):
                 raise BayeslimError(
                     "The validation data need targets: a loader of (inputs, targets), both tensors. Got targets of "
-                    f"type {type(targets).__name__}."
+                    f"type {type(given).__name__}."
                 )
+            targets = torch.as_tensor(given)
             prediction = self(inputs)
             count += len(targets)
             yield prediction, targets.to(prediction.mean.device)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError, ImproperPrior
+from bayeslim.errors import BayeslimError, ImproperPrior, check_whole
 from bayeslim.evidence import renyi as renyi_bounds
 from bayeslim.families.base import log_prior
 from bayeslim.noise import drawing_from, on_device
@@ -52,8 +52,7 @@ def log_evidence(
         generator: where the random numbers come from.
         progress: whether to show progress bars; `BAYESLIM_PROGRESS=0` in the environment turns all of them off.
     """
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1. Got {samples}.")
+    check_whole("samples", samples)
     if isinstance(loader, Iterator):
         raise TypeError(
             f"log_evidence goes through the data several times, and a {type(loader).__name__} can be read once. "

@@ -16,7 +16,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.compact.example import batches, run_example
 from bayeslim.compact.quiet import one_thread_at_a_time
 from bayeslim.compact.trace import evaluating_copy
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, check_number
 from bayeslim.export.c.write import to_c
 from bayeslim.export.check import ExportFailed
 from bayeslim.export.ensemble import OUTPUTS, Ensemble, ensemble
@@ -106,6 +106,7 @@ def export(
     target = Path(path)
     network = list(network) if isinstance(network, (list, tuple)) else network
     _check(network, target, samples, sparse, int8)
+    check_number("tolerance", tolerance, least=0)
     _check_members(network, likelihood)
     names: Sequence[str] | None = None
     plain: nn.Module

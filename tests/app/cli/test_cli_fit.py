@@ -199,7 +199,7 @@ def test_gates_by_name():
         ("variational(kl_schedule=warmup())", "missing a required argument: 'end'"),
         ("variational(kl_schedule=open('x'))", 'no part called "open"'),
         ("variational(kl_schedule='warmup')", "must be one of bayeslim.schedules"),
-        ("variational(samples='two')", "not supported between"),
+        ("variational(samples='two')", "samples must be a whole number"),
         ("variational(kl_schedule=warmup(end=open('x')))", 'no part called "open"'),
         ("variational(kl_schedule=os.system('x'))", "cannot be read"),
         ("variational(kl_schedule=warmup)", "cannot be read"),

@@ -19,6 +19,7 @@ from bayeslim.app import data
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.cli.prediction_files import read_inputs
 from bayeslim.app.data import images, uci
+from bayeslim.app.data.formats import read_idx, read_npz
 from bayeslim.app.data.store import destination, locate, roots
 from bayeslim.errors import CorruptFile, DownloadFailed
 
@@ -430,6 +431,29 @@ def test_a_huge_declared_shape_is_refused_before_memory_is_taken(tmp_path, shape
     (tmp_path / "x.npy").write_bytes(npy_header(shape, 64))
     with pytest.raises(BadSetting, match=r"its header promises|needs numbers"):
         read_inputs(tmp_path / "x.npy", None, torch.float32)
+
+
+@pytest.mark.parametrize("wrong", [b"(", b"'", b"\0", b"[(1,)]", b"{1: 2"])
+def test_a_damaged_header_of_an_array_is_named(tmp_path, wrong):
+    """Python's own tokenizer reads the header, and its errors are not those of files."""
+    header = bytearray(npy_header((3,), 24))
+    header[10 : 10 + len(wrong)] = wrong
+    (tmp_path / "x.npy").write_bytes(header)
+    with pytest.raises(BadSetting, match=r"x\.npy is no .npy file of numbers"):
+        read_inputs(tmp_path / "x.npy", None, torch.float32)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", bytes(header))
+    with pytest.raises(CorruptFile, match=r"x\.npz could not be read"):
+        read_npz(tmp_path / "x.npz", "x")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_an_idx_file_that_ends_in_its_header(tmp_path, suffix):
+    file = tmp_path / f"images{suffix}"
+    content = b"\0\0\x08\xff" + b"\xff" * 100
+    file.write_bytes(gzip.compress(content) if suffix else content)
+    with pytest.raises(CorruptFile, match="promises 255 dimensions, and ends before them"):
+        read_idx(file)
 
 
 def test_a_small_npz_does_not_unpack_to_gigabytes(tmp_path):

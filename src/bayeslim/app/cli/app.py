@@ -50,7 +50,9 @@ class _App(typer.Typer):
             warnings.formatwarning = standard
 
 
-def _warning_line(message: Warning | str, *_: object) -> str:
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """Format a warning for a person: one line, without the place in the code."""
     return f"Warning: {_printable(' '.join(str(message).split()))}\n"
 

@@ -36,7 +36,7 @@ from bayeslim.app.compress.job import (
 )
 from bayeslim.app.compress.notes import not_faster, too_much, untrained
 from bayeslim.app.compress.result import Compressed
-from bayeslim.app.report.overview import DENSE, SLIM, latencies, measure_rows
+from bayeslim.app.report.overview import DENSE, MAGNITUDE, SLIM, latencies, measure_rows
 from bayeslim.app.report.report import report
 from bayeslim.app.report.scores import collected
 from bayeslim.bayesian import Bayesian
@@ -53,7 +53,6 @@ from bayeslim.recipes import Recipe
 from bayeslim.train.fit import fit as training
 from bayeslim.types import Inputs, split_batch
 
-MAGNITUDE = "magnitude"
 STAGES = (
     "fitted",
     "pruned",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from bayeslim.app.benchmark import Benchmark, Size
-from bayeslim.app.report.overview import DENSE, SLIM, Row
+from bayeslim.app.report.overview import DENSE, MAGNITUDE, SLIM, Row
 from bayeslim.errors import CorruptFile
 from bayeslim.io.files import write_file
 from bayeslim.io.networks import config_of
@@ -120,6 +120,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
 
 def _rows(found: Any) -> dict[str, Row]:
     rows: dict[str, Row] = _built(dict[str, Row], found)
+    _check_keys(rows, (DENSE, MAGNITUDE, SLIM))
     missing = [name for name in (DENSE, SLIM) if name not in rows]
     if missing:
         raise ValueError(f"no row for {', '.join(missing)}")

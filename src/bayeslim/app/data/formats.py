@@ -9,9 +9,11 @@ for compressed files with the most that the data set can have, since a few bytes
 
 from __future__ import annotations
 
+import errno
 import gzip
 import math
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -44,11 +46,13 @@ def reading(path: Path) -> Iterator[None]:
         KeyError,
         NotImplementedError,  # a kind of compression that zipfile does not have
         ValueError,
-        gzip.BadGzipFile,
         tarfile.TarError,
         zipfile.BadZipFile,
         zlib.error,
+        OSError,
     ) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # about the disk, not about the contents: those seek to places that are none
         raise CorruptFile(f"{path} could not be read: {error}. Remove it, and load the data set again.") from error
 
 
@@ -59,11 +63,13 @@ def read_idx(path: Path) -> Array:
         if len(start) < 4 or start[:3] != b"\0\0\x08":
             raise ValueError("it does not begin like an idx file of bytes")
         shape = np.frombuffer(file.read(4 * start[3]), ">u4").tolist()
+        if len(shape) != start[3]:
+            raise ValueError(f"its header promises {start[3]} dimensions, and ends before them")
         count = math.prod(shape)
-        if len(shape) == start[3] and count > MAX_IDX_BYTES:
+        if count > MAX_IDX_BYTES:
             raise ValueError(f"its header promises {shape} values, more than the {MAX_IDX_BYTES:,} of any known set")
         content = file.read(count + 1)
-        if len(shape) != start[3] or count != len(content):
+        if count != len(content):
             found = f"{len(content):,}" if len(content) <= count else "more"
             raise ValueError(f"its header promises {shape} values, but {found} follow")
         return np.frombuffer(content, np.uint8).reshape(shape)
@@ -90,6 +96,13 @@ def read_npy(file: IO[bytes], max_bytes: int) -> Array:
     Raises:
         ValueError: if it is not such an array, or its header promises more than `max_bytes`.
     """
+    try:
+        return _read_npy(file, max_bytes)
+    except (tokenize.TokenError, SyntaxError, TypeError, OverflowError) as error:
+        raise ValueError(f"its header is none of the npy format: {error}") from error
+
+
+def _read_npy(file: IO[bytes], max_bytes: int) -> Array:
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"it has version {version} of the npy format, and needs 1.0 or 2.0")

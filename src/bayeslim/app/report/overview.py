@@ -21,8 +21,8 @@ from bayeslim.likelihoods import Likelihood
 from bayeslim.train.progress import progress
 from bayeslim.types import Inputs, device_of, to_device, with_batch_size
 
-DENSE, SLIM = "dense", "bayeslim"
-"""The overview's names for the network before the cut, and after it."""
+DENSE, MAGNITUDE, SLIM = "dense", "magnitude", "bayeslim"
+"""The overview's names for the network before the cut, cut by magnitude, and cut by the posterior."""
 HEADINGS = ("network", "error", "NLL", "calibration", "parameters", "non-zero", "size", "latency")
 _CALLS_PER_TIMING = 5
 
