@@ -172,7 +172,8 @@ def _record_decisions(environment: Any, decided: list[Any]) -> None:
 def _asking_file(frame: FrameType | None) -> pathlib.Path | None:
     """Return the file of the code that asks for the truth of a condition.
 
-    It is None for compiled code. Other code calls a method of SymBool or SymInt in torch/__init__.py, which calls the evaluation.
+    It is None for compiled code. Other code calls a method of SymBool or SymInt in torch/__init__.py, which calls the
+    evaluation.
     """
     callers = dropwhile(lambda file: file.parent == _EVALUATION, _files_of_callers(frame))
     return next(callers, None) if next(callers, None) == _TORCH / "__init__.py" else None
