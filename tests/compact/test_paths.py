@@ -8,7 +8,7 @@ from test_sizes import exact_or_refused, kill, with_constant
 from torch import Tensor, nn
 
 from bayeslim.compact import compaction
-from bayeslim.compact.guards import sizes_of
+from bayeslim.compact.guards import Size, insert_guards_, parsed, sizes_of
 from bayeslim.compact.paths import path_at, paths_beyond
 
 
@@ -175,3 +175,12 @@ def test_a_branch_on_values_is_no_known_path():
             return self.a(x) if x.sum() > 0 else self.a(-x)
 
     assert path_at(Data().eval(), torch.randn(2, 5, 4)) is None
+
+
+def test_a_graph_refuses_a_remainder_by_zero():
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    insert_guards_(graph, [parsed("rows % (steps // 2) == 0", {"rows": Size(0, 0), "steps": Size(0, 1)})])
+    assert graph(torch.zeros(4, 5)).shape == (4, 5)
+    for shape in ((3, 5), (4, 1)):
+        with pytest.raises(AssertionError, match="make it again with an example"):
+            graph(torch.zeros(shape))

@@ -390,9 +390,9 @@ def _line(labels: Tensor, dim: int) -> Tensor:
 
 
 def _check_not_empty(node: fx.Node, result: Any) -> None:
-    """Check that a tensor whose size depends on values, such as the rows of an expert, is not empty.
+    """Check that a tensor whose size depends on values is not empty.
 
-    An empty tensor has no labels that tie the channels of the layers around it.
+    These may be the rows of an expert. An empty tensor has no labels that tie the channels of the layers around it.
     """
     if not isinstance(result, Tensor) or result.numel():
         return

@@ -225,8 +225,10 @@ def insert_guards_(module: fx.GraphModule, guards: Sequence[Guard]) -> None:
         return
     with graph.inserting_before(placeholders[-1].next):
         for guard in guards:
-            holds = _node((guard.function, *guard.arguments), graph, placeholders, made)
-            graph.call_function(torch._assert, (holds, _MESSAGE.format(guard.text)))
+            condition = (guard.function, *guard.arguments)
+            for required in (*((operator.ne, divisor, 0) for divisor in _divisors(condition)), condition):
+                holds = _node(required, graph, placeholders, made)
+                graph.call_function(torch._assert, (holds, _MESSAGE.format(guard.text)))
     module.recompile()
 
 
@@ -266,6 +268,16 @@ def _sizes(expression: Any) -> list[Size]:
     if isinstance(expression, Size):
         return [expression]
     return [size for part in expression for size in _sizes(part)] if isinstance(expression, tuple) else []
+
+
+def _divisors(expression: Any) -> list[Any]:
+    """List the computed numbers by which an expression divides, the innermost first."""
+    if not isinstance(expression, tuple):
+        return []
+    function, *operands = expression
+    inner = [divisor for operand in operands for divisor in _divisors(operand)]
+    divides = function in (operator.floordiv, operator.mod) and isinstance(operands[1], (Size, tuple))
+    return [*inner, operands[1]] if divides else inner
 
 
 def _numbers(expression: Any) -> list[int]:

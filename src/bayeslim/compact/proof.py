@@ -218,7 +218,10 @@ def _same(path: Path, other: Path, inputs: Inputs) -> bool:
 
 
 def _with_excluded_sizes(guards: Sequence[Guard], example: Inputs) -> Iterator[Inputs]:
-    """Make inputs with one of the sizes that guards exclude, with all the smallest, and with all the largest."""
+    """Make inputs of the sizes that guards exclude.
+
+    Each size is taken alone, then all the smallest together, and all the largest.
+    """
     leaves, spec = pytree.tree_flatten(example)
     pairs = [(guard.excluded, guard.sizes()[0]) for guard in guards if guard.excluded is not None]
     excluded = sorted(pairs, key=lambda pair: pair[0])

@@ -115,7 +115,10 @@ class SymbolicRun:
         return tuple(dict.fromkeys([*self._fixed, *self._read(self._certain())]))
 
     def _certain(self) -> list[Any]:
-        """List the decisions on sizes of inputs; others are certain, since torch raises an error otherwise."""
+        """List the decisions on sizes of inputs.
+
+        Others are certain: torch raises an error otherwise.
+        """
         return [condition for condition in self._decided if condition.free_symbols <= self.sizes.keys()]
 
     def _read(self, conditions: Sequence[Any]) -> list[Guard]:
@@ -167,9 +170,10 @@ def _record_decisions(environment: Any, decided: list[Any]) -> None:
 
 
 def _asking_file(frame: FrameType | None) -> pathlib.Path | None:
-    """Return the file of the code that asks for the truth of a condition; None for compiled code.
+    """Return the file of the code that asks for the truth of a condition.
 
-    It calls a method of SymBool or SymInt in torch/__init__.py, which calls the evaluation.
+    It is None for compiled code. Other code calls a method of SymBool or SymInt in torch/__init__.py, which calls the
+    evaluation.
     """
     callers = dropwhile(lambda file: file.parent == _EVALUATION, _files_of_callers(frame))
     return next(callers, None) if next(callers, None) == _TORCH / "__init__.py" else None
@@ -187,7 +191,7 @@ def _is_of_network(file: pathlib.Path | None) -> bool:
 
 
 class _Calls(TorchFunctionMode):
-    """A record of the calls of torch's functions, with the numbers among their arguments."""
+    """A record of the calls of torch's functions, with their numbers."""
 
     def __init__(self, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
         super().__init__()
@@ -215,7 +219,10 @@ class _Expression:
 
 
 def number_at(value: Any, values: Mapping[Any, Any]) -> Any:
-    """Compute a number of a recorded call at the values of symbols; turn other arguments into text."""
+    """Compute a number of a recorded call at the values of symbols.
+
+    Other arguments become text.
+    """
     if isinstance(value, _Expression):
         return value.at(values)
     return float(value) if isinstance(value, (int, float)) else str(value)

@@ -112,7 +112,7 @@ def trace(model: nn.Module, example: Inputs) -> Trace:
 
 
 def _selects_by_value(graph: fx.Graph) -> bool:
-    """Return whether the size of a tensor depends on values, such as that of `nonzero`."""
+    """Return whether a tensor's size depends on values, as that of `nonzero`."""
     from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # sympy takes long to import
 
     values = (node.meta.get("val") for node in graph.nodes)
