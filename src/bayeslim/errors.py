@@ -105,6 +105,11 @@ def check_number(
     Raises:
         TypeError: for another type; True and False are no numbers.
         ValueError: for NaN, infinity and numbers out of range.
+
+    >>> check_number("lr", -0.1, above=0.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: lr must be a finite number above 0. Got -0.1.
     """
     bounds = ((above, "above"), (least, "at least"), (below, "below"))
     limits = [f"{words} {bound:g}" for bound, words in bounds if math.isfinite(bound)]
@@ -116,19 +121,32 @@ def check_number(
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """Raise a `ValueError` unless an argument is a whole number, at least `least`."""
+    """Raise a `ValueError` unless an argument is a whole number, at least `least`.
+
+    >>> check_whole("steps", 0)
+    Traceback (most recent call last):
+    ...
+    ValueError: steps must be a whole number, at least 1. Got 0.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be a whole number, at least {least}. Got {value!r}.")
 
 
 def check_settings(settings: Any) -> None:
-    """Raise for fields of a dataclass that must be finite numbers, or True or False, and are not.
+    """Raise for settings whose values do not fit their annotations.
 
-    Fields of other types are not checked, and ranges are not; a field with `MAY_BE_INFINITE` takes infinity.
+    A field of type float must be a finite number, int a whole number, and bool True or False; a field with
+    `MAY_BE_INFINITE` takes infinity. Fields of other types are not checked, and ranges are not.
 
     Raises:
         TypeError: for a value of another type.
         ValueError: for NaN and infinity, and for fractions of whole numbers.
+
+    >>> import bayeslim as bl
+    >>> bl.Variational(samples=4.5)  # all methods check their settings so
+    Traceback (most recent call last):
+    ...
+    ValueError: samples must be a whole number. Got 4.5.
     """
     for field in fields(settings):
         kind = str(getattr(field.type, "__name__", field.type))

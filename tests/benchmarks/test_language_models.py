@@ -157,9 +157,9 @@ def llama(monkeypatch):
     return importlib.import_module("llama")
 
 
-def tiny_llama(llama):
+def tiny_llama(llama, blocks=2):
     torch.manual_seed(0)
-    return llama.Llama(llama.Shape(blocks=2, width=32, hidden=48, heads=4, kv_heads=2, vocabulary=50)).eval()
+    return llama.Llama(llama.Shape(blocks=blocks, width=32, hidden=48, heads=4, kv_heads=2, vocabulary=50)).eval()
 
 
 def test_the_plain_llama_equals_transformers(llama):
@@ -225,7 +225,7 @@ def test_gguf_tensors_equal_those_of_the_package(tmp_path, monkeypatch):
 
 def test_our_rules_and_the_baselines_cut_a_llama(llama):
     benchmark = importlib.import_module("language_models")
-    network = tiny_llama(llama)
+    network = tiny_llama(llama, blocks=1)
     x = torch.randint(50, (8, 12))
     subject = benchmark.Subject("smollm2", network, lambda _: (x, x.roll(-1, 1)), (x, x.roll(-1, 1)), 4, {})
     dense = benchmark.DensePosterior()

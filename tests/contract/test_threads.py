@@ -14,7 +14,7 @@ from torch import nn
 
 import bayeslim as bl
 
-THREADS, ROUNDS = 8, 2
+THREADS, SEEDS, ROUNDS = 8, 4, 2
 
 
 class Recurrent(nn.Module):
@@ -91,7 +91,7 @@ def test_eight_threads_predict_as_one_does(architecture):
         found = bl.predict(bnn, x, samples=3, how=how, generator=torch.Generator().manual_seed(seed))
         return found.samples, found.mean, found.epistemic
 
-    tasks = [(name, how, seed) for name in names for how in ways[name] for seed in range(THREADS)]
+    tasks = [(name, how, seed) for name in names for how in ways[name] for seed in range(SEEDS)]
     wanted = {task: predicted(copy.deepcopy(bnns[task[0]]), *task[1:]) for task in tasks}
     before = {name: state_of(bnn) for name, bnn in bnns.items()}
     weights = {name: {k: v.clone() for k, v in bnn.state_dict().items()} for name, bnn in bnns.items()}

@@ -21,7 +21,9 @@ _Result = TypeVar("_Result")
 
 
 def one_thread_at_a_time(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Make threads wait for each other, of all functions that are decorated and of `quiet`.
+    """Make a function run in one thread at a time.
+
+    Threads wait for each other in all decorated functions, and in `quiet`.
 
     PyTorch traces with state that all threads share: two traces at once fail, or record each other's operations.
     """

@@ -132,7 +132,10 @@ def error_of_predictions(
 
 
 def _check_classes(targets: Tensor, prediction: Prediction) -> None:
-    """Refuse targets that are no class of the network: they would count as errors of every cut alike."""
+    """Refuse targets that are no class of the network.
+
+    They would count as errors of every cut alike.
+    """
     classes = prediction.mean.shape[-1]
     if targets.numel() and not (int(targets.min()) >= 0 and int(targets.max()) < classes):
         raise ShapeMismatch(
