@@ -267,7 +267,7 @@ class Bayesian(StateOfModel):
             off = {name: weights[name] - mean for name, mean in posterior.mean.items()}
             pull = posterior.precision_product(off)
             return -0.5 * strength * torch.stack([(off[name] * pull[name]).sum() for name in off]).sum()
-        values = [prior.log_prob(weights[name]).sum() for name, prior in self.priors.items()]
+        values = [prior.log_density(weights[name]) for name, prior in self.priors.items()]
         return torch.stack(values).sum()
 
     @property

@@ -38,6 +38,10 @@ class Prior:
         """Compute log p(w) of every element."""
         raise NotImplementedError
 
+    def log_density(self, weights: Tensor) -> Tensor:
+        """Compute log p of all weights together."""
+        return self.log_prob(weights).sum()
+
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
         """Compute KL(N(mean, std²) ‖ p), summed over the weights.
 

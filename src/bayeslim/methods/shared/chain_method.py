@@ -36,7 +36,7 @@ from bayeslim.methods.shared.chain_run import between_ranks, joined, prepare, ru
 from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
 from bayeslim.methods.shared.moving import Moving, moving_weights
-from bayeslim.methods.shared.normal_prior import log_prior, weight_decay
+from bayeslim.methods.shared.normal_prior import weight_decay
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
@@ -148,9 +148,9 @@ class ChainMethod(ParticleMethod):
         course, weight = bnn.state.get("course"), 1.0 if kl_weight is None else kl_weight
         if not weight and not torch.compiler.is_compiling():
             later: Any = weakref.proxy(bnn)  # which holds these terms
-            return Terms(nll, lambda: -log_prior(later), weight, bnn.data_size())
+            return Terms(nll, lambda: -later.log_prior(), weight, bnn.data_size())
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (course is not None and course.decays)):
-            kl = -log_prior(bnn)
+            kl = -bnn.log_prior()
         return Terms(nll, kl, weight, bnn.data_size())
 
     def observe(self, bnn: Bayesian) -> None:
