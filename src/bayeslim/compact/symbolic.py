@@ -73,6 +73,7 @@ class SymbolicRun:
         self._environment = ShapeEnv(duck_shape=False)  # equal sizes get symbols of their own
         _record_decisions(self._environment, self._decided)
         self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
+        self._mode.cache_enabled = False  # nothing runs twice at the same symbols
         leaves, spec = pytree.tree_flatten(inputs)
         self._inputs = pytree.tree_unflatten([self._symbolic(leaf, at) for at, leaf in enumerate(leaves)], spec)
 
