@@ -42,7 +42,10 @@ class Normal(Learnable):
         return -0.5 * ((weight - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
 
     def log_density(self, weights: Tensor) -> Tensor:
-        """Compute −½ ‖w − m‖² / s² − N (log s + ½ log 2π); with one s, in few passes over the weights."""
+        """Compute −½ ‖w − m‖² / s² − N (log s + ½ log 2π).
+
+        A sum of squares takes few passes over the weights, which are most of a small network's step on a CPU.
+        """
         std = self.setting_like("std", weights)
         if std.ndim:
             return super().log_density(weights)
