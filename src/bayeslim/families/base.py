@@ -161,7 +161,7 @@ def log_prior(priors: Mapping[str, Prior], weights: Params, masks: Mapping[str, 
     for name, prior in priors.items():
         if name in masks:
             kept = kept_of(masks, name, weights[name])
-            values.append(prior.at(kept).log_density(weights[name][kept]))
+            values.append(prior.at(kept).log_density([weights[name][kept]]))
         else:
-            values.append(prior.log_density(weights[name]))
+            values.append(prior.log_density([weights[name]]))
     return torch.stack(values).sum()

@@ -38,9 +38,9 @@ class Prior:
         """Compute log p(w) of every element."""
         raise NotImplementedError
 
-    def log_density(self, weights: Tensor) -> Tensor:
-        """Compute log p of all weights together."""
-        return self.log_prob(weights).sum()
+    def log_density(self, weights: Sequence[Tensor]) -> Tensor:
+        """Compute log p of several parameters together."""
+        return torch.stack([self.log_prob(weight).sum() for weight in weights]).sum()
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
         """Compute KL(N(mean, std²) ‖ p), summed over the weights.

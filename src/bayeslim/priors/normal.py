@@ -41,17 +41,19 @@ class Normal(Learnable):
         std, mean = self.setting_like("std", weight), self.setting_like("mean", weight)
         return -0.5 * ((weight - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
 
-    def log_density(self, weights: Tensor) -> Tensor:
-        """Compute −½ ‖w − m‖² / s² − N (log s + ½ log 2π).
+    def log_density(self, weights: Sequence[Tensor]) -> Tensor:
+        """Compute −½ Σ ‖w − m‖² / s² − N (log s + ½ log 2π).
 
         A sum of squares takes few passes over the weights, which are most of a small network's step on a CPU.
         """
-        std = self.setting_like("std", weights)
+        std = self.setting_like("std", weights[0])
         if std.ndim:
             return super().log_density(weights)
         is_centred = not isinstance(self.mean, Tensor) and self.mean == 0
-        off = weights if is_centred else weights - self.setting_like("mean", weights)
-        return -0.5 * _sum_of_squares(off) / std.square() - weights.numel() * (std.log() + 0.5 * math.log(2 * math.pi))
+        offs = weights if is_centred else [weight - self.setting_like("mean", weight) for weight in weights]
+        squares = torch.stack([_sum_of_squares(off) for off in offs]).sum()
+        count = sum(weight.numel() for weight in weights)
+        return -0.5 * squares / std.square() - count * (std.log() + 0.5 * math.log(2 * math.pi))
 
     def kl(self, mean: Tensor, std: Tensor, log_std: Tensor | None = None) -> Tensor:
         """Compute ½ Σ [((μ − m)² + σ²)/s² − 1 − log(σ²/s²)]."""
