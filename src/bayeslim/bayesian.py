@@ -267,10 +267,9 @@ class Bayesian(StateOfModel):
             off = {name: weights[name] - mean for name, mean in posterior.mean.items()}
             pull = posterior.precision_product(off)
             return -0.5 * strength * torch.stack([(off[name] * pull[name]).sum() for name in off]).sum()
-        groups: dict[int, tuple[Prior, list[Tensor]]] = {}
-        for name, prior in self.priors.items():
-            groups.setdefault(id(prior), (prior, []))[1].append(weights[name])
-        return torch.stack([prior.log_density(own) for prior, own in groups.values()]).sum()
+        groups = self.priors.shared()
+        values = [self.priors[names[0]].log_density([weights[name] for name in names]) for names in groups]
+        return torch.stack(values).sum()
 
     @property
     def objective(self) -> Objective:
