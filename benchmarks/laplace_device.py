@@ -10,7 +10,6 @@ inputs of CIFAR-10's size.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from environment import RESULTS, save
 
 import bayeslim as bl
-
-RESULTS = Path(__file__).parent / "results" / "laplace_device.json"
 
 
 def timed(function: Any, device: str, repeats: int) -> dict[str, Any]:
@@ -77,16 +75,8 @@ def main() -> None:
     bnn.fit(images, progress=False)
     results["resnet18 fit, signs, 50,000 inputs"] = {"seconds": round(time.perf_counter() - started, 2)}
     print(results["resnet18 fit, signs, 50,000 inputs"], flush=True)
-    where = torch.cuda.get_device_name() if device != "cpu" else "cpu"
-    content = {
-        "command": f"python benchmarks/laplace_device.py --device {device}",
-        "environment": {"torch": torch.__version__, "device": where, "bayeslim": bl.__version__},
-        "results": results,
-    }
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    temporary = options.results.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1))
-    os.replace(temporary, options.results)
+    command = f"python benchmarks/laplace_device.py --device {device}"
+    save("laplace_device", {"command": command, "results": results}, folder=options.results)
 
 
 if __name__ == "__main__":
