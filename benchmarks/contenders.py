@@ -83,6 +83,7 @@ def bayesian_torch(network: nn.Module, batch: Batch) -> Contender:
         },
     )
     x, y = batch
+    network = network.to(x.device)  # its buffers ignore the default device
     step = adam_step(network, lambda: F.cross_entropy(network(x), y) + get_kl_loss(network) / len(x))
     return Contender(step, average(network))
 
@@ -101,6 +102,7 @@ def torchbnn(network: nn.Module, batch: Batch) -> Contender:
     )
     kl = bnn.BKLLoss(reduction="mean", last_layer_only=False)
     x, y = batch
+    network = network.to(x.device)
     step = adam_step(network, lambda: (F.cross_entropy(network(x), y) + 0.01 * kl(network)).squeeze())
     return Contender(step, average(network))
 
@@ -119,6 +121,7 @@ def blitz(network: nn.Module, batch: Batch) -> Contender:
         )
     )
     x, y = batch
+    network = network.to(x.device)
     criterion = nn.CrossEntropyLoss()
     step = adam_step(
         network,

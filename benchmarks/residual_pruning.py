@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--half", action="store_true", help="average the images to half their width and height")
-    parser.add_argument("--images", type=int, default=6000, help="for the curvature and the norms")
+    parser.add_argument("--images", type=int, default=30000, help="for the curvature and the norms")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/residual.pt"))
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for the results")
     options = parser.parse_args()

@@ -139,11 +139,9 @@ def fits(epochs: float, only: str, folder: Path) -> dict[str, Any]:
         bnn.fit(loader, epochs=max(1, round(whole * epochs)), device="cuda", seed=0, progress=False, **options)
         torch.cuda.synchronize()
         spent = time.perf_counter() - started
-        wrong = sum(
-            int((bnn(x.cuda()).argmax(1).cpu() != y).sum())
-            for x, y in zip(data.test_x.split(1000), data.test_y.split(1000), strict=True)
-        )
-        table[name] = {"seconds": spent, "error": wrong / len(data.test_y), "share_of_epochs": epochs}
+        probs = bl.predict(bnn.eval(), data.test_x.cuda()).probs.cpu()
+        error = float(bl.metrics.error(probs, data.test_y))
+        table[name] = {"seconds": spent, "error": error, "share_of_epochs": epochs}
         print(name, table[name], flush=True)
         save("training_fits", {"results": table}, folder=folder)
     return table
