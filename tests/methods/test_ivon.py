@@ -30,7 +30,7 @@ def test_steps_are_those_of_the_paper():
     optimizer = bnn.optimizer(lr=0.05)
     delta = 1 / (0.7**2 * N)
     m = bnn.model.weight.detach().clone().double()
-    h = torch.full_like(m, 2.0 - delta)
+    h = torch.full_like(m, 2.0 / 0.5**2 - delta)  # the loss of noise 1/2 is four times as steep
     for step in range(6):
         torch.manual_seed(step)
         optimizer.zero_grad()
@@ -89,10 +89,29 @@ def test_a_spread_stays_finite_whatever_the_gradient(sign):
     assert torch.isfinite(log_stds[0]).all()
 
 
+def test_a_rare_example_does_not_throw_its_weight_off():
+    """A weight that no example has read for 2,000 steps moves as far as at the start when one does."""
+    bnn = linear(bl.IVON(momentum=0.0))
+    optimizer = bnn.optimizer(lr=0.1)
+    mean, log_std = (p for group in optimizer.param_groups for p in group["params"])
+
+    def move(gradient: float) -> float:
+        before = mean.detach().clone()
+        mean.grad = torch.full_like(mean, gradient)
+        log_std.grad = -1 / N * torch.ones_like(mean)  # (û − u) σ² with û = 0
+        optimizer.step()
+        return float((mean.detach() - before).abs().max())
+
+    first = move(1e-3)
+    for _ in range(2_000):
+        move(0.0)
+    assert move(1e-3) < 1.1 * first
+
+
 def test_spreads_start_from_the_curvature_and_only_once():
     bnn = linear(bl.IVON(curvature=4.0))
     bnn.optimizer()
-    torch.testing.assert_close(bnn.posterior_.std["weight"], torch.full((1, 2), 1 / math.sqrt(4.0 * N)))
+    torch.testing.assert_close(bnn.posterior_.std["weight"], torch.full((1, 2), 1 / math.sqrt(4.0 / 0.5**2 * N)))
     bnn.fit(bl.data.Loader(X, Y, batch_size=20), epochs=1, progress=False)
     before = bnn.posterior_.std["weight"]
     bnn.optimizer()

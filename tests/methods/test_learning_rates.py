@@ -37,7 +37,7 @@ def test_the_default_learns(kind):
     assert error < 0.2  # half, for one that has learned nothing
 
 
-@pytest.mark.parametrize("kind", ["sgld", "sghmc", "sgnht"])
+@pytest.mark.parametrize("kind", ["sgld", "sghmc", "sgnht", "ivon"])
 def test_the_default_is_smaller_where_the_loss_is_steep(kind):
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
     y = x.sum(1, keepdim=True)

@@ -38,6 +38,7 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.families import DiagonalGaussian, ZeroMean
 from bayeslim.io.registry import register
+from bayeslim.methods.shared.steepness import flatness
 from bayeslim.methods.variational import Variational
 from bayeslim.results import Fit
 
@@ -150,14 +151,17 @@ class IVON(Variational):
     Attributes:
         estimator: how noise is drawn in training; the paper uses "shared", one draw for a minibatch.
         momentum: β₁, for the gradients of the means.
-        memory: β₂, for the curvature, which is averaged over about 1 / (1 − β₂) steps.
-        curvature: the assumed curvature of the loss at the start, so that σ = 1 / √(N · curvature). A smaller value
-            explores more widely.
+        memory: β₂, for the curvature, which is averaged over about 1 / (1 − β₂) steps. They should be many epochs:
+            with fewer, the curvature of a weight that few examples read decays until the next of them throws it far
+            off.
+        curvature: the assumed curvature of the loss at the start, so that σ = 1 / √(N · curvature); with Gaussian noise
+            s < 1 it is 1/s² times as large. A smaller value explores more widely. In training much shorter than the
+            memory, σ stays near this start.
     """
 
     estimator: Literal["auto", "local", "shared", "flipout", "mean"] = "shared"
     momentum: float = 0.9
-    memory: float = 0.999
+    memory: float = 0.99999
     curvature: float = 1.0
 
     name: ClassVar[str] = "ivon"
@@ -199,7 +203,7 @@ class IVON(Variational):
         if bnn.step == 0:
             with torch.no_grad():
                 for log_std in log_stds:
-                    start = -0.5 * math.log(num_data * self.curvature)
+                    start = -0.5 * math.log(num_data * self.curvature / flatness(bnn.likelihood))
                     log_std.copy_(torch.where(log_std.isinf(), log_std, torch.full_like(log_std, start)))
         betas = (self.momentum, self.memory)
         return NaturalGradient(means, log_stds, points, lr, num_data=num_data, curvature=self.curvature, betas=betas)

@@ -30,7 +30,6 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimWarning, NoSiteMatched
-from bayeslim.likelihoods import Gaussian
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.chain_run import between_ranks, joined, prepare, run_alone
 from bayeslim.methods.shared.kept_networks import KeptNetworks
@@ -42,6 +41,7 @@ from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.methods.shared.sampler import Sampler
 from bayeslim.methods.shared.sampling_schedule import Kind, SamplingSchedule
+from bayeslim.methods.shared.steepness import flatness
 from bayeslim.methods.subnetwork import Subnetwork, settled
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
@@ -111,10 +111,7 @@ class ChainMethod(ParticleMethod):
 
     def default_lr(self, bnn: Bayesian) -> float:
         """Return the usual rate, times σ² for noise σ < 1: the loss is 1/σ² as steep."""
-        likelihood = bnn.likelihood
-        if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
-            return self.usual_lr * min(1.0, float(likelihood.noise.detach()) ** 2)
-        return self.usual_lr
+        return self.usual_lr * flatness(bnn.likelihood)
 
     @abstractmethod
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
