@@ -34,9 +34,10 @@ def within_binomial_band(covered: int, trials: int, least: float, most: float) -
 
 
 def covers_in_the_mean(shares: list[float], n: int, new: int, least: float) -> bool:
-    """Compare the mean share of new points that are covered with what n held-out points promise: at most 1 / (n+1) more.
+    """Compare the mean share of new points that are covered with what n held-out points promise.
 
-    What one split covers follows a beta distribution of variance p (1−p) / (n+2), and each share is of few new points.
+    They promise `least`, and at most 1 / (n+1) more. What one split covers follows a beta distribution of variance
+    p (1−p) / (n+2), and each share is of few new points.
     """
     error = math.sqrt(least * (1 - least) * (1 / (n + 2) + 1 / new) / len(shares))
     return least - 4 * error <= sum(shares) / len(shares) <= least + 1 / (n + 1) + 4 * error

@@ -54,8 +54,8 @@ UNFIT = {("svgd", "lstm"), ("svgd-functions", "lstm"), ("svgd", "transformer"), 
 DRAWN_OTHERWISE = {"variational-shared", "variational-mixture", "mc-dropout", "mc-batch-norm", "mc-augmentation"}
 """Methods with a way of drawing that no method of `A_THIRD` has.
 
-All methods are tried on the perceptron. Which weights a way of drawing gives to a layer does not depend on the layer, so
-the other architectures are tried with one method of each way.
+All methods are tried on the perceptron. Which weights a way of drawing gives to a layer does not depend on the layer,
+so the other architectures are tried with one method of each way.
 """
 
 
