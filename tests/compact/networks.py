@@ -111,7 +111,7 @@ def resnet_18() -> Case:
     def block(i: int, o: int, stride: int = 1) -> Residual:
         return Residual(i, o, stride, nn.Sequential(conv_bn(i, o, 3, stride), conv_bn(o, o, act=False)))
 
-    return _resnet([block(8, 8), block(8, 8), block(8, 12, 2), block(12, 12)], 12), torch.randn(2, 3, 16, 16)
+    return _resnet([block(8, 8), block(8, 12, 2)], 12), torch.randn(2, 3, 16, 16)
 
 
 @case
@@ -122,7 +122,7 @@ def resnet_50() -> Case:
             i, o, stride, nn.Sequential(conv_bn(i, mid, 1), conv_bn(mid, mid, 3, stride), conv_bn(mid, o, 1, act=False))
         )
 
-    return _resnet([block(8, 16), block(16, 16), block(16, 24, 2), block(24, 24)], 24), torch.randn(2, 3, 16, 16)
+    return _resnet([block(8, 16), block(16, 16), block(16, 24, 2)], 24), torch.randn(2, 3, 16, 16)
 
 
 @case
@@ -172,8 +172,8 @@ class DenseBlock(nn.Module):
 
 @case
 def densenet() -> Case:
-    transition = nn.Sequential(nn.BatchNorm2d(20), nn.ReLU(), nn.Conv2d(20, 8, 1), nn.AvgPool2d(2))
-    return _resnet([DenseBlock(8, 4, 3), transition, DenseBlock(8, 4, 2)], 16), torch.randn(2, 3, 8, 8)
+    transition = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1), nn.AvgPool2d(2))
+    return _resnet([DenseBlock(8, 4, 2), transition, DenseBlock(8, 4, 1)], 12), torch.randn(2, 3, 8, 8)
 
 
 class UNet(nn.Module):
@@ -336,7 +336,7 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.pos
+        x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1) + self.pos
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
@@ -346,7 +346,7 @@ def mlp(width: int, hidden: int) -> nn.Sequential:
 
 @case
 def vit_fused() -> Case:
-    return ViT(*(Block(16, FusedAttention(16, 4), mlp(16, 20)) for _ in range(2))), torch.randn(2, 3, 8, 8)
+    return ViT(Block(16, FusedAttention(16, 4), mlp(16, 20))), torch.randn(2, 3, 8, 8)
 
 
 @case

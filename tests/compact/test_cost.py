@@ -37,7 +37,7 @@ def test_tied_weights_count_once():
 
 
 def test_compaction_costs_less():
-    (model, example), graph = prepared("resnet_18")
+    (model, example), graph = prepared("vgg_bn")
     slim = compaction(model, graph.masks(range(0, len(graph.units), 2)), example, units=graph).network
     before, after = cost(model, example), cost(slim, example)
     assert after.parameters < before.parameters / 3

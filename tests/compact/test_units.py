@@ -33,7 +33,7 @@ def test_a_channel_with_its_norm():
 def test_heads_take_query_key_and_value_along():
     (_, _), found = prepared("vit_fused")
     heads = [unit for unit in found.units if unit.kind == "head"]
-    assert len(heads) == 8
+    assert len(heads) == 4
     rows = next(part for part in heads[1].incoming if part.parameter == "blocks.0.attention.qkv.weight")
     assert rows.indices == tuple(16 * part + 4 + d for part in range(3) for d in range(4))
     assert heads[1].outgoing == (Slice("blocks.0.attention.proj.weight", 1, (4, 5, 6, 7)),)

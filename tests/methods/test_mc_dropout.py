@@ -121,7 +121,7 @@ def test_the_spread_is_that_of_training_mode(name, how):
     many = x[:1].repeat(4000, *[1] * (x.ndim - 1))
     with torch.no_grad():
         expected = model.train()(many).std(0)
-    found = outputs(bayesian(model), x[:1], 300, how).std(0)[0]
+    found = outputs(bayesian(model), x[:1], 150, how).std(0)[0]  # to 6 %, one standard error
     torch.testing.assert_close(found, expected, rtol=0.25, atol=0.01)
 
 

@@ -9,7 +9,7 @@ import bayeslim as bl
 from bayeslim.app.data import Loader
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors import Conditioned
-from bayeslim.prune import EmptyLayer, NothingToCut, Plan
+from bayeslim.prune import EmptyLayer, NothingToCut, Plan, settings
 from bayeslim.prune.search import validation_error
 
 EXAMPLE = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -246,6 +246,16 @@ def test_steps_meet_the_budget_and_refresh_after_each():
     assert sum(int((~m).sum()) for m in pruned.masks.values()) == round(0.6 * 48)
     assert "fits" not in bnn.state
     assert pruned.posterior_.mean["0.weight"][~pruned.masks["0.weight"]].abs().sum() == 0
+
+
+def test_units_are_found_once_for_all_steps(laplace, monkeypatch):
+    calls, find = [], settings.units
+    monkeypatch.setattr(settings, "units", lambda *args: calls.append(1) or find(*args))
+    pruned = bl.prune(laplace, bl.Budget(sparsity=0.6), steps=3, granularity="unit", example=EXAMPLE, refresh=loader())
+    assert len(calls) == 1
+    assert pruned.plan_.sparsity == pytest.approx(0.6, abs=0.1)
+    bl.prune(pruned, bl.Budget(sparsity=0.7), granularity="unit", example=EXAMPLE)
+    assert len(calls) == 2, "another call may have another network"
 
 
 def test_more_steps_than_items_are_fine(fitted):

@@ -25,7 +25,7 @@ ARGUMENTS = {
     "mlp": {"hidden": 16, "inputs": 12},
     "lstm": {"features": 8, "hidden": 12},
     "transformer": {"features": 8, "length": 6, "width": 16, "heads": 2, "depth": 2, "hidden": 24},
-    "resnet18": {"width": 2},
+    "resnet18": {"width": 1},
     "vgg": {"width": 0.0625},
 }
 

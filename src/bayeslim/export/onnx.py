@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from bayeslim.compact.example import run_example, tensors_in
 from bayeslim.compact.program import exported, first_line
@@ -70,7 +70,7 @@ def traced(network: nn.Module, inputs: Sequence[Inputs], outputs: Sequence[str] 
         program = exported(network, inputs, unrolled=True)
     with quiet():
         try:
-            if any(node.target in _REPLACED for node in program.graph.nodes):
+            if any(_is_replaced(node) for node in program.graph.nodes):  # this takes as long as tracing
                 program = program.run_decompositions(_REPLACED)
             converted = torch.onnx.export(program, dynamo=True, verbose=False, custom_translation_table=table)
         except Exception as error:
@@ -116,11 +116,23 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *args: Any, **options: Any
 ) -> Any:
     """Add the dimension of heads, which the exporter requires, to attention."""
-    if query.ndim != 3 or options.get("enable_gqa"):
+    if not _lacks_heads(query, options):
         return NotImplemented
     mask = mask.unsqueeze(1) if mask is not None and mask.ndim == 3 else mask
     heads = (tensor.unsqueeze(1) for tensor in (query, key, value))
     return torch.ops.aten.scaled_dot_product_attention.default(*heads, mask, *args, **options).squeeze(1)
+
+
+def _lacks_heads(query: Tensor, options: Mapping[str, Any]) -> bool:
+    return query.ndim == 3 and not options.get("enable_gqa")
+
+
+def _is_replaced(node: fx.Node) -> bool:
+    """Return whether a node is an operation that the exporter does not translate."""
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        query: Any = node.args[0]
+        return _lacks_heads(query.meta["val"], node.kwargs)
+    return node.target in _REPLACED
 
 
 _REPLACED = {

@@ -155,7 +155,7 @@ def ranked(
     if n_of_m is not None:
         candidates = block_candidates(pruning, *n_of_m)
     elif settings.granularity == "unit":
-        candidates = unit_candidates(pruning, settings.example)
+        candidates = unit_candidates(pruning, settings)
     else:
         candidates = weight_candidates(pruning)
     by_size = budget is not None and criterion.additive and budget.goal != "threshold"

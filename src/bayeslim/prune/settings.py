@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.compact import UnitGraph, units
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors import Posterior
 from bayeslim.posteriors.gaussian import How
@@ -38,6 +39,16 @@ class Settings:
     validate: Iterable[Any] | None = None
     how: How = "joint"
     norm_data: Iterable[Any] | None = None
+    _found: list[UnitGraph] = field(default_factory=list, compare=False, repr=False)
+
+    def units_of(self, bnn: Bayesian) -> UnitGraph:
+        """Find the removable units of a network that is cut by these settings, the first time.
+
+        All later cuts are of the same architecture, and tracing takes most of the time of a small cut.
+        """
+        if not self._found:
+            self._found.append(units(bnn.mean_network(), self.example))
+        return self._found[0]
 
 
 def check_settings(bnn: Bayesian, budget: Budget | None, settings: Settings) -> tuple[int, int] | None:

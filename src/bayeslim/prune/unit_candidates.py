@@ -14,23 +14,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayeslim.compact import Unit, UnitGraph, units
+from bayeslim.compact import Unit, UnitGraph
 from bayeslim.errors import BayeslimError
 from bayeslim.posteriors.saliency import Group
 from bayeslim.prune.candidates import Candidates, Pruning, checked
 from bayeslim.prune.criteria.magnitude import unit_magnitude
+from bayeslim.prune.settings import Settings
 from bayeslim.sites import is_weight
-from bayeslim.types import Inputs, Params
+from bayeslim.types import Params
 
 
-def unit_candidates(pruning: Pruning, example: Inputs) -> Candidates:
+def unit_candidates(pruning: Pruning, settings: Settings) -> Candidates:
     """List every removable unit, scored by the joint posterior of its weights."""
     if pruning.criterion.units is None:
         raise ValueError(
             f'criterion="{pruning.criterion.name}" ranks single weights only. For units use "curvature", "density", '
             '"savage_dickey", "snr" or "magnitude", or pass a Criterion that can score units.'
         )
-    graph = units(pruning.bnn.mean_network(), example)
+    graph = settings.units_of(pruning.bnn)
     left = {f"{f.parameter}, dimension {f.dim}": f"{f.count} stay: {f.reason}" for f in graph.frozen}
     random = set(pruning.posterior.names)
     groups = _groups(graph, random)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -134,9 +134,10 @@ def _rankings(bnn: Bayesian, granularity: str, example: Inputs) -> tuple[dict[st
     rankings: dict[str, Ranking] = {}
     left_out: dict[str, str] = {}
     budget = Budget(sparsity=0.5, empty_layers="keep best")  # how far to go is decided later
+    settings = Settings(granularity, example=example)
     for name in CRITERIA:
         try:
-            rankings[name], _ = ranked(bnn, budget, Settings(granularity, name, example), None)
+            rankings[name], _ = ranked(bnn, budget, replace(settings, criterion=name), None)
         except (BayeslimError, TypeError, ValueError) as error:
             left_out[name] = str(error)
     return rankings, left_out
