@@ -33,6 +33,7 @@ from writers import (  # noqa: E402
     sparse,
     suite,
     training,
+    uncertainty,
 )
 
 DOCUMENTS = ("README.md", "docs/results.md", "benchmarks/README.md")
@@ -69,6 +70,9 @@ BLOCKS: dict[str, tuple[Writer, tuple[str, ...]]] = {
     "out of distribution": (posteriors.out_of_distribution, ("out_of_distribution",)),
     "pruning by signal to noise": (posteriors.variational_pruning, ("variational_pruning",)),
     "continual learning": (posteriors.continual, ("continual",)),
+    "UCI": (uncertainty.uci, ("uci",)),
+    "active learning": (uncertainty.active_learning, ("active_learning",)),
+    "adversarial inputs": (uncertainty.adversarial, ("adversarial",)),
     "suite_cpu": (partial(suite.markdown, name="suite_cpu"), ("suite_cpu",)),
     "suite_cuda": (partial(suite.markdown, name="suite_cuda"), ("suite_cuda",)),
 }
