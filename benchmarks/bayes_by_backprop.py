@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from environment import RESULTS, save
 from jobs import finished
 
 import bayeslim as bl
 
 SCHEDULES = {"uniform": bl.schedules.Uniform(), "blundell": bl.schedules.Blundell()}
-RESULTS = Path(__file__).parent / "results" / "bayes_by_backprop.json"
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
@@ -90,24 +89,19 @@ def main() -> None:
     common = {
         "device": options.device, "units": options.units, "batch": 128, "lr": 1e-3, "estimator": "local", "samples": 64,
     }  # fmt: skip
-    stored = json.loads(options.results.read_text()) if options.results.exists() else {"runs": []}
+    path = options.results / "bayes_by_backprop.json"
+    stored = json.loads(path.read_text()) if path.exists() else {"runs": []}
     done: list[dict[str, Any]] = stored["runs"]
 
-    def save(**summary: Any) -> None:
-        device = torch.cuda.get_device_name() if options.device != "cpu" else "cpu"
-        environment = {"torch": torch.__version__, "device": device, "bayeslim": bl.__version__}
+    def keep(**summary: Any) -> None:
         content = {
             "command": f"python benchmarks/bayes_by_backprop.py --device {options.device}",
             "settings": {k: v for k, v in vars(options).items() if k != "results"},
-            "environment": environment,
         }
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        temporary = options.results.with_suffix(".tmp")
-        temporary.write_text(json.dumps({**content, **summary, "runs": done}, indent=1))
-        os.replace(temporary, options.results)
+        save("bayes_by_backprop", {**content, **summary, "runs": done}, folder=options.results)
 
     def each(run: dict[str, Any]) -> None:
-        save()
+        keep()
         print(
             f"temperature {run['temperature']:g}, prior std {run['prior_std']:g}, seed {run['seed']}, "
             f"{run['epochs']} epochs: "
@@ -139,7 +133,7 @@ def main() -> None:
         errors = [round(100 * run["sample"]["error"], 4) for run in results]
         mean, spread = statistics.mean(errors), statistics.stdev(errors) if len(errors) > 1 else 0.0
         summary[label] = {**chosen, "test_error_percent": {"mean": mean, "std": spread, "all": errors}}
-        save(summary=summary)
+        keep(summary=summary)
         print(f"{label}: test error {mean:.2f} ± {spread:.2f} % over {len(errors)} seeds", flush=True)
 
 

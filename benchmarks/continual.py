@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from environment import RESULTS, save
 from jobs import finished
 
 import bayeslim as bl
 from bayeslim import continual
 
-RESULTS = Path(__file__).parent / "results" / "continual.json"
 RULES: dict[str, dict[str, Any]] = {
     "nothing": {"structure": "diag", "strengths": [1.0]},
     "ewc": {"structure": "diag", "centre": "product", "strengths": [1.0, 10.0, 100.0]},
@@ -103,24 +103,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    done: list[dict[str, Any]] = json.loads(options.results.read_text())["runs"] if options.results.exists() else []
+    path = options.results / "continual.json"
+    done: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
 
-    def save(summary: dict[str, Any]) -> None:
-        device = torch.cuda.get_device_name() if options.device != "cpu" else "cpu"
+    def keep(summary: dict[str, Any]) -> None:
         content = {
             "command": f"python benchmarks/continual.py --device {options.device}",
             "settings": {k: v for k, v in vars(options).items() if k != "results"},
-            "environment": {"torch": torch.__version__, "device": device, "bayeslim": bl.__version__},
             "summary": summary,
             "runs": done,
         }
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        temporary = options.results.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=1))
-        os.replace(temporary, options.results)
+        save("continual", content, folder=options.results)
 
     def each(result: dict[str, Any]) -> None:
-        save({})
+        keep({})
         kind = "validation" if result["validation"] else "test"
         print(
             f"{result['kind']} MNIST, {result['tasks']} tasks, {result['rule']} x{result['strength']:g}: "
@@ -153,7 +149,7 @@ def main() -> None:
         entry = summary.setdefault(result["kind"], {}).setdefault(result["rule"], {"accuracies_percent": []})
         entry["strength"], entry["tasks"] = result["strength"], result["tasks"]
         entry["accuracies_percent"].append(round(100 * result["accuracy"], 2))
-    save(summary)
+    keep(summary)
     print(json.dumps(summary, indent=1))
 
 

@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from environment import RESULTS, save
 from torch import Tensor, nn
 
 import bayeslim as bl
 
-RESULTS = Path(__file__).parent / "results" / "one_shot_pruning.json"
 NETWORKS = {"lenet_300_100": {"epochs": 30}, "lenet5": {"epochs": 20}}
 SPARSITIES = (0.9, 0.95, 0.98)
 RULES: dict[str, dict[str, Any]] = {
@@ -103,20 +103,12 @@ def main() -> None:
     os.environ.setdefault("BAYESLIM_PROGRESS", "0")
     data = bl.data.load("mnist")
     test = (data.test_x.to(options.device), data.test_y.to(options.device))
-    runs: list[dict[str, Any]] = json.loads(options.results.read_text())["runs"] if options.results.exists() else []
+    path = options.results / "one_shot_pruning.json"
+    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
 
-    def save() -> None:
-        device = torch.cuda.get_device_name() if options.device != "cpu" else "cpu"
-        content = {
-            "command": f"python benchmarks/one_shot_pruning.py --device {options.device}",
-            "environment": {"torch": torch.__version__, "device": device, "bayeslim": bl.__version__},
-            "summary": summary(runs),
-            "runs": runs,
-        }
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        temporary = options.results.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content, indent=1))
-        os.replace(temporary, options.results)
+    def keep() -> None:
+        command = f"python benchmarks/one_shot_pruning.py --device {options.device}"
+        save("one_shot_pruning", {"command": command, "summary": summary(runs), "runs": runs}, folder=options.results)
 
     for name in options.networks:
         for seed in range(options.seeds):
@@ -138,9 +130,9 @@ def main() -> None:
                     value = pruned_error(network, RULES[rule], sparsity, large, test)
                 seconds = round(time.monotonic() - started, 2)
                 runs.append({**key, "rule": rule, "sparsity": sparsity, "test_error": value, "seconds": seconds})
-                save()
+                keep()
                 print(f"{name} seed {seed} {rule} {100 * sparsity:g} %: {value:.2f} % ({seconds} s)", flush=True)
-    save()
+    keep()
     print(json.dumps(summary(runs), indent=1))
 
 
