@@ -266,11 +266,11 @@ def _many_models(found: Results) -> list[str]:
         "MNIST, 784-200-200-10, 5 seeds: test error, and of one plain network distilled from it",
         f"plain {own['map']['error']['mean']:.2f} %; deep ensemble {both('deep ensemble')}, snapshots "
         f"{both('snapshot')}, MC "
-        f"dropout {both('mc dropout')}, SWAG {both('swag')}, variational {both('variational')}, Laplace (probit link) "
+        f"dropout {both('mc dropout')}, SWAG {both('swag')}, variational {both('variational')}, Laplace "
         f"{both('laplace')}, cyclical SGHMC {both('cyclical sghmc')} %, the only one whose settings were tuned (on "
         "validation "
         "images)",
-        _repeat(found["many_models"], "python benchmarks/many_models.py --device cuda --workers 14"),
+        _repeat(found["many_models"], "python benchmarks/many_models.py --workers 10"),
     ]
 
 

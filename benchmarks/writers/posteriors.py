@@ -119,20 +119,22 @@ def many_models(found: Mapping[str, Any]) -> str:
         aurocs = " / ".join(f"{row[key]['mean']:.0f}" for key in ("kmnist", "notmnist", "fashion-mnist"))
         student = f"{row['student error']['mean']:.2f}" if "student error" in row else ""
         error = f"{row['error']['mean']:.2f} ± {row['error']['std']:.2f}"
-        nll, calibration, training = (row[key]["mean"] for key in ("nll", "ece", "train_cost"))
-        scores = [f"{nll:.3f}", f"{calibration:.1f} %", aurocs, f"{training:.1f}"]
-        title = f"{name} (probit link)" if name == "laplace" else name
-        rows.append([title, error, *scores, f"{found['passes']['mnist'][name]:.2f}", student])
+        nll, calibration = (row[key]["mean"] for key in ("nll", "ece"))
+        scores = [f"{nll:.3f}", f"{calibration:.1f} %", aurocs, f"{found['training']['mnist'][name]:.1f}"]
+        rows.append([name, error, *scores, f"{found['passes']['mnist'][name]:.2f}", student])
     return table(["", "error %", "NLL", "ECE", "AUROC", "training", "passes", "student's error %"], rows)
 
 
 def many_regressions(found: Mapping[str, Any]) -> str:
     """Write all methods on Concrete and Energy, and their students."""
     scores = (("rmse", 2), ("nll", 2), ("ece", 1))
-    keys = (*scores, ("train_cost", 1), *((f"student {key}", digits) for key, digits in scores))
+    keys = (*scores, ("training", 1), *((f"student {key}", digits) for key, digits in scores))
     rows = []
     for name in MANY:
-        both = [found["summary"][data][name] for data in ("concrete", "energy")]
+        both = [
+            {**found["summary"][data][name], "training": {"mean": found["training"][data][name]}}
+            for data in ("concrete", "energy")
+        ]
         rows.append([name, *(listed((r[k]["mean"] for r in both), d) if k in both[0] else "" for k, d in keys)])
     heads = ["RMSE", "NLL", "calibration", "training", "student's RMSE", "NLL", "calibration"]
     return table(["", *heads], rows)
