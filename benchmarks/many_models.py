@@ -12,7 +12,7 @@ copies of them: images are shifted, other inputs get noise.
 
 Costs are relative to one network trained as usual ("map"). That of training is measured on a tenth of the images, and
 includes the trained network that a method starts from; on a CPU it counts the seconds of one core, so other work does
-not not matter. The cost of a prediction of the test inputs is in passes of the plain network, measured in turns, on the CPU
+not matter. The cost of a prediction of the test inputs is in passes of the plain network, measured in turns, on the CPU
 and on the GPU if there is one. Settings are the usual ones and were not tuned, except those of cyclical SGHMC: six
 pairs of rate and temperature were tried on validation images, and its rate for regression was lowered after a run that
 diverged. Snapshots, SWAG and SGHMC train for twice the epochs of the others. Finished runs are kept and not repeated.
