@@ -48,7 +48,7 @@ CASES = {
     "Laplace, Kronecker": Case(lambda: bl.Laplace("kron")),
     "Laplace, subnetwork": Case(lambda: bl.Laplace("full", subset=bl.Subnetwork(size=30))),
     "Variational": Case(lambda: bl.Variational(std_rate=5.0), TRAINED),
-    "IVON": Case(lambda: bl.IVON(), {"epochs": EPOCHS, "lr": 1e-2}),
+    "IVON": Case(lambda: bl.IVON(memory=0.99), {"epochs": EPOCHS, "lr": 0.3}),
     "DeepEnsemble": Case(lambda: bl.DeepEnsemble(members=5), TRAINED),
     "Snapshot": Case(lambda: bl.Snapshot(cycles=5), {"epochs": EPOCHS, "lr": 2e-2}),
     "SVGD": Case(lambda: bl.SVGD(particles=10), TRAINED),

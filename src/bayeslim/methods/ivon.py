@@ -153,7 +153,7 @@ class IVON(Variational):
         momentum: β₁, for the gradients of the means.
         memory: β₂, for the curvature, which is averaged over about 1 / (1 − β₂) steps. They should be many epochs:
             with fewer, the curvature of a weight that few examples read decays until the next of them throws it far
-            off.
+            off. The default is for large data; with a few steps an epoch 0.99 is enough.
         curvature: the assumed curvature of the loss at the start, so that σ = 1 / √(N · curvature); with Gaussian noise
             s < 1 it is 1/s² times as large. A smaller value explores more widely. In training much shorter than the
             memory, σ stays near this start.
