@@ -66,6 +66,53 @@ def test_without_noise_each_network_learns_as_it_does_alone(method, priors, make
     assert float(apart.detach().abs().min()) > 0
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (bl.Laplace(), {}),
+        (bl.Snapshot(3), {}),
+        (bl.SWA(start=0.0, every=2), {}),
+        (bl.SWAG(start=0.0, every=2, samples=2), {}),
+        (bl.SGLD(samples=3, temperature=1e-20), {}),
+        (bl.PSGLD(samples=3, temperature=1e-20), {}),
+        (bl.SGHMC(samples=3, temperature=1e-20), {}),
+        (bl.SGHMC(samples=3, temperature=1e-20, adapt=True), {"lr": 1e-3}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+@pytest.mark.parametrize("make", [network, normed])
+def test_seeds_of_methods_that_do_more_than_descend_have_the_posteriors_they_have_alone(method, options, make):
+    together = some(method, [Normal(1.0)] * 2, make)
+    alone = copy.deepcopy(together)
+    bl.fit_together(together, in_order(), **OPTIONS | options)
+    for one, other in zip(together, alone, strict=True):
+        other.fit(in_order(), **OPTIONS | options)
+        assert one.step == other.step
+        for name, tensor in tensors_of(other).items():
+            torch.testing.assert_close(tensors_of(one)[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+        for own, its in ((one.posterior_.mean, other.posterior_.mean), (one.posterior_.std, other.posterior_.std)):
+            for name, tensor in its.items():
+                torch.testing.assert_close(own[name], tensor, rtol=1e-2, atol=1e-4, msg=name)
+        same = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+        probs = [
+            bl.predict(bnn, X[:9], samples=5, generator=g).probs for bnn, g in zip((one, other), same, strict=True)
+        ]
+        if not (isinstance(method, bl.SWAG) and make is normed):  # which draws its networks at the end of training
+            torch.testing.assert_close(*probs, rtol=1e-2, atol=1e-3)
+    assert float((together[0].posterior_.mean["0.weight"] - together[1].posterior_.mean["0.weight"]).abs().min()) > 0
+
+
+def test_every_chain_of_a_stack_has_noise_of_its_own():
+    start, *_ = some(bl.SGLD(samples=20), [Normal(1.0)])
+    networks = [start, copy.deepcopy(start)]
+    bl.fit_together(networks, in_order(), epochs=20, lr=0.02, seed=0, progress=False)
+    one, other = (bnn.posterior_.values["0.weight"].flatten(1) for bnn in networks)
+    assert len(one) == 20
+    assert float((one - other).abs().min()) > 0
+    spread = one.std(0) / other.std(0)
+    assert 0.3 < float(spread.median()) < 3.0
+
+
 def test_every_network_may_have_data_of_its_own():
     halves = [in_order(X[:30], Y[:30]), in_order(X[30:], Y[30:])]
     together = some(bl.Variational(estimator="mean"), [Normal(1.0)] * 2)
@@ -243,8 +290,10 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("networks", "options", "words"),
     [
-        (lambda: some(bl.Laplace(), [None] * 2), {}, "more than descend"),
-        (lambda: some(bl.SGLD(), [None] * 2), {}, "more than descend"),
+        (lambda: some(bl.HMC(), [None] * 2), {}, "all data at once"),
+        (lambda: some(bl.SGNHT(), [None] * 2), {}, "a number for each network"),
+        (lambda: some(bl.SGLD(chains=2), [None] * 2), {}, "one chain each"),
+        (lambda: some(bl.SWAG(), [None] * 2), {"checkpoint": "run"}, "holds one network"),
         (lambda: some(bl.Variational(), [Normal(1.0), Laplace(1.0)]), {}, "the same kinds of priors"),
         (lambda: some(bl.Variational(), [None]) + some(bl.Variational(samples=2), [None]), {}, "the same method"),
         (lambda: some(bl.Variational(), [None]) + some(bl.Variational(), [None], normed), {}, "the same sites"),

@@ -23,7 +23,7 @@ A method holds settings only. State that changes lives in the model's parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -96,13 +96,12 @@ class Method:
     Attributes:
         name: in files, reports and on the command line.
         default_sites: the parameters that are random by default.
-        trains_by_loss: whether training is nothing but the descent of its loss, so that several networks can be one
-            vmapped step (`bayeslim.fit_together`).
+        trains_together: whether several networks can be trained as one vmapped step (`bayeslim.fit_together`).
     """
 
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
-    trains_by_loss: ClassVar[bool] = False
+    trains_together: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -164,6 +163,19 @@ class Method:
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
         """Minimise the loss by gradient descent."""
         return fit(bnn, loader, **options)
+
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+        """Train networks that are stacked, and give each its share.
+
+        Args:
+            stack: the networks as one (`shared.abreast.Stack`).
+            networks: the networks.
+            loaders: of each network; `stack.together(loaders)` passes over them at once.
+            **options: of `fit`.
+        """
+        result = fit(stack, stack.together(loaders), **options)
+        stack.unstack(networks)
+        return result
 
     def posterior(self, bnn: Bayesian) -> Posterior:
         """Return the posterior, as data."""

@@ -13,7 +13,7 @@ Daxberger et al. 2021, arXiv:2106.14806
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -106,6 +106,7 @@ class Laplace(FoundPosterior):
     max_side: int = MAX_FACTOR_SIDE
 
     name: ClassVar[str] = "laplace"
+    trains_together: ClassVar[bool] = True
     missing: ClassVar[str] = (
         "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
         "network, or bnn.fit(loader, epochs=...) to train it first."
@@ -148,6 +149,13 @@ class Laplace(FoundPosterior):
                     f'Laplace needs a Normal prior, whose precision is added to the curvature. "{name}" has '
                     f"{type(prior).__name__}. Use prior=priors.Normal(std), or bl.Variational() for this one."
                 )
+
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+        """Train the MAP estimates of all networks at once, and measure the curvature of each."""
+        result = super().fit_stack(stack, networks, loaders, **options)
+        for network, loader in zip(networks, loaders, strict=True):
+            self.fit(network, loader, progress=False)
+        return result
 
     def fit(
         self,

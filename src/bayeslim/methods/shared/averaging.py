@@ -129,6 +129,24 @@ class Averaging:
         bnn.state.update(found)
         return result
 
+    def fit_stack(
+        self,
+        stack: Any,
+        networks: Sequence[Bayesian],
+        loaders: Sequence[Any],
+        *,
+        epochs: int = 10,
+        **training: Any,
+    ) -> Fit:
+        """Average all networks along training at once, and measure each as `fit` does."""
+        loader, rank = stack.together(loaders), getattr(self, "rank", None)
+        self.check_fit(stack, loader, epochs, training)
+        result, trajectory = averaged(self, stack, loader, rank, epochs=epochs, **training)
+        stack.unstack(networks)
+        for place, (network, own) in enumerate(zip(networks, loaders, strict=True)):
+            network.state.update(self.found(network, trajectory.of(place), own))
+        return result
+
     def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:
         """Build the part of `bnn.state` that is kept, for a network at the mean."""
         raise NotImplementedError

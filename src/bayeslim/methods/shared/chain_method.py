@@ -19,7 +19,7 @@ import os
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimWarning, NoSiteMatched
+from bayeslim.errors import BayeslimWarning, NoSiteMatched, UnsupportedModel
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.chain_run import between_ranks, joined, prepare, run_alone
 from bayeslim.methods.shared.kept_networks import KeptNetworks
@@ -257,6 +257,18 @@ class ChainMethod(ParticleMethod):
         self.keep(bnn, between_ranks(joined(found)))
         bnn.state["kinetic_temperatures"] = tuple(kinetic)
         result.details.update(chains=self.chains * world, minibatch_excess=excesses)
+        return result
+
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+        """Run a chain of every network; a learning rate that is not given is chosen for all of them."""
+        if self.chains > 1 or self.subset != "all":
+            raise UnsupportedModel(
+                f"Networks that train together have one chain each, of all weights. Got chains={self.chains}, "
+                f"subset={self.subset!r}. Use bnn.fit for each."
+            )
+        result = super().fit_stack(stack, networks, loaders, **options)
+        for network in networks:
+            network.state["kinetic_temperatures"] = stack.state["kinetic_temperatures"]  # of all chains
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:

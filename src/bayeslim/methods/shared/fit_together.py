@@ -18,7 +18,8 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.storage import encode
-from bayeslim.methods.shared.abreast import AbreastLoader, Stack
+from bayeslim.methods.base import Method
+from bayeslim.methods.shared.abreast import Stack
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Learnable, Prior
 from bayeslim.results import Fit
@@ -48,9 +49,10 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     its own noise, and goes over the data in its own order. `DeepEnsemble(together=True)` trains its members in the same
     way.
 
-    It is for methods that train by gradients of a loss, such as `Variational` with every family, prior and gate, `IVON`
-    and `MCDropout`, and for networks that `vmap` can run: recurrent layers, for example, it cannot. Where it is not
-    possible, an error says why, and no network is changed. The loss of all networks must stay finite.
+    It is for `Variational` with every family, prior and gate, `IVON`, `MCDropout`, `Laplace` (the training of the MAP
+    estimates), `SGLD`, `PSGLD`, `SGHMC`, `SWA`, `SWAG` and `Snapshot`, and for networks that `vmap` can run: recurrent
+    layers, for example, it cannot. Where it is not possible, an error says why, and no network is changed. The loss of
+    all networks must stay finite.
 
     Args:
         networks: the networks, which are trained in place.
@@ -68,6 +70,9 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     check_values({**training, "seed": seed})
     check_names("fit_together", training, fit, REFUSED)
     _check(networks, loaders)
+    method = type(networks[0].method)
+    if training.get("checkpoint") is not None and method.fit_stack is not Method.fit_stack:
+        raise ValueError(f"A checkpoint of {method.__name__} holds one network. Leave it out, or use bnn.fit for each.")
     device = training.pop("device", None)
     if device is not None:
         for network in networks:
@@ -77,8 +82,7 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     with ExitStack() as orders:
         for own in {id(one): one for one in loaders}.values():
             orders.enter_context(seeded(seed, 0, own))
-        result = fit(stack, AbreastLoader(loaders), **training)
-    stack.unstack(networks)
+        result = networks[0].method.fit_stack(stack, networks, loaders, **training)
     for epoch in result.history:
         epoch.update({key: epoch[key] / len(networks) for key in ("nll", "kl", "loss")})
     return result
@@ -113,11 +117,10 @@ def _check(networks: list[Any], loaders: list[Any]) -> None:
     first: Bayesian = networks[0]
     method = first.method
     own = type(method)
-    if not own.trains_by_loss:
+    if not own.trains_together:
         raise UnsupportedModel(
-            f"{own.__name__} does more than descend the gradient of a loss (it samples, averages or measures the "
-            "network), so its networks cannot be one vmapped step. Use bnn.fit for each, or fit_together for "
-            "bl.Variational, bl.IVON or bl.MCDropout."
+            f"The networks of {own.__name__} cannot be one vmapped step: it needs all data at once, several networks, "
+            "or a number for each network in its steps. Use bnn.fit for each."
         )
     obstacles = [
         ("pruned networks", any(network.masks for network in networks)),

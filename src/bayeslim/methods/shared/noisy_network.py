@@ -23,7 +23,7 @@ from bayeslim.types import Batches, Inputs, call
 class NoisyNetwork(PointNetwork):
     """The base of methods with one network, trained as usual, and noise at test time."""
 
-    trains_by_loss: ClassVar[bool] = True
+    trains_together: ClassVar[bool] = True
 
     def prepared(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> list[Any]:
         """Prepare inputs for all passes; they are the inputs themselves by default."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from bayeslim.methods.shared.batch_norms import norms_of
 from bayeslim.methods.shared.point_network import put_zeros
 from bayeslim.noise import current_generator
 from bayeslim.posteriors.particles import Particles, stacked, tensors_of
-from bayeslim.results import Prediction
+from bayeslim.results import Fit, Prediction
 from bayeslim.types import Batches, Inputs, Params, call
 
 
@@ -57,6 +57,19 @@ class ParticleMethod(Method):
             set_tensors(bnn, posterior.mean | posterior.mean_buffers)
         else:
             set_tensors(bnn, posterior.mean if at_mean else posterior.particle(last) | posterior.buffers_of(last))
+
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+        """Gather the particles of all networks at once, and give each its own."""
+        result = self.fit(stack, stack.together(loaders), **options)
+        stack.unstack(networks)
+        posterior = self.posterior(stack)
+        for place, network in enumerate(networks):
+            values, buffers = (
+                {name: tensor[:, place].clone() for name, tensor in part.items()}
+                for part in (posterior.values, posterior.buffers)
+            )
+            self.keep(network, Particles(values, buffers=buffers))
+        return result
 
     def one_network(self, bnn: Bayesian) -> Params:
         """Return no changes: the network itself already stands for the particles."""

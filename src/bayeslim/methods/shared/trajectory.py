@@ -8,6 +8,7 @@ never subtracts two large squares, and only the K deviations are kept.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,6 +54,13 @@ class Trajectory:
                 self.squares.setdefault(name, torch.zeros_like(value)).addcmul_(before, after)
                 last[name] = after
         self.deviations.append(last)
+
+    def of(self, place: int) -> Trajectory:
+        """Take the moments of one network out of those of a stack."""
+        own = copy.copy(self)
+        own.mean, own.squares = ({n: t[place] for n, t in part.items()} for part in (self.mean, self.squares))
+        own.deviations = deque(({n: t[place] for n, t in each.items()} for each in self.deviations), self.rank or 0)
+        return own
 
     def variance(self, name: str) -> Tensor:
         """Compute Σ_diag of a parameter."""
