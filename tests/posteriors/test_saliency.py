@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from bayeslim.errors import ShapeMismatch
 from bayeslim.posteriors import Dense, Diagonal, Kronecker, LowRank, group_saliency, saliency, slice_indices
+from bayeslim.posteriors.saliency import UnitSaliency
 
 PRIOR = {"fc.weight": 0.3, "fc.bias": 4.0, "conv": 2.0, "up": 1.1, "words": 0.2, "norm": 5.0}
 
@@ -94,6 +95,22 @@ def test_single_weights_agree_with_the_marginal_rule():
     posterior, _ = network()
     groups = [{"fc.weight": torch.tensor([i])} for i in range(20)]
     close(group_saliency(posterior, groups), saliency(posterior)["fc.weight"].flatten(), 1e-6)
+
+
+@pytest.mark.parametrize("prior", [0.7, PRIOR], ids=["one", "many"])
+def test_rows_and_columns_that_cross_need_no_iteration(prior, monkeypatch):
+    posterior, curvature = network(prior=prior)
+    delta = {n: torch.full_like(t, 0.7 if prior == 0.7 else PRIOR.get(n, PRIOR.get(n.rpartition(".")[0])))
+             for n, t in posterior.mean.items()}  # fmt: skip
+    covariance = torch.linalg.inv(curvature + torch.diag(flat(delta)))
+    shape = posterior.mean["fc.weight"].shape
+    groups = []
+    for rows, columns in (([1], [2]), ([0, 2], [1]), ([3], [0, 4]), ([0, 1, 3], [1, 2, 3])):
+        lines = slice_indices(shape, 0, rows), slice_indices(shape, 1, columns)
+        groups.append({"fc.weight": torch.cat(lines).unique(), "fc.bias": torch.tensor(rows)})
+    wanted = torch.stack([oracle(posterior.mean, covariance, group) for group in groups])
+    monkeypatch.setattr(UnitSaliency, "_any", lambda *_: pytest.fail("a recurrent unit took a solve of its own"))
+    close(group_saliency(posterior, groups), wanted, 1e-8)
 
 
 @settings(max_examples=25, deadline=None)

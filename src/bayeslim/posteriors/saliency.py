@@ -5,7 +5,8 @@
 (optimal brain surgeon: Hassibi & Stork 1993). Sets are units: a neuron's incoming row and bias with its outgoing
 columns. For a Kronecker layer whole rows and columns have a closed form with the prior exact, since Σ of row o is
 Q_A diag(Σ_k (Q_G)²_ok / (λ_k μ_l + δ)) Q_Aᵀ, and several rows or columns together need only a small solve for each
-eigenvalue. Any other set is conditioned on: the cost is ½ (m − μ)ᵀ P (m − μ) at the conditional mean m.
+eigenvalue. Rows and columns that cross, as those of a recurrent unit, need the eigenvectors of A without the columns.
+Any other set is conditioned on: the cost is ½ (m − μ)ᵀ P (m − μ) at the conditional mean m.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ class UnitSaliency:
                 several = len(columns) > 1
                 total += self._several(index, columns, True) if several else float(self.columns[index, columns])
             else:
-                total += self._any(index, inside)
+                crossed = self._whole_lines(inside)
+                total += self._any(index, inside) if crossed is None else self._crossed(index, *crossed)
         return total
 
     def _several(self, index: int, chosen: Tensor, by_column: bool = False) -> float:
@@ -185,6 +187,33 @@ class UnitSaliency:
         vectors = torch.eye(mine.size).to(variance) if mine.vectors is None else mine.vectors[index]
         covariance = torch.einsum("rk,kl,sk->lrs", vectors[chosen], variance, vectors[chosen])
         return _half_quadratic(covariance, rotated.mT)
+
+    def _whole_lines(self, inside: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Find the rows and columns that places are made of; None for other sets and for corrected eigenvalues."""
+        _, outputs, inputs = self.mean.shape
+        rows = (torch.bincount(inside // inputs, minlength=outputs) == inputs).nonzero()[:, 0]
+        columns = (torch.bincount(inside % inputs, minlength=inputs) == outputs).nonzero()[:, 0]
+        size = len(rows) * inputs + len(columns) * outputs - len(rows) * len(columns)
+        return None if len(inside) != size or self.block.corrected is not None else (rows, columns)
+
+    def _crossed(self, index: int, rows: Tensor, columns: Tensor) -> float:
+        """Solve for whole columns, then for whole rows of what is left; a recurrent unit is both in its own layer.
+
+        Without the columns C, P is G ⊗ A_cc + δ over the other columns c, again of Kronecker form, and these move by
+        its inverse times G W_C A_Cc.
+        """
+        left = torch.ones(self.block.inputs.size, dtype=torch.bool)
+        left[columns] = False
+        inputs, mean = self.block.inputs.matrix[index], self.mean[index]
+        values, vectors = torch.linalg.eigh(inputs[left][:, left])
+        g, q = self.block.outputs.values[index], self.block.outputs.vectors
+        basis = torch.eye(len(g)).to(g) if q is None else q[index]
+        variance = (g[:, None] * values.clamp(min=0) + self.block.prior).reciprocal()
+        pull = g[:, None] * (basis.mT @ mean[:, columns]) @ (inputs[columns][:, left] @ vectors)
+        moved = mean[rows][:, left] @ vectors + basis[rows] @ (variance * pull)
+        covariance = torch.einsum("rk,kl,sk->lrs", basis[rows], variance, basis[rows])
+        alone = self._several(index, columns, True)
+        return alone + _half_quadratic(covariance, moved.mT)
 
     def _any(self, index: int, inside: Tensor) -> float:
         kept = torch.ones_like(self.mean, dtype=torch.bool)
