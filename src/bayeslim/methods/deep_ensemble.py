@@ -165,7 +165,7 @@ class DeepEnsemble(ParticleMethod):
         if self.adversarial is not None and norms_of(bnn.model):
             obstacles.append("batch norms in adversarial training")
         if self.together == "auto":
-            return not obstacles and optimizer is None and is_faster(bnn.model)
+            return not obstacles and optimizer is None and self.members > 1 and is_faster(bnn.model)
         if obstacles:
             raise ValueError(
                 f"Members cannot be trained together with {' and '.join(obstacles)}. "
