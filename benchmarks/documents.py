@@ -46,6 +46,8 @@ BLOCKS: dict[str, tuple[Writer, tuple[str, ...]]] = {
     "prior widths": (pruning.prior_widths, ("prior_widths",)),
     "residual pruning": (pruning.residual, ("residual_pruning",)),
     "recurrent pruning": (pruning.recurrent, ("recurrent_pruning",)),
+    "voice encoder": (pruning.voice_encoder, ("voice_encoder",)),
+    "voice encoder, times": (pruning.voice_encoder_times, ("voice_encoder",)),
     "language models": (language_models.markdown, ("language_models",)),
     "language models in short": (language_models.summary, ("language_models",)),
     "training to be sparse": (sparse.short, ("sparse_posteriors", "entropy_coded")),

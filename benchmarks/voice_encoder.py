@@ -260,7 +260,7 @@ def main() -> None:
     second = commands.add_parser("cut")
     second.add_argument("--data", type=Path, required=True, help="the folder that `prepare` wrote")
     second.add_argument("--utterances", type=int, default=512, help="for the curvature")
-    second.add_argument("--seeds", type=int, default=2)
+    second.add_argument("--seeds", type=int, default=1)
     second.add_argument("--results", type=Path, default=RESULTS, help="the folder for the results")
     options = parser.parse_args()
     if options.command == "prepare":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ ONE_SHOT = {
 }
 NETWORKS = {"lenet_300_100": "LeNet-300-100", "lenet5": "LeNet-5"}
 SPARSITIES = ("0.9", "0.95", "0.98")
+
+VOICE_STEPS = ("fit", "plan", "prune", "compact", "save", "export")
 
 AIMS = {"90%": 1.0, "95%": 2.5}
 """The aims of `residual_pruning.py`: points of test error that a cut may cost."""
@@ -57,18 +60,48 @@ def residual(found: Mapping[str, Any]) -> str:
     return table([*heads, "points over dense"], rows)
 
 
+RECURRENT_RULES = {
+    "magnitude": "magnitude",
+    "diag": "diagonal",
+    "kron": "Kronecker",
+    "kron in 5 steps": "Kronecker in 5 steps",
+}
+
+
 def recurrent(found: Mapping[str, Any]) -> str:
     """Write test errors of an LSTM and a GRU after cuts."""
-    rules = {
-        "magnitude": "magnitude",
-        "diag": "diagonal",
-        "kron": "Kronecker",
-        "kron in 5 steps": "Kronecker in 5 steps",
-    }
     rows = []
     for network, errors in found["error"].items():
         for cut in dict.fromkeys(key.partition(", ")[0] for key in errors if key != "dense"):
-            known = [errors.get(f"{cut}, {rule}") for rule in rules]
+            known = [errors.get(f"{cut}, {rule}") for rule in RECURRENT_RULES]
             first = f"{network} (dense {errors['dense']:.1f}), {cut.replace('%', ' %')}"
             rows.append([first, *("" if value is None else f"{value:.1f}" for value in known)])
-    return table(["", *rules.values()], rows)
+    return table(["", *RECURRENT_RULES.values()], rows)
+
+
+def voice_encoder(found: Mapping[str, Any]) -> str:
+    """Write cosines to the dense embeddings of new and of known voices, means over seeds."""
+    cells = found["cells"]
+    rows = []
+    for cut in dict.fromkeys(key.partition(", ")[0] for key in cells):
+        words = cut.replace("%", " %").replace("stacked units", "units, one `nn.LSTM`")
+        row = [words]
+        for rule in RECURRENT_RULES:
+            seeds = [cell["cosine"] for key, cell in cells.items() if key.startswith(f"{cut}, {rule}, seed")]
+            row.append(listed((statistics.mean(each[kind] for each in seeds) for kind in seeds[0]), 2) if seeds else "")
+        rows.append(row)
+    constant = listed(found["settings"]["constant"].values(), 2)
+    return table([f"(constant embedding {constant})", *RECURRENT_RULES.values()], rows)
+
+
+def voice_encoder_times(found: Mapping[str, Any]) -> str:
+    """Write the sizes and the speed of compacted encoders, and CPU seconds on the way there."""
+    rows = []
+    for key, cell in found["cells"].items():
+        cut, rule, seed = key.split(", ")
+        if (rule, seed) == ("kron", "seed 0") and "parameters" in cell:
+            seconds = [f"{cell['cpu_seconds'][step]:.1f}" for step in VOICE_STEPS]
+            words = cut.replace("%", " %").replace("stacked units", "units, one `nn.LSTM`")
+            rows.append([words, f"{cell['parameters'] / 1e6:.2f} M", f"{cell['times_faster']:.1f}", *seconds])
+    size = f"parameters, of {found['settings']['parameters'] / 1e6:.2f} M"
+    return table(["Kronecker", size, "times faster", *VOICE_STEPS], rows)
