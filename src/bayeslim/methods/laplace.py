@@ -151,7 +151,7 @@ class Laplace(FoundPosterior):
                 )
 
     def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
-        """Train the MAP estimates of all networks at once, and measure the curvature of each."""
+        """Train all MAP estimates at once, and measure the curvature of each."""
         result = super().fit_stack(stack, networks, loaders, **options)
         for network, loader in zip(networks, loaders, strict=True):
             self.fit(network, loader, progress=False)

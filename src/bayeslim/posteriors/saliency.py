@@ -189,7 +189,10 @@ class UnitSaliency:
         return _half_quadratic(covariance, rotated.mT)
 
     def _whole_lines(self, inside: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Find the rows and columns that places are made of; None for other sets and for corrected eigenvalues."""
+        """Find the rows and columns that places are made of.
+
+        None for other sets, and for corrected eigenvalues.
+        """
         _, outputs, inputs = self.mean.shape
         rows = (torch.bincount(inside // inputs, minlength=outputs) == inputs).nonzero()[:, 0]
         columns = (torch.bincount(inside % inputs, minlength=inputs) == outputs).nonzero()[:, 0]
@@ -197,10 +200,10 @@ class UnitSaliency:
         return None if len(inside) != size or self.block.corrected is not None else (rows, columns)
 
     def _crossed(self, index: int, rows: Tensor, columns: Tensor) -> float:
-        """Solve for whole columns, then for whole rows of what is left; a recurrent unit is both in its own layer.
+        """Solve for whole columns, then for whole rows of what is left.
 
-        Without the columns C, P is G ⊗ A_cc + δ over the other columns c, again of Kronecker form, and these move by
-        its inverse times G W_C A_Cc.
+        A recurrent unit is both in its own layer. Without the columns C, P is G ⊗ A_cc + δ over the other columns c,
+        again of Kronecker form, and these move by its inverse times G W_C A_Cc.
         """
         left = torch.ones(self.block.inputs.size, dtype=torch.bool)
         left[columns] = False

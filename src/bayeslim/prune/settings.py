@@ -42,9 +42,9 @@ class Settings:
     _found: list[UnitGraph] = field(default_factory=list, compare=False, repr=False)
 
     def units_of(self, bnn: Bayesian) -> UnitGraph:
-        """Find the removable units of a network that is cut by these settings, the first time.
+        """Find the removable units of a network, once for all cuts by these settings.
 
-        All later cuts are of the same architecture, and tracing takes most of the time of a small cut.
+        They are of one architecture, and tracing takes most of the time of a small cut.
         """
         if not self._found:
             self._found.append(units(bnn.mean_network(), self.example))

@@ -260,7 +260,10 @@ class ChainMethod(ParticleMethod):
         return result
 
     def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
-        """Run a chain of every network; a learning rate that is not given is chosen for all of them."""
+        """Run a chain of every network.
+
+        A learning rate that is not given is chosen for all of them.
+        """
         if self.chains > 1 or self.subset != "all":
             raise UnsupportedModel(
                 f"Networks that train together have one chain each, of all weights. Got chains={self.chains}, "

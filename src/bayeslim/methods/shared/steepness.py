@@ -6,7 +6,10 @@ from bayeslim.likelihoods import Gaussian, Likelihood
 
 
 def flatness(likelihood: Likelihood) -> float:
-    """Return σ² for Gaussian noise σ < 1, and 1 for other likelihoods: the factor that keeps steps short enough."""
+    """Return σ² for Gaussian noise σ < 1, and 1 otherwise.
+
+    A step times this factor is short enough for the steeper loss.
+    """
     if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
         return min(1.0, float(likelihood.noise.detach()) ** 2)
     return 1.0
