@@ -102,6 +102,15 @@ def test_seeds_of_methods_that_do_more_than_descend_have_the_posteriors_they_hav
     assert float((together[0].posterior_.mean["0.weight"] - together[1].posterior_.mean["0.weight"]).abs().min()) > 0
 
 
+@pytest.mark.parametrize("method", [bl.IVON(), bl.SGLD(samples=4), bl.SGHMC(samples=4)], ids=lambda m: m.name)
+def test_the_default_rate_fits_noise_that_each_network_learns(method):
+    values = X.sum(1, keepdim=True)
+    networks = some(method, [Normal(1.0)] * 2, lambda: nn.Linear(3, 1), bl.likelihoods.Gaussian("learned"))
+    bl.fit_together(networks, bl.data.Loader(X, values, batch_size=20), epochs=200, seed=0, progress=False)
+    for bnn in networks:
+        assert float((bl.predict(bnn, X).mean - values).square().mean()) < 0.05 * float(values.var())
+
+
 def test_every_chain_of_a_stack_has_noise_of_its_own():
     start, *_ = some(bl.SGLD(samples=20), [Normal(1.0)])
     networks = [start, copy.deepcopy(start)]

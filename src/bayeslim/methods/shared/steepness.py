@@ -11,5 +11,5 @@ def flatness(likelihood: Likelihood) -> float:
     A step times this factor is short enough for the steeper loss.
     """
     if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
-        return min(1.0, float(likelihood.noise.detach()) ** 2)
+        return min(1.0, float(likelihood.noise.detach().min()) ** 2)  # networks that train together have one each
     return 1.0
