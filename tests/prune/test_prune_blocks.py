@@ -282,6 +282,11 @@ def test_refusals_say_what_to_do():
     model, batches = decoder(), tokens()
     with pytest.raises(UnsupportedModel, match=r"Use bl\.prune"):
         bl.prune_blocks(Skipping(), HALF, [torch.randn(3, 4)], progress=False)
+    between = bl.zoo.create("resnet18", in_channels=1, classes=10, width=4)  # a batch norm follows the first block
+    with pytest.raises(UnsupportedModel, match="Leave the blocks before them out"):
+        bl.prune_blocks(
+            between, HALF, [torch.rand(2, 1, 8, 8)], blocks=["conv", "stage2.0", "stage3.0"], progress=False
+        )
     unused = decoder()
     unused.spare = nn.ModuleList([nn.Linear(2, 2)])
     with pytest.raises(UnsupportedModel, match="ran 0 times"):

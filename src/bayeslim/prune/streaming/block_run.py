@@ -107,7 +107,13 @@ class BlockRun:
         self.names = tuple(calls)
         if len(self.names) > 1:
             with self._skipping(len(self.names) - 1, before[0]):
-                again = self._call(0)
+                try:
+                    again = self._call(0)
+                except Exception as error:  # the same call has just worked with all blocks
+                    raise UnsupportedModel(
+                        f"{type(self.twin).__name__} cannot be run block by block: layers between the blocks do not "
+                        f"take the output of a later block ({error}). Leave the blocks before them out."
+                    ) from error
             if not _equal(again, wanted):
                 raise UnsupportedModel(
                     f"{type(self.twin).__name__} reads the outputs of earlier blocks after later ones (or draws random "
