@@ -45,6 +45,7 @@ BLOCKS: dict[str, tuple[Writer, tuple[str, ...]]] = {
     "pruning without retraining": (pruning.one_shot, ("one_shot_pruning",)),
     "prior widths": (pruning.prior_widths, ("prior_widths",)),
     "residual pruning": (pruning.residual, ("residual_pruning",)),
+    "residual pruning at half size": (pruning.residual, ("residual_pruning_half",)),
     "recurrent pruning": (pruning.recurrent, ("recurrent_pruning",)),
     "voice encoder": (pruning.voice_encoder, ("voice_encoder",)),
     "voice encoder, times": (pruning.voice_encoder_times, ("voice_encoder",)),

@@ -26,7 +26,7 @@ def test_it_cuts_by_every_rule_and_goes_on(tmp_path, monkeypatch, capsys):
     options = f"--half --epochs 1 --images 100 --checkpoint {tmp_path}/net.pt --results {tmp_path}"
     monkeypatch.setattr(sys, "argv", ["residual_pruning.py", *options.split()])
     benchmark.main()
-    found = json.loads((tmp_path / "residual_pruning.json").read_text())
+    found = json.loads((tmp_path / "residual_pruning_half.json").read_text())
     assert set(found["error"]) == {f"90%, {rule}" for rule in benchmark.RULES}
     monkeypatch.setattr(benchmark, "cut", lambda *_: pytest.fail("a finished cut was made again"))
     benchmark.main()
