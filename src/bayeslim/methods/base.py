@@ -164,16 +164,16 @@ class Method:
         """Minimise the loss by gradient descent."""
         return fit(bnn, loader, **options)
 
-    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
         """Train networks that are stacked, and give each its share.
 
         Args:
             stack: the networks as one (`shared.abreast.Stack`).
             networks: the networks.
-            loaders: of each network; `stack.together(loaders)` passes over them at once.
+            loader: passes over the data of all of them at once; `loader.loaders` has one for each network.
             **options: of `fit`.
         """
-        result = fit(stack, stack.together(loaders), **options)
+        result = fit(stack, loader, **options)
         stack.unstack(networks)
         return result
 

@@ -150,11 +150,11 @@ class Laplace(FoundPosterior):
                     f"{type(prior).__name__}. Use prior=priors.Normal(std), or bl.Variational() for this one."
                 )
 
-    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
         """Train all MAP estimates at once, and measure the curvature of each."""
-        result = super().fit_stack(stack, networks, loaders, **options)
-        for network, loader in zip(networks, loaders, strict=True):
-            self.fit(network, loader, progress=False)
+        result = super().fit_stack(stack, networks, loader, **options)
+        for network, own in zip(networks, loader.loaders, strict=True):
+            self.fit(network, own, progress=False)
         return result
 
     def fit(

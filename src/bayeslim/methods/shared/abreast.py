@@ -103,11 +103,6 @@ class Stack(Bayesian):
         stack._set(settings={}, one=_Loss(stack), own_priors=copy.copy(stack._priors), ready=False)
         return cast("Stack", stack)
 
-    @staticmethod
-    def together(loaders: Sequence[Any]) -> AbreastLoader:
-        """Pass over the loaders of all networks at once."""
-        return AbreastLoader(loaders)
-
     def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
         """Stack the hyperparameters of fixed priors."""
         for names in self._priors.shared():

@@ -133,17 +133,17 @@ class Averaging:
         self,
         stack: Any,
         networks: Sequence[Bayesian],
-        loaders: Sequence[Any],
+        loader: Any,
         *,
         epochs: int = 10,
         **training: Any,
     ) -> Fit:
         """Average all networks along training at once, and measure each as `fit` does."""
-        loader, rank = stack.together(loaders), getattr(self, "rank", None)
         self.check_fit(stack, loader, epochs, training)
+        rank = getattr(self, "rank", None)
         result, trajectory = averaged(self, stack, loader, rank, epochs=epochs, **training)
         stack.unstack(networks)
-        for place, (network, own) in enumerate(zip(networks, loaders, strict=True)):
+        for place, (network, own) in enumerate(zip(networks, loader.loaders, strict=True)):
             network.state.update(self.found(network, trajectory.of(place), own))
         return result
 

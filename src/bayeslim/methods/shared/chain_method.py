@@ -259,7 +259,7 @@ class ChainMethod(ParticleMethod):
         result.details.update(chains=self.chains * world, minibatch_excess=excesses)
         return result
 
-    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
         """Run a chain of every network.
 
         A learning rate that is not given is chosen for all of them.
@@ -269,7 +269,7 @@ class ChainMethod(ParticleMethod):
                 f"Networks that train together have one chain each, of all weights. Got chains={self.chains}, "
                 f"subset={self.subset!r}. Use bnn.fit for each."
             )
-        result = super().fit_stack(stack, networks, loaders, **options)
+        result = super().fit_stack(stack, networks, loader, **options)
         for network in networks:
             network.state["kinetic_temperatures"] = stack.state["kinetic_temperatures"]  # of all chains
         return result

@@ -19,7 +19,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.io.storage import encode
 from bayeslim.methods.base import Method
-from bayeslim.methods.shared.abreast import Stack
+from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Learnable, Prior
 from bayeslim.results import Fit
@@ -82,7 +82,7 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     with ExitStack() as orders:
         for own in {id(one): one for one in loaders}.values():
             orders.enter_context(seeded(seed, 0, own))
-        result = networks[0].method.fit_stack(stack, networks, loaders, **training)
+        result = networks[0].method.fit_stack(stack, networks, AbreastLoader(loaders), **training)
     for epoch in result.history:
         epoch.update({key: epoch[key] / len(networks) for key in ("nll", "kl", "loss")})
     return result

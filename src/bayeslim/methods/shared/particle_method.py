@@ -58,9 +58,9 @@ class ParticleMethod(Method):
         else:
             set_tensors(bnn, posterior.mean if at_mean else posterior.particle(last) | posterior.buffers_of(last))
 
-    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loaders: Sequence[Any], **options: Any) -> Fit:
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
         """Gather the particles of all networks at once, and give each its own."""
-        result = self.fit(stack, stack.together(loaders), **options)
+        result = self.fit(stack, loader, **options)
         stack.unstack(networks)
         posterior = self.posterior(stack)
         for place, network in enumerate(networks):
