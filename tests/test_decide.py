@@ -33,44 +33,30 @@ def within_binomial_band(covered: int, trials: int, least: float, most: float) -
     return bool(low <= covered <= high)
 
 
-def covers_in_the_mean(shares: list[float], n: int, new: int, least: float) -> bool:
-    """Compare the mean share of new points that are covered with what n held-out points promise.
-
-    They promise `least`, and at most 1 / (n+1) more. What one split covers follows a beta distribution of variance
-    p (1−p) / (n+2), and each share is of few new points.
-    """
-    error = math.sqrt(least * (1 - least) * (1 / (n + 2) + 1 / new) / len(shares))
-    return least - 4 * error <= sum(shares) / len(shares) <= least + 1 / (n + 1) + 4 * error
-
-
-N, NEW, SPLITS = 60, 60, 80
-"""The mean share is known as exactly as from one new point in each of 2,300 splits."""
-
-
 @pytest.mark.parametrize("sharp", [1.0, 5.0])  # 5: a posterior that is far too sure
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])
-def test_sets_cover_in_the_mean_over_splits(score: str, sharp: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits, labels = logits_and_labels(SPLITS * (N + NEW), 8, generator, sharp)
-    shares = []
-    for x, y in zip(logits.split(N + NEW), labels.split(N + NEW), strict=True):
+def test_sets_cover_over_a_thousand_splits(score: str, sharp: float) -> None:
+    generator, n, splits = torch.Generator().manual_seed(0), 60, 1000
+    logits, labels = logits_and_labels(splits * (n + 1), 8, generator, sharp)
+    covered = 0
+    for x, y in zip(logits.split(n + 1), labels.split(n + 1), strict=True):
         made = bl.conformal(
-            nn.Identity(), [(x[:N], y[:N])], 0.9, score=score, likelihood=CATEGORICAL, generator=generator
+            nn.Identity(), [(x[:-1], y[:-1])], 0.9, score=score, likelihood=CATEGORICAL, generator=generator
         )
-        shares.append(float(made(x[N:], generator).covers(y[N:]).double().mean()))
-    assert covers_in_the_mean(shares, N, NEW, 0.9)
+        covered += int(made(x[-1:], generator).covers(y[-1:]))
+    assert within_binomial_band(covered, splits, 0.9, 0.9 + 1 / (n + 1))
 
 
 @pytest.mark.parametrize("score", ["absolute", "scaled", "cqr"])
-def test_intervals_cover_in_the_mean_over_splits(score: str) -> None:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(SPLITS * (N + NEW), 1, generator=generator)
+def test_intervals_cover_over_a_thousand_splits(score: str) -> None:
+    generator, n, splits = torch.Generator().manual_seed(1), 60, 1000
+    x = torch.randn(splits * (n + 1), 1, generator=generator)
     y = x + 3 * x.abs() * torch.randn(x.shape, generator=generator)  # the likelihood says 0.5: misspecified
-    shares = []
-    for xs, ys in zip(x.split(N + NEW), y.split(N + NEW), strict=True):
-        made = bl.conformal(nn.Identity(), [(xs[:N], ys[:N])], 0.8, score=score, likelihood=GAUSSIAN)
-        shares.append(float(made(xs[N:]).covers(ys[N:]).double().mean()))
-    assert covers_in_the_mean(shares, N, NEW, 0.8)
+    covered = 0
+    for xs, ys in zip(x.split(n + 1), y.split(n + 1), strict=True):
+        made = bl.conformal(nn.Identity(), [(xs[:-1], ys[:-1])], 0.8, score=score, likelihood=GAUSSIAN)
+        covered += int(made(xs[-1:]).covers(ys[-1:]))
+    assert within_binomial_band(covered, splits, 0.8, 0.8 + 1 / (n + 1))
 
 
 @pytest.mark.parametrize("score", ["absolute", "cqr"])
