@@ -261,6 +261,12 @@ class Fit:
     resumed_from: int = 0
     details: dict[str, Any] = field(default_factory=dict)
 
+    def averaged_over(self, networks: int) -> Fit:
+        """Divide the losses of the history, sums over several networks, by their number, in place."""
+        for epoch in self.history:
+            epoch.update({key: epoch[key] / networks for key in ("nll", "kl", "loss")})
+        return self
+
     def __repr__(self) -> str:
         if not self.history:
             return f"Fit: no training{f', measured in {self.seconds:.1f} s' if self.seconds else ''}"

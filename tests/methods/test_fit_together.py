@@ -13,6 +13,7 @@ import bayeslim as bl
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.families import DropoutGaussian, LowRankGaussian, MixtureOfGaussians, Point, SparseGaussian
 from bayeslim.gates import HardConcrete, NormalJeffreys
+from bayeslim.methods.sgnht import Thermostat
 from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.priors import Laplace, LogUniform, Normal, RelevanceDetermination, ScaleMixture, per_layer
@@ -77,6 +78,7 @@ def test_without_noise_each_network_learns_as_it_does_alone(method, priors, make
         (bl.PSGLD(samples=3, temperature=1e-20), {}),
         (bl.SGHMC(samples=3, temperature=1e-20), {}),
         (bl.SGHMC(samples=3, temperature=1e-20, adapt=True), {"lr": 1e-3}),
+        (bl.SGNHT(samples=3, temperature=1e-20), {}),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -100,6 +102,90 @@ def test_seeds_of_methods_that_do_more_than_descend_have_the_posteriors_they_hav
         if not (isinstance(method, bl.SWAG) and make is normed):  # which draws its networks at the end of training
             torch.testing.assert_close(*probs, rtol=1e-2, atol=1e-3)
     assert float((together[0].posterior_.mean["0.weight"] - together[1].posterior_.mean["0.weight"]).abs().min()) > 0
+
+
+def test_every_stacked_network_has_a_thermostat_of_its_own(monkeypatch):
+    monkeypatch.setattr(Thermostat, "noise", lambda self, params: [torch.zeros_like(p) for p in params])
+    weights = [torch.randn(2, 3), torch.randn(2)]
+    gradients = [[torch.randn(2, 3), torch.randn(2)] for _ in range(20)]
+    settings = {"lr": 0.1, "num_data": 10}
+    stacked = [nn.Parameter(w.clone()) for w in weights]
+    together = Thermostat(stacked, networks=2, **settings)
+    apart = [[nn.Parameter(w[k].clone()) for w in weights] for k in range(2)]
+    each = [Thermostat(own, **settings) for own in apart]
+    for step in gradients:
+        for p, gradient in zip(stacked, step, strict=True):
+            p.grad = gradient.clone()
+        together.step()
+        for k, own in enumerate(apart):
+            for p, gradient in zip(own, step, strict=True):
+                p.grad = gradient[k].clone()
+            each[k].step()
+    friction = together.friction_of(together.param_groups[0])
+    assert friction.tolist() == pytest.approx([t.present_friction(t.param_groups[0]) for t in each])
+    assert float((friction[0] - friction[1]).abs()) > 1e-3
+    for k, own in enumerate(apart):
+        for p, one in zip(stacked, own, strict=True):
+            torch.testing.assert_close(p[k], one)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [bl.DeepEnsemble(3, together=True), bl.SVGD(3), bl.MCBatchNorm(4), bl.Subspace(2, inner=bl.Laplace(), draws=4000)],
+    ids=lambda method: method.name,
+)
+def test_methods_of_several_networks_have_the_posterior_they_have_alone(method):
+    make = normed if isinstance(method, bl.MCBatchNorm) else network
+    together = some(method, [Normal(1.0)] * 2, make)
+    alone = copy.deepcopy(together[0])  # the second draws its starts after the first
+    options = OPTIONS | {"epochs": 10}
+    found = bl.fit_together(together, in_order(), **options)
+    result = alone.fit(in_order(), **options)
+    assert len(found.history) == len(result.history) == 10
+    assert found.history[-1]["loss"] == pytest.approx(result.history[-1]["loss"], rel=0.1)
+    one, other = together[0].posterior_, alone.posterior_
+    assert one.count == other.count
+    few = 0.1 if isinstance(method, bl.Subspace) else 1e-3  # its draws from a Gaussian are others
+    for own, its in ((one.mean, other.mean), (one.std, other.std)):
+        for name, tensor in its.items():
+            torch.testing.assert_close(own[name], tensor, rtol=few, atol=few / 10, msg=name)
+    assert float((one.mean["0.weight"] - together[1].posterior_.mean["0.weight"]).abs().min()) > 0
+    probs = [bl.predict(bnn, X[:9]).probs for bnn in (together[0], alone)]
+    torch.testing.assert_close(*probs, rtol=few, atol=few)
+
+
+def test_the_modes_of_multi_swag_are_those_of_training_alone(monkeypatch):
+    for module in ("shared.members", "multi_swag"):
+        monkeypatch.setattr(f"bayeslim.methods.{module}.reinitialise_", lambda *_: None)
+    method = bl.MultiSWAG(members=2, samples=3, start=0.0, every=2, scale=1e-20)
+    together = some(method, [Normal(1.0)] * 2, normed)
+    alone = copy.deepcopy(together)
+    bl.fit_together(together, in_order(), **OPTIONS)
+    for one, other in zip(together, alone, strict=True):
+        other.fit(in_order(), **OPTIONS)
+        assert one.posterior_.count == other.posterior_.count == 6
+        for name, tensor in other.posterior_.mean.items():
+            torch.testing.assert_close(one.posterior_.mean[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+        probs = [bl.predict(bnn, X[:9]).probs for bnn in (one, other)]
+        torch.testing.assert_close(*probs, rtol=1e-2, atol=1e-3)
+
+
+def test_modes_of_stacked_ensembles_have_starts_of_their_own():
+    networks = some(bl.MultiSWAG(members=2, samples=2, start=0.0, every=2), [Normal(1.0)] * 2)
+    bl.fit_together(networks, in_order(), **OPTIONS)
+    every = torch.cat([bnn.posterior_.values["0.weight"].flatten(1) for bnn in networks])
+    assert float(torch.pdist(every).min()) > 1e-3
+
+
+def test_ensembles_that_cannot_be_stacked_are_refused():
+    fitted = some(bl.DeepEnsemble(2), [Normal(1.0)] * 2)
+    bl.fit_together(fitted, in_order(), **OPTIONS)
+    with pytest.raises(UnsupportedModel, match="go on one by one"):
+        bl.fit_together(fitted, in_order(), **OPTIONS)
+    with pytest.raises(UnsupportedModel, match="adversarial"):
+        bl.fit_together(some(bl.DeepEnsemble(2, adversarial=0.1), [Normal(1.0)] * 2, normed), in_order(), epochs=1)
+    with pytest.raises(UnsupportedModel, match="function_space"):
+        bl.fit_together(some(bl.SVGD(2, function_space=True), [Normal(1.0)] * 2), in_order(), epochs=1)
 
 
 @pytest.mark.parametrize("method", [bl.IVON(), bl.SGLD(samples=4), bl.SGHMC(samples=4)], ids=lambda m: m.name)
@@ -299,8 +385,7 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("networks", "options", "words"),
     [
-        (lambda: some(bl.HMC(), [None] * 2), {}, "all data at once"),
-        (lambda: some(bl.SGNHT(), [None] * 2), {}, "a number for each network"),
+        (lambda: some(bl.HMC(), [None] * 2), {}, "accepts or rejects"),
         (lambda: some(bl.SGLD(chains=2), [None] * 2), {}, "one chain each"),
         (lambda: some(bl.SWAG(), [None] * 2), {"checkpoint": "run"}, "holds one network"),
         (lambda: some(bl.Variational(), [Normal(1.0), Laplace(1.0)]), {}, "the same kinds of priors"),

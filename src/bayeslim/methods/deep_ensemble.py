@@ -10,8 +10,9 @@ Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,13 +20,14 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
 from bayeslim.methods.shared.abreast import AbreastLoader, Stack, is_faster
 from bayeslim.methods.shared.adversarial import adversarial_loss
 from bayeslim.methods.shared.batch_norms import norms_of
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
+from bayeslim.methods.shared.members import joined_members, new_members
 from bayeslim.methods.shared.particle_method import ParticleMethod, gathered, set_tensors, snapshot
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.reinitialise import (
@@ -36,14 +38,13 @@ from bayeslim.methods.shared.reinitialise import (
     trainable,
 )
 from bayeslim.posteriors import Particles
-from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
 from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Batch, Inputs, Params, call, device_of, split_batch
+from bayeslim.types import Batch, Inputs, Params, call, split_batch
 
 _TOGETHER, _MEMBER = "together", "member-"
 """Names of checkpoints: of all members, and of each."""
@@ -74,6 +75,7 @@ class DeepEnsemble(ParticleMethod):
     together: Literal["auto"] | bool = "auto"
 
     name: ClassVar[str] = "deep-ensemble"
+    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:
@@ -138,6 +140,20 @@ class DeepEnsemble(ParticleMethod):
         with restored_on_failure(bnn):
             result, particles = job.together() if together else job.one_by_one()
         self.keep(bnn, particles)
+        return result
+
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
+        """Train the members of all networks at once."""
+        if self.adversarial is not None and norms_of(stack.model):
+            raise UnsupportedModel("Batch norms in adversarial training need members that are trained one by one.")
+        if any("posterior" in network.state for network in networks):
+            raise UnsupportedModel("Ensembles that have members already go on one by one: use bnn.fit for each.")
+        members = new_members(networks, self.members)
+        every = Stack.of(members)
+        every.num_data, every.seed = stack.num_data, stack.seed
+        result = fit(every, loader.repeated(self.members), **options)
+        for network, found in zip(networks, joined_members(every, networks, members, result), strict=True):
+            self.keep(network, found)
         return result
 
     def _as_begun(self, folder: Path, together: bool) -> bool:
@@ -212,24 +228,15 @@ class _Job:
         return result, gathered(found)
 
     def together(self) -> tuple[Fit, Particles]:
-        bnn = self.bnn
-        random, others = (list(part) for part in snapshot(bnn))
         with seeded(self.seed, 0, self.loader):
-            starts = []
+            members = []
             for member in range(self.count):
                 self._begin(member)
-                starts.append({name: tensor.detach().clone() for name, tensor in tensors_of(bnn).items()})
-            stack = Stack.at(bnn, starts)
-            stack.num_data = training_set_size(bnn, self.loader)
+                members.append(copy.deepcopy(self.bnn))
+            stack = Stack.of(members)
+            stack.num_data = training_set_size(self.bnn, self.loader)
             result = fit(stack, AbreastLoader([self.loader] * self.count), **self._options(stack, _TOGETHER))
-        bnn.to(device_of(stack.model))
-        bnn.step, bnn.num_data, bnn.steps_per_epoch = stack.step, stack.num_data, stack.steps_per_epoch
-        noise = noise_of(stack.likelihood)
-        average_noise_(bnn.likelihood, [{n: each[k] for n, each in noise.items()} for k in range(self.count)])
-        for epoch in result.history:
-            epoch.update({key: epoch[key] / self.count for key in ("nll", "kl", "loss")})
-        tensors = {name: tensor.detach() for name, tensor in tensors_of(stack.model).items()}
-        return result, Particles({n: tensors[n] for n in random}, buffers={n: tensors[n] for n in others})
+        return result, joined_members(stack, [self.bnn], members, result)[0]
 
     def _begin(self, member: int) -> None:
         """Set the network to the start of a member."""

@@ -11,6 +11,7 @@ Teye, Azizpour & Smith 2018, arXiv:1802.06455
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,6 +46,7 @@ class MCBatchNorm(ParticleMethod):
     samples: int = 30
 
     name: ClassVar[str] = "mc-batch-norm"
+    trains_together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +87,14 @@ class MCBatchNorm(ParticleMethod):
         weights = {name: bnn.model.get_parameter(name).detach().clone() for name in bnn.sites.names}
         values = {name: value.expand(self.samples, *value.shape) for name, value in weights.items()}
         bnn.state["posterior"] = Particles(values, buffers=of_the_first_rank(stacked(statistics)))
+        return result
+
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
+        """Train all networks at once, and measure the statistics of each."""
+        result = fit(stack, loader, **options)
+        stack.unstack(networks)
+        for network, own in zip(networks, loader.loaders, strict=True):
+            self.fit(network, own)
         return result
 
     def place(self, bnn: Bayesian, posterior: Particles) -> None:

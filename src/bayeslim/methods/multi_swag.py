@@ -11,7 +11,7 @@ Wilson & Izmailov 2020, arXiv:2002.08791
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,10 +20,12 @@ from torch import nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
+from bayeslim.methods.shared.abreast import Stack
 from bayeslim.methods.shared.averaging import GaussianAveraging, averaged
 from bayeslim.methods.shared.batch_statistics import drawn
 from bayeslim.methods.shared.chain_run import joined
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
+from bayeslim.methods.shared.members import joined_members, new_members
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.reinitialise import (
@@ -54,6 +56,7 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
     samples: int = 10
 
     name: ClassVar[str] = "multi-swag"
+    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:
@@ -117,4 +120,22 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
                 result.stopped = done.stopped
             average_noise_(bnn.likelihood, noises)
         self.keep(bnn, joined(found))
+        return result
+
+    def fit_stack(
+        self, stack: Any, networks: Sequence[Bayesian], loader: Any, *, epochs: int = 10, **training: Any
+    ) -> Fit:
+        """Train the members of all networks at once, and draw networks around each."""
+        self.check_fit(stack, loader, epochs, training)
+        members = new_members(networks, self.members)
+        every, loaders = Stack.of(members), loader.repeated(self.members)
+        every.num_data, every.seed = stack.num_data, stack.seed
+        result, trajectory = averaged(self, every, loaders, self.rank, epochs=epochs, **training)
+        joined_members(every, networks, members, result)
+        found = [
+            drawn(one, trajectory.of(place).gaussian(self.scale), own, self.samples)
+            for place, (one, own) in enumerate(zip(members, loaders.loaders, strict=True))
+        ]
+        for place, network in enumerate(networks):
+            self.keep(network, joined(found[place * self.members : (place + 1) * self.members]))
         return result

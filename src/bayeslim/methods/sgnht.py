@@ -59,11 +59,12 @@ class Thermostat(Sampler):
         super().__init__(params, lr, num_data=num_data, friction=friction, coupling=coupling, **settings)
 
     def friction_of(self, group: dict[str, Any]) -> Tensor:
-        """Return the current friction α of a group, a scalar."""
+        """Return the current friction α of a group: a scalar, or one for each stacked network."""
         first = self.state[group["params"][0]]
         if "friction" not in first:
             like = group["params"][0]
-            first["friction"] = torch.tensor(group["friction"], dtype=like.dtype, device=like.device)
+            shape = () if self.networks is None else (self.networks,)
+            first["friction"] = like.new_full(shape, group["friction"])
         friction: Tensor = first["friction"]
         return friction
 
@@ -72,23 +73,33 @@ class Thermostat(Sampler):
         return float(group["friction"])
 
     def present_friction(self, group: dict[str, Any]) -> float:
-        """Return the friction α that the thermostat has now."""
-        return float(self.friction_of(group))
+        """Return the friction α that the thermostat has now; of stacked networks, their mean."""
+        return float(self.friction_of(group).mean())
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:
         """Update velocity, weights and friction."""
         grads, velocity = self.with_decay(group, params, grads), self.buffers(params, "velocity")
         friction = self.friction_of(group)
-        torch._foreach_mul_(velocity, 1 - friction)
+        keep = 1 - friction
+        if self.networks is None:
+            torch._foreach_mul_(velocity, keep)
+        else:
+            torch._foreach_mul_(velocity, [keep.view(-1, *[1] * (v.ndim - 1)) for v in velocity])
         torch._foreach_add_(velocity, grads, alpha=-group["lr"])
         heat = group["lr"] * group["temperature"] / group["num_data"]
         if heat:
             torch._foreach_add_(velocity, self.noise(params), alpha=math.sqrt(2 * group["friction"] * heat))
-            energy = torch.stack([norm.to(friction) for norm in torch._foreach_norm(velocity)]).square().sum()
-            excess = (1 - friction / 2) * energy / (self.count(params) * heat) - 1
+            weights = self.count(params) / (self.networks or 1)
+            excess = (1 - friction / 2) * self._energy(velocity, friction) / (weights * heat) - 1
             # Beyond one, the velocity would reverse at every step.
             friction.add_(excess, alpha=group["coupling"]).clamp_(-1, 1)
         torch._foreach_add_(params, velocity)
+
+    def _energy(self, velocity: Tensors, like: Tensor) -> Tensor:
+        """Sum the squares of velocities; over each network where several are stacked."""
+        if self.networks is None:
+            return torch.stack([norm.to(like) for norm in torch._foreach_norm(velocity)]).square().sum()
+        return torch.stack([v.reshape(len(v), -1).square().sum(1).to(like) for v in velocity]).sum(0)
 
 
 @register("method")
@@ -105,6 +116,7 @@ class SGNHT(ChainMethod):
     coupling: float = 0.01
 
     name: ClassVar[str] = "sgnht"
+    trains_together: ClassVar[bool] = True
     usual_lr: ClassVar[float] = 0.03
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,6 +48,7 @@ from bayeslim.results import Fit
 from bayeslim.stochastic import evaluating
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.seeding import ordered_by, seed_of_chain
+from bayeslim.types import Params
 
 STOCHASTIC = ("sgld", "psgld", "sghmc", "sgnht")
 """Methods that sample by stochastic gradients and need a number of epochs and a learning rate."""
@@ -83,6 +85,7 @@ class Subspace(ParticleMethod):
     draws: int = 100
 
     name: ClassVar[str] = "subspace"
+    trains_together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,22 +185,62 @@ class Subspace(ParticleMethod):
                         bnn, loader, optimizer, lambda done: 1.0, epochs=epochs, accumulate=accumulate,
                         checkpoint=folder, progress=progress, **training,
                     )  # fmt: skip
-                    networks = flat(moving, path.particles(bnn).values)
-                    centre, directions, share = principal_directions(networks, self.rank)
-                    space = Coordinates(bnn, moving, centre, directions)
-                    set_tensors(bnn, space.weights(space.z))
-                    measure_again_(bnn.model, loader, between_ranks=False)
-                    with evaluating(bnn):
-                        # another seed, so that chain and path have different noise
-                        found, details = self._infer(space, loader, dtype, seed=base + 1, progress=progress, **options)
+                    # another seed, so that chain and path have different noise
+                    options |= {"dtype": dtype, "seed": base + 1, "progress": progress}
+                    found, details = self._on_subspace(bnn, loader, path.particles(bnn).values, **options)
             finally:
                 bnn.state.pop("path", None)
             average_noise_(bnn.likelihood, [noise_of(bnn.likelihood)], between_ranks=True)
         self.keep(bnn, between_ranks(found))
-        spread = directions.norm(dim=0).tolist()
-        result.details.update(details, chains=found.chains * world, spread=spread, explained=share)
+        result.details.update(details, chains=found.chains * world)
         result.seconds = time.monotonic() - begun
         return result
+
+    def fit_stack(
+        self,
+        stack: Any,
+        networks: Sequence[Bayesian],
+        loader: Any,
+        *,
+        epochs: int = 10,
+        lr: float = 0.01,
+        accumulate: int = 1,
+        progress: bool = True,
+        **training: Any,
+    ) -> Fit:
+        """Follow the paths of all networks at once, and infer the coordinates of each."""
+        options = self._inner_options(None, None) | {"progress": progress, "dtype": None}
+        total = epochs * prepare(stack, loader, accumulate, None)
+        steps = SamplingSchedule(burn_in=self.burn_in).kept(total, self.snapshots)
+        path = KeptNetworks(Moving.all_of(stack).names, (), steps)
+        stack.step, stack.state["path"] = 0, path
+        optimizer = self.optimizer(stack, lr)
+        result = run_alone(
+            stack, loader, optimizer, lambda done: 1.0, epochs=epochs, accumulate=accumulate, progress=progress,
+            **training,
+        )  # fmt: skip
+        stack.unstack(networks)
+        values = path.particles(stack).values
+        for place, (network, own) in enumerate(zip(networks, loader.loaders, strict=True)):
+            seed = None if stack.seed is None else stack.seed + 1 + place
+            found, _ = self._on_subspace(
+                network, own, {n: v[:, place] for n, v in values.items()}, seed=seed, **options
+            )
+            self.keep(network, found)
+        return result
+
+    def _on_subspace(
+        self, bnn: Bayesian, loader: Any, path: Params, **options: Any
+    ) -> tuple[Particles, dict[str, Any]]:
+        """Infer the coordinates of the subspace that networks of a path span; return networks and details."""
+        moving = Moving.all_of(bnn)
+        centre, directions, share = principal_directions(flat(moving, path), self.rank)
+        space = Coordinates(bnn, moving, centre, directions)
+        set_tensors(bnn, space.weights(space.z))
+        measure_again_(bnn.model, loader, between_ranks=False)
+        with evaluating(bnn):
+            found, details = self._infer(space, loader, **options)
+        return found, details | {"spread": directions.norm(dim=0).tolist(), "explained": share}
 
     def _inner_options(self, epochs: int | None, lr: float | None) -> dict[str, Any]:
         given = {key: value for key, value in (("epochs", epochs), ("lr", lr)) if value is not None}

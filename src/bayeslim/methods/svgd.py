@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -30,9 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.io.registry import register
 from bayeslim.methods.base import Terms
+from bayeslim.methods.shared.abreast import Stack
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors, snapshot
 from bayeslim.methods.shared.particle_stack import ParticleStack
 from bayeslim.methods.shared.reinitialise import (
@@ -72,6 +73,7 @@ class SVGD(ParticleMethod):
     function_space: bool = False
 
     name: ClassVar[str] = "svgd"
+    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:
@@ -139,28 +141,52 @@ class SVGD(ParticleMethod):
         check_optimizer_of(optimizer, "The particles are stacked in their own parameters.")
         if bnn.anchor is not None:
             raise BayeslimError("SVGD does not support continual learning. Use bl.Laplace() for that.")
-        if bnn.state.get("posterior") is None and start is None:
-            check_resettable(bnn.model)
         num_data = training_set_size(bnn, loader)
         with seeded(seed, rank_and_world()[0], loader):
-            stack = ParticleStack(bnn.model, self._starts(bnn, start))
-            exact = {re.compile(re.escape(stack.path_of(name))): bnn.priors.given[name] for name in bnn.sites.names}
-            together = Bayesian(stack, self, bnn.likelihood, exact, list(exact), num_data)
-            together.train(bnn.training)
-            together.masks = {stack.path_of(name): mask for name, mask in bnn.masks.items()}
-            together.step, together.seed = bnn.step, bnn.seed
+            together = self._together(bnn, start, num_data)
             made = None
             if optimizer is not None:
                 made = self._steered(optimizer(trainable(together)), together)
             result = fit(together, loader, optimizer=made, **training)
+        self._gather(bnn, together)
+        return result.averaged_over(self.posterior(bnn).count)
+
+    def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
+        """Train the particles of all networks at once."""
+        if self.function_space:
+            raise UnsupportedModel("SVGD(function_space=True) trains one network at a time. Use bnn.fit for each.")
+        each = [self._together(network, None, stack.num_data) for network in networks]
+        every = Stack.of(each)
+        every.seed = stack.seed
+        result = fit(every, loader, **options)
+        for one in each:
+            one.to(device_of(every.model))
+        every.unstack(each)
+        for network, one in zip(networks, each, strict=True):
+            self._gather(network, one)
+        return result.averaged_over(self.posterior(networks[0]).count)
+
+    def _together(self, bnn: Bayesian, start: Callable[[], nn.Module] | None, num_data: int) -> Bayesian:
+        """Make one network of all particles at their starts."""
+        if bnn.state.get("posterior") is None and start is None:
+            check_resettable(bnn.model)
+        stack = ParticleStack(bnn.model, self._starts(bnn, start))
+        exact = {re.compile(re.escape(stack.path_of(name))): bnn.priors.given[name] for name in bnn.sites.names}
+        together = Bayesian(stack, self, bnn.likelihood, exact, list(exact), num_data)
+        together.train(bnn.training)
+        together.masks = {stack.path_of(name): mask for name, mask in bnn.masks.items()}
+        together.step, together.seed = bnn.step, bnn.seed
+        return together
+
+    def _gather(self, bnn: Bayesian, together: Bayesian) -> None:
+        """Keep the trained particles as the posterior of their network."""
+        stack = together.model
+        assert isinstance(stack, ParticleStack)
         bnn.to(device_of(stack))
-        bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, num_data, together.steps_per_epoch
-        for epoch in result.history:
-            epoch.update({key: epoch[key] / stack.members for key in ("nll", "kl", "loss")})
+        bnn.step, bnn.num_data, bnn.steps_per_epoch = together.step, together.num_data, together.steps_per_epoch
         found = stack.tensors()
         own = {name: found.pop(name) for name in bnn.sites.names}
         self.keep(bnn, Particles(own, buffers=found))
-        return result
 
     def predictive(
         self, bnn: Bayesian, batches: Batches, samples: int, how: str, generator: torch.Generator | None
@@ -196,14 +222,19 @@ class SVGD(ParticleMethod):
         return optimizer
 
     def _steer(self, bnn: Bayesian) -> None:
-        """Replace every particle's gradient by Stein's direction."""
+        """Replace every particle's gradient by Stein's direction, within each network of a stack."""
         weights = [p for p in map(bnn.model.get_parameter, bnn.sites.names) if p.grad is not None]
-        points = torch.cat([_rows(p.detach()) for p in weights], 1)
-        gradients = torch.cat([_rows(p.grad) for p in weights if p.grad is not None], 1)
-        direction, _ = descent(points, gradients, bnn.data_size(), self.bandwidth)
-        parts = direction.split([p[0].numel() for p in weights], 1)
-        for p, part in zip(weights, parts, strict=True):
-            p.grad = part.reshape(p.shape).to(p.dtype).contiguous()  # fused optimizers need dense gradients
+        networks = list(zip(*weights, strict=True)) if isinstance(bnn, Stack) else [weights]
+        gradients = [p.grad for p in weights if p.grad is not None]
+        slopes = list(zip(*gradients, strict=True)) if isinstance(bnn, Stack) else [gradients]
+        found = []
+        for own, along in zip(networks, slopes, strict=True):
+            points, downhill = (torch.cat([_rows(t.detach()) for t in tensors], 1) for tensors in (own, along))
+            direction, _ = descent(points, downhill, bnn.data_size(), self.bandwidth)
+            found.append(direction.split([p[0].numel() for p in own], 1))
+        for p, parts in zip(weights, zip(*found, strict=True), strict=True):
+            # fused optimizers need dense gradients
+            p.grad = torch.cat([part.flatten() for part in parts]).view(p.shape).to(p.dtype)
 
 
 def kernel(points: Tensor, bandwidth: float | None = None) -> tuple[Tensor, Tensor]:

@@ -79,6 +79,7 @@ class Stack(Bayesian):
     one: _Loss
     own_priors: Priors
     ready: bool
+    networks: int
 
     @classmethod
     def of(cls, networks: Sequence[Bayesian]) -> Stack:
@@ -100,7 +101,9 @@ class Stack(Bayesian):
         for module in stack.modules():
             for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
                 slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
-        stack._set(settings={}, one=_Loss(stack), own_priors=copy.copy(stack._priors), ready=False)
+        stack._set(
+            settings={}, one=_Loss(stack), own_priors=copy.copy(stack._priors), ready=False, networks=len(starts)
+        )
         return cast("Stack", stack)
 
     def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
@@ -212,6 +215,10 @@ class AbreastLoader:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loaders[0], name)
+
+    def repeated(self, count: int) -> AbreastLoader:
+        """Pass over every loader `count` times: for several networks in the place of each."""
+        return AbreastLoader([loader for loader in self.loaders for _ in range(count)])
 
     def __iter__(self) -> Iterator[Any]:
         first = self.loaders[0]

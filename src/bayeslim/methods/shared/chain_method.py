@@ -31,6 +31,7 @@ from torch import nn
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimWarning, NoSiteMatched, UnsupportedModel
 from bayeslim.methods.base import Terms
+from bayeslim.methods.shared.abreast import Stack
 from bayeslim.methods.shared.chain_run import between_ranks, joined, prepare, run_alone
 from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.learned_noise import average_noise_, noise_of
@@ -284,7 +285,10 @@ class ChainMethod(ParticleMethod):
         points = moving.points(bnn)
         if points:
             groups.append({"params": points, "temperature": 0.0})
-        return self.sampler(groups, lr, burn_in_steps, num_data=bnn.data_size(), masks=moving.masks_of(bnn))
+        settings = {"num_data": bnn.data_size(), "masks": moving.masks_of(bnn)}
+        if isinstance(bnn, Stack):
+            settings["networks"] = bnn.networks
+        return self.sampler(groups, lr, burn_in_steps, **settings)
 
 
 @dataclass(frozen=True)

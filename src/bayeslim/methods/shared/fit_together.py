@@ -49,10 +49,10 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     its own noise, and goes over the data in its own order. `DeepEnsemble(together=True)` trains its members in the same
     way.
 
-    It is for `Variational` with every family, prior and gate, `IVON`, `MCDropout`, `Laplace` (the training of the MAP
-    estimates), `SGLD`, `PSGLD`, `SGHMC`, `SWA`, `SWAG` and `Snapshot`, and for networks that `vmap` can run: recurrent
-    layers, for example, it cannot. Where it is not possible, an error says why, and no network is changed. The loss of
-    all networks must stay finite.
+    It is for every method but `HMC`, and for networks that `vmap` can run: recurrent layers, for example, it cannot.
+    `Laplace` and `MCBatchNorm` measure each network after training, and `Subspace` infers the coordinates of each.
+    `SVGD` compares weights, not functions. Where training together is not possible, an error says why, and no network
+    is changed. The loss of all networks must stay finite.
 
     Args:
         networks: the networks, which are trained in place.
@@ -83,9 +83,7 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
         for own in {id(one): one for one in loaders}.values():
             orders.enter_context(seeded(seed, 0, own))
         result = networks[0].method.fit_stack(stack, networks, AbreastLoader(loaders), **training)
-    for epoch in result.history:
-        epoch.update({key: epoch[key] / len(networks) for key in ("nll", "kl", "loss")})
-    return result
+    return result.averaged_over(len(networks))
 
 
 def _loaders(given: Any, networks: list[Any], training: Mapping[str, Any]) -> list[Any]:
@@ -119,8 +117,8 @@ def _check(networks: list[Any], loaders: list[Any]) -> None:
     own = type(method)
     if not own.trains_together:
         raise UnsupportedModel(
-            f"The networks of {own.__name__} cannot be one vmapped step: it needs all data at once, several networks, "
-            "or a number for each network in its steps. Use bnn.fit for each."
+            f"Networks of {own.__name__} cannot be one vmapped step: each accepts or rejects trajectories of its own. "
+            "Use bnn.fit for each."
         )
     obstacles = [
         ("pruned networks", any(network.masks for network in networks)),

@@ -35,6 +35,7 @@ class Sampler(torch.optim.Optimizer):
         temperature: T of the target p(w|D)^(1/T).
         weight_decay: λ of the term λ w added to the gradients; 0 if the loss contains the whole prior.
         masks: by parameter, which of its entries move (True); all entries of a parameter without a mask move.
+        networks: how many networks are stacked in the first dimension of every parameter; None for one, unstacked.
         **settings: the settings of the algorithm.
     """
 
@@ -47,6 +48,7 @@ class Sampler(torch.optim.Optimizer):
         temperature: float = 1.0,
         weight_decay: float = 0.0,
         masks: Mapping[Tensor, Tensor] | None = None,
+        networks: int | None = None,
         **settings: Any,
     ):
         if not lr > 0:
@@ -60,11 +62,11 @@ class Sampler(torch.optim.Optimizer):
         common = {"lr": lr, "num_data": num_data, "temperature": temperature, "weight_decay": weight_decay}
         noise = {"watches_noise": False, "noise_sum": 0.0, "noise_steps": 0, "kinetic_temperatures": ()}
         super().__init__(params, {**common, **noise, **settings})
-        self.masks = dict(masks or {})
+        self.masks, self.networks = dict(masks or {}), networks
         self._moving = {p: int(mask.sum()) for p, mask in self.masks.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "masks": self.masks}
+        return {**super().__getstate__(), "masks": self.masks, "networks": self.networks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
