@@ -80,16 +80,7 @@ def train(
         loss.backward()  # type: ignore[no-untyped-call]
         stepper.step()
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    stepper.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = graph_of(step)
     for epoch in range(epochs):
         order = loader._order(epoch).to(x.device)
         for index in range(steps):
@@ -107,6 +98,20 @@ def train(
     del graph
     bnn.eval()
     return bnn
+
+
+def graph_of(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture a step, after a few at the learning rate that is set."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
 
 
 def weight_decay(bnn: bl.Bayesian) -> float | None:

@@ -9,8 +9,8 @@ images are error, negative log-likelihood and calibration error, how well the pr
 other images (AUROC), the non-zero weights, and the bytes of one ONNX file (zeros stored sparsely) that holds the whole
 ensemble. The file is compared with the networks before its size counts.
 
-Members are kept as they finish; a call goes on where the last one stopped. With all members there, the table is
-computed from the saved networks.
+Members are kept as they finish; a call goes on where the last one stopped. A repetition is measured from its saved
+networks when all of its members are there, and is not trained again after that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from environment import RESULTS, save
-from jobs import finished
+from jobs import finished, result_of
 from sparse_posteriors import CIFAR, DEFAULTS, SETTINGS, Run, errors, nonzeros, sparse_weights
 from torch import Tensor, nn
 
@@ -126,18 +126,16 @@ def others_of(steps: Run) -> dict[str, Tensor]:
     return found
 
 
-def table(options: argparse.Namespace, jobs: list[Job]) -> list[Job]:
-    """Measure every repetition: one dense, one sparse, five of each."""
-    steps = Run({**DEFAULTS, **settings(options.network), "rule": "weights", **jobs[0], "device": "cpu"})
+def measured(repetition: int, jobs: list[Job]) -> list[Job]:
+    """Measure a repetition: one dense, one sparse, five of each."""
+    steps = Run({**DEFAULTS, **settings(jobs[0]["network"]), "rule": "weights", **jobs[0], "device": "cpu"})
     others = others_of(steps)
+    dense, sparse = (networks(jobs, cut) for cut in ("dense", ""))
+    ways = {"one dense": dense[:1], "one sparse": sparse[:1], "five dense": dense, "five sparse": sparse}
     rows = []
-    for start in range(0, len(jobs), options.members):
-        own = jobs[start : start + options.members]
-        dense, sparse = (networks(own, cut) for cut in ("dense", ""))
-        ways = {"one dense": dense[:1], "one sparse": sparse[:1], "five dense": dense, "five sparse": sparse}
-        for name, members in ways.items():
-            rows.append({"row": name, "repetition": start // options.members} | row(members, steps.test, others))
-            print(json.dumps(rows[-1]), flush=True)
+    for name, members in ways.items():
+        rows.append({"row": name, "repetition": repetition} | row(members, steps.test, others))
+        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -160,10 +158,18 @@ def main() -> None:
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
     quick = dict.fromkeys(("epochs", "dense_epochs", "tune_epochs"), options.epochs) if options.epochs else {}
-    count = options.members * options.repetitions
-    jobs: list[Job] = [{"network": options.network, "seed": seed, **quick} for seed in range(count)]
-    jobs = [job | {"device": options.device, "runs": str(options.runs)} for job in jobs]
     name = f"five_for_one_{options.network}"
+    path = options.results / f"{name}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    rows, known = kept.get("rows", []), kept.get("members", [])
+    there = {r["repetition"] for r in rows}
+    left = [repetition for repetition in range(options.repetitions) if repetition not in there]
+    jobs: list[Job] = [
+        {"network": options.network, "seed": options.members * repetition + member, **quick}
+        | {"device": options.device, "runs": str(options.runs)}
+        for repetition in left
+        for member in range(options.members)
+    ]
     state = options.runs / f"{options.network}.json"
     done = json.loads(state.read_text()) if state.exists() else []
 
@@ -175,9 +181,14 @@ def main() -> None:
 
     found = finished(member, jobs, done, options.workers, keep, options.minutes)
     print(f"{len(found)} of {len(jobs)} members are trained.")
-    if len(found) < len(jobs):
+    for place, repetition in enumerate(left):
+        own = jobs[place * options.members : (place + 1) * options.members]
+        results = [result for job in own if (result := result_of(job, found)) is not None]
+        if len(results) == len(own):
+            rows, known = rows + measured(repetition, own), known + results
+            save(name, {"members": known, "rows": rows}, ["onnx", "onnxruntime"], folder=options.results)
+    if not rows:
         return
-    rows = table(options, jobs)
     for way in dict.fromkeys(r["row"] for r in rows):
         own = [r for r in rows if r["row"] == way]
         numbers = {key: [r[key] for r in own] for key in own[0] if key not in ("row", "repetition")}
@@ -185,7 +196,6 @@ def main() -> None:
     left = average(rows, "five sparse", "nonzeros") / average(rows, "one dense", "nonzeros")
     nll = average(rows, "five sparse", "nll") / average(rows, "five dense", "nll")
     print(f"Five sparse networks have {left:.4f} of the weights of one dense one, and {nll:.3f} of the NLL of five.")
-    print(save(name, {"members": found, "rows": rows}, ["onnx", "onnxruntime"], folder=options.results))
 
 
 if __name__ == "__main__":

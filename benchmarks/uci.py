@@ -29,6 +29,7 @@ all weights, and are those of `uci_renyi.py`.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import statistics
@@ -139,18 +140,14 @@ def train(x: Tensor, y: Tensor, settings: Settings) -> list[Predicts]:
     maps = together(bl.Variational(bl.families.Point()), x, y, settings, epochs, members)
     if method == "ensemble":
         return [ensemble(maps[first : first + MEMBERS]) for first in range(0, len(maps), MEMBERS)]
-    found = []
-    for one, loader in zip(progress(maps, method), loaders, strict=True):
-        own = bl.Laplace("full") if method == "laplace" else bl.SGHMC(SAMPLES, burn_in=0.5, adapt=True)
-        likelihood = bl.likelihoods.Gaussian("learned", initial_noise=one.likelihood.noise.item())
-        bnn = bl.bayesianize(one.mean_network(), own, likelihood=likelihood)
-        if method == "laplace":
-            bnn.fit(loader, tune="evidence", progress=False)
-            found.append(lambda x, bnn=bnn: bl.predict(bnn, x).to("cpu"))
-        else:
-            bnn.fit(loader, epochs=settings.epochs - epochs, seed=settings.seed, progress=False)
-            found.append(averaged(bnn))
-    return found
+    own = bl.Laplace("full") if method == "laplace" else bl.SGHMC(SAMPLES, burn_in=0.5, adapt=True)
+    found = [bl.bayesianize(one.mean_network(), own, likelihood=copy.deepcopy(one.likelihood)) for one in maps]
+    if method == "sghmc":
+        bl.fit_together(found, loaders, epochs=settings.epochs - epochs, seed=settings.seed)
+        return [averaged(bnn) for bnn in found]
+    for bnn, loader in zip(progress(found, method), loaders, strict=True):
+        bnn.fit(loader, tune="evidence", progress=False)
+    return [lambda x, bnn=bnn: bl.predict(bnn, x).to("cpu") for bnn in found]
 
 
 def together(

@@ -25,9 +25,11 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import captured
 import torch
 from environment import RESULTS, save
 from torch import Tensor
@@ -135,17 +137,39 @@ def fit(
         lr: the learning rate of Adam.
     """
     torch.manual_seed(seed)
-    optimizer = torch.optim.Adam(networks.parameters(), lr=lr, fused=True)
-    own, count = torch.arange(len(x), device=x.device)[:, None], x.shape[1]
-    losses = x.new_zeros(len(x))
+    on_gpu, count = x.is_cuda, x.shape[1]
+    rate = torch.zeros((), device=x.device)
+    optimizer = torch.optim.Adam(networks.parameters(), lr=rate, fused=True, capturable=on_gpu)
+    own, losses = torch.arange(len(x), device=x.device)[:, None], x.new_zeros(len(x))
+
+    def step(chosen: Tensor) -> None:
+        optimizer.zero_grad()
+        values = networks.losses(x[own, chosen], y[own, chosen], networks.noise(draws), count, alpha)
+        values.sum().backward()
+        optimizer.step()
+        losses.copy_(values.detach())
+
+    graphs = {}
+    if on_gpu:  # as one graph for each size of a batch; the steps before the capture have a rate of zero
+        for chosen in orders_of(x)[:, : batch + count % batch].split(batch, 1):
+            graphs[chosen.shape[1]] = captured.graph_of(partial(step, chosen)), chosen
+        for state in optimizer.state.values():
+            torch._foreach_zero_(list(state.values()))
+    rate.fill_(lr)
     for _ in progress(range(epochs), f"α={alpha:g} epochs"):
-        orders = torch.stack([torch.randperm(count) for _ in x]).to(x.device)
-        for chosen in orders.split(batch, 1):
-            optimizer.zero_grad()
-            losses = networks.losses(x[own, chosen], y[own, chosen], networks.noise(draws), count, alpha)
-            losses.sum().backward()
-            optimizer.step()
-    return losses.detach()
+        for chosen in orders_of(x).split(batch, 1):
+            if not on_gpu:
+                step(chosen)
+                continue
+            graph, rows = graphs[chosen.shape[1]]
+            rows.copy_(chosen)
+            graph.replay()
+    return losses
+
+
+def orders_of(x: Tensor) -> Tensor:
+    """Draw an order of the rows of every split, (S, N)."""
+    return torch.stack([torch.randperm(x.shape[1]) for _ in x]).to(x.device)
 
 
 def train(

@@ -32,7 +32,7 @@ def test_members_are_trained_saved_and_measured_together(benchmark, tmp_path) ->
         {"network": "lenet_300_100", "seed": seed, **quick, "device": "cpu", "runs": str(tmp_path)} for seed in (0, 1)
     ]
     found = [benchmark.member(job) for job in jobs]
-    rows = benchmark.table(argparse.Namespace(network="lenet_300_100", members=2), jobs)
+    rows = benchmark.measured(0, jobs)
     assert [row["row"] for row in rows] == ["one dense", "one sparse", "five dense", "five sparse"]
     one, sparse, both, both_sparse = rows
     assert one["error"] == pytest.approx(found[0]["dense"]["test"], abs=1e-3)
