@@ -38,6 +38,7 @@ from bayeslim.methods.shared.reinitialise import (
     trainable,
 )
 from bayeslim.posteriors import Particles
+from bayeslim.posteriors.particles import tensors_of
 from bayeslim.results import Fit
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.fit import fit
@@ -233,7 +234,7 @@ class _Job:
             for member in range(self.count):
                 self._begin(member)
                 members.append(copy.deepcopy(self.bnn))
-            stack = Stack.of(members)
+            stack = Stack.at(self.bnn, [tensors_of(one) for one in members])
             stack.num_data = training_set_size(self.bnn, self.loader)
             result = fit(stack, AbreastLoader([self.loader] * self.count), **self._options(stack, _TOGETHER))
         return result, joined_members(stack, [self.bnn], members, result)[0]
