@@ -54,7 +54,7 @@ def shown(model: Mapping[str, Any], rule: str, target: str) -> str:
         return ""
     digits = 1 if min(found) >= 10 else 3
     text = number(statistics.mean(found), digits)
-    if len(found) > 1:
+    if max(found) > min(found):  # magnitude does not depend on the seed
         text += f" ± {number(statistics.stdev(found), digits)}"
     ratio = damage_ratio(model, rule, target)
     return text if ratio is None or rule == REFERENCE else f"{text} ({number(ratio, 2)})"
