@@ -29,6 +29,12 @@ def strongest(found: Results) -> str:
         errors = [statistics.mean(group.errors(key)) for key in ("dense", "magnitude", "sparse")]
         what = f"{title} trained to be sparse, 1 of {group.compression:.0f} weights left"
         rows.append([what, *_bold(errors), "`benchmarks/sparse_posteriors.py`"])
+    ensembles = found["five_for_one_lenet5"]["rows"]
+    mean = {way: _mean(ensembles, way, "error") for way in ("one dense", "five sparse")}
+    times = _mean(ensembles, "one dense", "nonzeros") / _mean(ensembles, "five sparse", "nonzeros")
+    what = f"Five sparse LeNet-5 as one ensemble, together 1 of {times:.0f} weights of one dense network"
+    ours = f"**{mean['five sparse']:.2f}**"
+    rows.append([what, f"{mean['one dense']:.2f}", "", ours, "`benchmarks/five_for_one.py`"])
     own = files(coded, "lenet5")
     dense = statistics.mean(trained(sparse, "lenet5", "weights").errors("dense"))
     errors = [dense, *(statistics.mean(own.decoded(of_magnitude=of)) for of in (True, False))]
@@ -45,6 +51,10 @@ def strongest(found: Results) -> str:
     ranges = [f"{min(plain):.0f} to {max(plain):.0f}", "", f"**{min(ours):.0f} to {max(ours):.1f}**"]
     rows.append([what, *ranges, "`benchmarks/out_of_distribution.py`"])
     return table(["", "dense", "magnitude", "bayeslim", "command"], rows)
+
+
+def _mean(rows: list[Any], way: str, key: str) -> float:
+    return statistics.fmean(row[key] for row in rows if row["row"] == way)
 
 
 def _bold(errors: list[float]) -> list[str]:
