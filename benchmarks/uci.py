@@ -295,7 +295,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
                     "conformal_width",
                 ):
                     values = [r[key] for r in own]
-                    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+                    is_known = len(values) > 1 and all(map(math.isfinite, values))
+                    error = statistics.stdev(values) / math.sqrt(len(values)) if is_known else math.inf
                     cell[key] = [statistics.fmean(values), error]
                 table.setdefault(name, {})[method] = cell
     return table

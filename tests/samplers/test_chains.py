@@ -420,3 +420,11 @@ def test_fewer_networks_than_asked_for_are_announced():
     with pytest.warns(BayeslimWarning, match="Of 12 steps 6 networks are kept, not 1000"):
         bnn = fitted(bl.SGLD(samples=1000))
     assert bnn.posterior_.count == 6
+
+
+def test_a_chain_that_runs_away_is_announced():
+    torch.manual_seed(0)
+    x = torch.randn(100, 1)
+    bnn = bayesian(bl.SGHMC(samples=5), nn.Linear(1, 1), likelihood=bl.likelihoods.Gaussian(1.0))
+    with pytest.warns(BayeslimWarning, match="left the posterior: its kinetic temperature is .* Use a smaller lr"):
+        bnn.fit([(x, x)], epochs=20, lr=8.0, progress=False)

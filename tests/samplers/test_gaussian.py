@@ -92,3 +92,19 @@ def test_a_preconditioner_that_never_stops_following_misses_the_target():
     """Why it is held after burn-in."""
     draws, _ = run(PreconditionedLangevin, 900, lr=2e-2, decay=0.9, adapt_steps=None)
     assert worst(draws) > 8
+
+
+@pytest.mark.parametrize("kind", ["psgld", "sghmc-adapted"])
+def test_weights_that_are_idle_in_the_burn_in_take_no_huge_steps_later(kind):
+    """The weights of a unit of ReLU that no input reaches have no gradients, until it moves."""
+    sampler_class, settings, _ = SETTINGS[kind]
+    torch.manual_seed(0)
+    curvature, num_data = 10.0, 100
+    w = torch.zeros(10, dtype=torch.float64, requires_grad=True)
+    sampler = sampler_class([w], num_data=num_data, **settings | {"lr": 5e-3})
+    for step in range(2000):
+        w.grad = curvature * w.detach()
+        if step < settings["adapt_steps"]:
+            w.grad[-1] = 0.0
+        sampler.step()
+    assert float(w.detach().abs().max()) < 10 / (curvature * num_data) ** 0.5

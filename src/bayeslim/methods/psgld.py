@@ -1,12 +1,13 @@
 """Preconditioned stochastic gradient Langevin dynamics: RMSprop with noise, whose iterates follow the posterior.
 
-    V ← β V + (1 − β) ∇L²          G = 1 / (√V + ϵ)
+    V ← β V + (1 − β) ∇L²          G = 1 / (√V + a + ϵ)
     w ← w − lr G ∇L(w) + √(2 lr T G / N) ε
 
 If G keeps following the gradients it depends on w, and the chain misses its target by the term Γ = Σ ∂G/∂w, which is
 expensive and usually left out. A fixed G needs no such term. So V is measured during the burn-in (`adapt_steps`) and
 fixed afterwards; None measures it for the whole run, as the paper does, with a bias. V starts from ∇L² + 1/N, about the
-squared gradient that the posterior's own width causes.
+squared gradient that the posterior's own width causes. The paper has no a, which is a tenth of the average √V of a
+tensor: weights without gradients in the burn-in, such as those of an idle unit, would take huge steps later.
 
 Li, Chen, Carlson & Carin 2016, arXiv:1512.07666
 """
@@ -34,7 +35,7 @@ class PreconditionedLangevin(Sampler):
         lr: the learning rate, as in RMSprop.
         num_data: N.
         decay: β.
-        floor: ϵ, added to the root mean square of the gradients.
+        floor: ϵ, which keeps scales finite where all gradients of a tensor are zero.
         adapt_steps: number of steps in which V is measured; None for all.
         **settings: the settings of every sampler: `temperature`, `weight_decay` and `masks`.
     """
@@ -71,9 +72,7 @@ class PreconditionedLangevin(Sampler):
             torch._foreach_addcmul_(squares, grads, grads, value=share)
             if not group["steps"]:  # full-batch gradients vanish at an optimum, and the first noise would be huge
                 torch._foreach_add_(squares, 1 / group["num_data"])
-            scale = torch._foreach_sqrt(squares)
-            torch._foreach_add_(scale, group["floor"])
-            torch._foreach_copy_(roots, torch._foreach_pow(scale, -0.5))
+            torch._foreach_copy_(roots, torch._foreach_sqrt(self.scales(squares, group["floor"])))
         group["steps"] += 1
         drift = torch._foreach_mul(grads, roots)
         torch._foreach_mul_(drift, -group["lr"])
@@ -90,7 +89,7 @@ class PSGLD(ChainMethod):
 
     Attributes:
         decay: β of the running mean.
-        floor: ϵ, added to the root mean square of the gradients.
+        floor: ϵ, which keeps scales finite where all gradients of a tensor are zero.
     """
 
     decay: float = 0.99

@@ -6,9 +6,10 @@ This is equation 15 of Chen et al. at η = lr / N: SGD with momentum 1 − α, w
 curvature λ of L, the variance of the chain is the posterior's times 1 / (1 − lr λ / (4 − 2α)), for any friction.
 
 With `adapt` the same is done in coordinates z with w = √P z, which give every weight its own scale: ∇L becomes √P ∇L,
-and the move √P v. P = 1 / (√V + ϵ) comes from the second moment V of the gradients, averaged over a window that widens
-where they are noisy (Springenberg et al.). P is measured during the burn-in and then fixed, so that the target is exact
-for any P.
+and the move √P v. P = 1 / (√V + a + ϵ) comes from the second moment V of the gradients, averaged over a window that
+widens where they are noisy (Springenberg et al.). The paper has no a, which is a tenth of the average √V of a tensor:
+weights without gradients in the burn-in, such as those of an idle unit, would take huge steps later. P is measured
+during the burn-in and then fixed, so that the target is exact for any P.
 
 Minibatches add gradient noise of variance B. If it were independent from step to step, it would heat the chain by a
 share F = lr P B N / (2 α T) of its variance. The batches of a shuffled epoch are not independent: they share no
@@ -53,7 +54,7 @@ class StochasticHamiltonian(Sampler):
         independent: with `adapt_steps`, whether every batch is drawn from all the data with replacement, so that its
             noise can be measured and replace injected noise. Leave it off for the batches of a shuffled epoch, whose
             noise cancels.
-        floor: ϵ, added to the root mean square of the gradients.
+        floor: ϵ, which keeps scales finite where all gradients of a tensor are zero.
         **settings: the settings of every sampler: `temperature`, `weight_decay` and `masks`.
     """
 
@@ -119,9 +120,7 @@ class StochasticHamiltonian(Sampler):
         torch._foreach_reciprocal_(share)
         torch._foreach_lerp_(mean, grads, share)
         torch._foreach_lerp_(square, torch._foreach_mul(grads, grads), share)
-        scale = torch._foreach_sqrt(square)
-        torch._foreach_add_(scale, group["floor"])
-        torch._foreach_reciprocal_(scale)
+        scale = self.scales(square, group["floor"])
         torch._foreach_copy_(roots, torch._foreach_sqrt(scale))
         if group["independent"]:
             self._measure_noise(params, grads, scale, share)

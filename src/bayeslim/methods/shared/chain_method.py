@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
@@ -53,6 +54,9 @@ from bayeslim.types import Batch, call, split_batch
 
 MAX_EXCESS = 0.05
 """The relative excess of variance by gradient noise that a chosen learning rate allows."""
+
+MAX_HEAT = 100.0
+"""The kinetic temperature above which a chain has left the posterior: it is ten times too wide."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +261,7 @@ class ChainMethod(ParticleMethod):
             average_noise_(bnn.likelihood, noises, between_ranks=True)
         self.keep(bnn, between_ranks(joined(found)))
         bnn.state["kinetic_temperatures"] = tuple(kinetic)
+        _warn_if_hot(kinetic, self.temperature)
         result.details.update(chains=self.chains * world, minibatch_excess=excesses)
         return result
 
@@ -289,6 +294,17 @@ class ChainMethod(ParticleMethod):
         if isinstance(bnn, Stack):
             settings["networks"] = bnn.networks
         return self.sampler(groups, lr, burn_in_steps, **settings)
+
+
+def _warn_if_hot(kinetic: Sequence[float], target: float) -> None:
+    heat = fmean(kinetic) if kinetic else 0.0
+    if not heat <= MAX_HEAT * max(1.0, target):
+        warnings.warn(
+            f"The chain has left the posterior: its kinetic temperature is {heat:.3g}, and the target's is {target:g}. "
+            "Use a smaller lr, or larger batches.",
+            BayeslimWarning,
+            stacklevel=4,
+        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,13 @@ from bayeslim.noise import standard_normals
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
+FLOOR_SHARE = 0.1
+"""The smallest measured gradient of a weight, as a share of the average of its tensor.
+
+Weights of a unit that is idle while scales are measured have next to no gradients. Without this floor they would take
+huge steps once the unit is active.
+"""
+
 
 class Sampler(torch.optim.Optimizer):
     """The base of stochastic gradient samplers.
@@ -172,6 +179,21 @@ class Sampler(torch.optim.Optimizer):
             if name not in self.state[p]:
                 self.state[p][name] = torch.zeros_like(p)
         return [self.state[p][name] for p in params]
+
+    def scales(self, squares: Tensors, floor: float) -> Tensors:
+        """Compute 1 / (√V + a + ϵ) of squared gradients V, where a is `FLOOR_SHARE` of the average √V of a tensor.
+
+        Args:
+            squares: V of every parameter.
+            floor: ϵ.
+        """
+        roots = torch._foreach_sqrt(squares)
+        first = 0 if self.networks is None else 1
+        dims = [tuple(range(first, root.ndim)) for root in roots]
+        averages = [root.mean(own, keepdim=True) if own else root for root, own in zip(roots, dims, strict=True)]
+        torch._foreach_add_(roots, averages, alpha=FLOOR_SHARE)
+        torch._foreach_add_(roots, floor)
+        return torch._foreach_reciprocal(roots)
 
     def count(self, params: Tensors) -> int:
         """Count the entries that move."""
