@@ -50,7 +50,7 @@ def strongest(found: Results) -> str:
     what = "Telling other images from MNIST digits: AUROC in %, plain network and subnetwork Laplace"
     ranges = [f"{min(plain):.0f} to {max(plain):.0f}", "", f"**{min(ours):.0f} to {max(ours):.1f}**"]
     rows.append([what, *ranges, "`benchmarks/out_of_distribution.py`"])
-    return table(["", "dense", "magnitude", "bayeslim", "command"], rows)
+    return table(["", "dense", "magnitude", "bayeslim", "script"], rows)
 
 
 def _mean(rows: list[Any], way: str, key: str) -> float:
