@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import bayeslim as bl
+from bayeslim.errors import BayeslimWarning
 from bayeslim.methods.ivon import POINT_RATE, NaturalGradient
 from bayeslim.noise import standard_normals_like
 from oracles import linear_regression
@@ -116,6 +117,14 @@ def test_spreads_start_from_the_curvature_and_only_once():
     before = bnn.posterior_.std["weight"]
     bnn.optimizer()
     assert torch.equal(bnn.posterior_.std["weight"], before)
+
+
+@pytest.mark.filterwarnings("error::bayeslim.errors.BayeslimWarning")
+def test_training_much_shorter_than_the_memory_is_announced():
+    loader = bl.data.Loader(X, Y, batch_size=20)
+    with pytest.warns(BayeslimWarning, match=r"still near their start: .* about 100000 steps, and training had \d+. Use"):
+        linear(bl.IVON()).fit(loader, epochs=1, progress=False)
+    linear(bl.IVON(memory=0.9)).fit(loader, epochs=1, progress=False)
 
 
 @pytest.mark.parametrize("prior", [bl.priors.Laplace(0.5), bl.priors.ScaleMixture(0.5, 1.0, 0.1)])

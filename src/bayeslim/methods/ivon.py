@@ -28,6 +28,7 @@ Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan & Mö
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimWarning
 from bayeslim.families import DiagonalGaussian, ZeroMean
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.steepness import flatness
@@ -47,6 +49,9 @@ MAX_STEP = 1e30
 
 POINT_RATE = 0.01
 """The learning rate of parameters without a variance, trained by Adam, as a fraction of the rate of the others."""
+
+MIN_SHARE = 0.1
+"""Below this share of the steps over which the curvature is averaged, σ has hardly moved."""
 
 
 class NaturalGradient(torch.optim.Optimizer):
@@ -156,7 +161,7 @@ class IVON(Variational):
             off. The default is for large data; with a few steps an epoch 0.99 is enough.
         curvature: the assumed curvature of the loss at the start, so that σ = 1 / √(N · curvature); with Gaussian noise
             s < 1 it is 1/s² times as large. A smaller value explores more widely. In training much shorter than the
-            memory, σ stays near this start.
+            memory, σ stays near this start, and `fit` warns.
     """
 
     estimator: Literal["auto", "local", "shared", "flipout", "mean"] = "shared"
@@ -209,12 +214,22 @@ class IVON(Variational):
         return NaturalGradient(means, log_stds, points, lr, num_data=num_data, curvature=self.curvature, betas=betas)
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
-        """Train, with the options of `bayeslim.train.fit` but for an optimizer."""
+        """Train, with the options of `bayeslim.train.fit` but for an optimizer; warn if σ is still near its start."""
         if options.get("optimizer") is not None:
             raise TypeError(
                 "IVON is itself an optimizer and takes no optimizer=. Use bl.Variational() to train with another one."
             )
-        return super().fit(bnn, loader, **options)
+        result = super().fit(bnn, loader, **options)
+        averaged = 1 / (1 - self.memory)
+        if bnn.step < MIN_SHARE * averaged:
+            warnings.warn(
+                f"Standard deviations are still near their start: IVON averages the curvature over about {averaged:.0f} "
+                f"steps, and training had {bnn.step}. Use IVON(memory={1 - 1 / max(2, bnn.step):.6g}) to average over "
+                "the whole training, or choose the start by IVON(curvature=...).",
+                BayeslimWarning,
+                stacklevel=3,
+            )
+        return result
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:
