@@ -62,6 +62,20 @@ def by_python(epochs=3) -> bl.Bayesian:
     return bnn.eval()
 
 
+def stopped_in_the_second_epoch(monkeypatch) -> list[int]:
+    """Interrupt the next fit; the list gets an entry for every epoch."""
+    measure, measured = training.measure, []
+
+    def stop_in_the_second_epoch(*args):
+        measured.append(1)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    monkeypatch.setattr(training, "measure", stop_in_the_second_epoch)
+    return measured
+
+
 def test_a_fit_is_what_python_would_have_made_and_is_not_made_twice(tmp_path, capsys):
     assert call(*BASICS, "--out", "run") == 0
     shown = capsys.readouterr().out
@@ -80,15 +94,7 @@ def test_a_fit_is_what_python_would_have_made_and_is_not_made_twice(tmp_path, ca
 
 
 def test_a_fit_that_was_stopped_goes_on_exactly(tmp_path, monkeypatch, capsys):
-    measure, measured = training.measure, []
-
-    def stop_in_the_second_epoch(*args):
-        measured.append(1)
-        if len(measured) == 2:
-            raise KeyboardInterrupt
-        return measure(*args)
-
-    monkeypatch.setattr(training, "measure", stop_in_the_second_epoch)
+    measured = stopped_in_the_second_epoch(monkeypatch)
     assert call(*BASICS, "--out", "run") == 130
     assert "goes on from run" in capsys.readouterr().err
     assert list((tmp_path / "run").glob("*.checkpoint"))
@@ -109,6 +115,21 @@ def test_a_folder_of_another_fit_is_refused_unless_nothing_came_of_it(tmp_path, 
     assert call(*BASICS, "--out", "run", "--lr", 0.02) == 1
     assert "run holds another run: its lr was 0.01, and is now 0.02" in capsys.readouterr().err
     assert tomllib.loads((tmp_path / "run" / "fit.toml").read_text())["lr"] == 0.01
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_folder_of_a_fit_to_other_data_is_refused(own_code, tmp_path, monkeypatch, capsys, is_finished):
+    words = ("fit", "--model", "own_fits:build", "--data", "own_fits:loaders", "--epochs", 2)
+    if not is_finished:
+        stopped_in_the_second_epoch(monkeypatch)
+    assert call(*words) == (0 if is_finished else 130)
+    assert bool(list((tmp_path / "fit").glob("*.checkpoint"))) != is_finished
+    sys.modules.pop("own_fits")
+    (tmp_path / "own_fits.py").write_text(OWN.replace("> 0", "< 0.01"))  # as many rows
+    capsys.readouterr()
+    assert call(*words) == 1
+    shown = capsys.readouterr().err
+    assert "fit holds another run: its content of the data was 30 examples (content " in shown
 
 
 def test_laplace_trains_first_or_takes_weights_as_they_are(capsys):

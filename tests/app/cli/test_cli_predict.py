@@ -16,10 +16,11 @@ from torch import nn
 from typed_commands import call
 
 import bayeslim as bl
-from bayeslim.app.cli.predicting import predict_batches
+from bayeslim.app.cli.predicting import in_units_of, predict_batches
 from bayeslim.app.cli.prediction_files import write_prediction
 from bayeslim.app.data.uci import UCI_SETS
 from bayeslim.results import Prediction
+from bayeslim.train.dataset import Scale
 
 REGRESSION = "mlp(hidden=5, inputs=6, classes=1, depth=1)"
 
@@ -117,6 +118,35 @@ def test_predictions_of_values_are_in_the_units_of_the_data(values, with_yacht):
     assert "target" not in rows_of("own.csv")[0]
 
 
+@pytest.mark.parametrize("noise", [0.3, "heteroscedastic"])
+def test_draws_and_intervals_are_converted_to_the_units_of_the_data(noise):
+    likelihood, draws = bl.likelihoods.Gaussian(noise), torch.randn(5, 7, 2, dtype=torch.float64)
+    standard = likelihood.predict(draws)
+    scale = Scale(torch.tensor([1000.0]), torch.tensor([200.0]))
+    found = in_units_of(standard, scale)
+    for bound, wanted in zip(found.interval(0.8), standard.interval(0.8), strict=True):
+        torch.testing.assert_close(bound, 1000 + 200 * wanted)
+    if noise == "heteroscedastic":
+        again = likelihood.predict(found.samples)
+        for name in ("mean", "aleatoric", "epistemic"):
+            torch.testing.assert_close(getattr(found, name), getattr(again, name))
+    else:
+        torch.testing.assert_close(found.samples, 1000 + 200 * draws)
+
+
+def test_numbers_are_written_with_all_their_digits(tmp_path):
+    large = torch.tensor([[1_700_000_060.0], [0.1]], dtype=torch.float64)
+    prediction = Prediction("values", large, large[None], large, large)
+    write_prediction(prediction, large, tmp_path / "large.csv")
+    assert [(row["mean"], row["target"]) for row in rows_of(tmp_path / "large.csv")] == [
+        ("1700000060",) * 2,
+        ("0.1",) * 2,
+    ]
+    single = torch.tensor([[16777213.0], [0.1]])
+    write_prediction(Prediction("values", single, single[None], single, single), None, tmp_path / "single.csv")
+    assert [row["mean"] for row in rows_of(tmp_path / "single.csv")] == ["16777213", "0.1"]
+
+
 def test_images_in_a_file_are_taken_as_they_are(classes, tmp_path):
     digits = bl.data.load("digits")
     np.save("x.npy", digits.test_x[:7].numpy())
@@ -176,6 +206,8 @@ def test_yes_and_no_and_several_values_have_columns_of_their_own(tmp_path):
     yes, no = rows_of(tmp_path / "b.csv")
     assert (yes["class"], no["class"]) == ("1", "0")
     assert float(no["confidence"]) == pytest.approx(1 - float(no["probability"]), rel=1e-6)
+    write_prediction(bl.likelihoods.Bernoulli().predict(torch.tensor([[[2.0], [-1.0]]])), None, tmp_path / "one.csv")
+    assert float(rows_of(tmp_path / "one.csv")[0]["probability"]) > 0.5
     write_prediction(bl.likelihoods.Gaussian(0.5).predict(torch.randn(4, 3, 2)), None, tmp_path / "g.csv")
     assert {"mean_0", "mean_1", "std_0", "std_1"} <= rows_of(tmp_path / "g.csv")[0].keys()
 

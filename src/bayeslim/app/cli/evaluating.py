@@ -20,7 +20,7 @@ from bayeslim.app.cli.fits import run_on
 from bayeslim.app.cli.networks import data_name, fit_settings, needed_rules, saved_bayesian
 from bayeslim.app.cli.predicting import in_units_of, predict_batches
 from bayeslim.app.cli.sources import Loaders, device_by_name, held_out_by_name
-from bayeslim.app.data.tables import is_table, read_table
+from bayeslim.app.data.cells import is_table, read_table
 from bayeslim.app.report.scores import Batches, Scores, collected, score_prediction
 from bayeslim.bayesian import Bayesian
 from bayeslim.io.files import write_file
@@ -118,7 +118,7 @@ def quality(
         prediction = found = predict_batches(bnn, batches, count, way, seed)
         truth = targets
         if target_scale is not None:
-            found, truth = in_units_of(prediction, target_scale), target_scale.restore(targets)
+            found, truth = in_units_of(prediction, target_scale), target_scale.restore(targets.double())
         scores = score_prediction(found, bnn.likelihood, [(None, truth)])
         rows[title] = Quality(scores, _brier(found, truth, bnn) if scores.is_fraction else None)
     return rows, prediction
@@ -127,6 +127,7 @@ def quality(
 def _check_kind(bnn: Bayesian, targets: Tensor) -> None:
     if bnn.likelihood.name == "categorical" and targets.is_floating_point():
         raise BadSetting("The network predicts classes, and the targets of these data are values.")
+    bnn.likelihood.check_targets(targets)
 
 
 def _brier(prediction: Prediction, targets: Tensor, bnn: Bayesian) -> float:

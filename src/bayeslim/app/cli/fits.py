@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayeslim.app.cli.calls import BadSetting, first_line
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
-from bayeslim.likelihoods import Categorical
+from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.replica import replicate
 from bayeslim.train.loaders import TensorPairs
 from bayeslim.types import Inputs, call, device_of, split_batch, to_device
@@ -49,18 +49,23 @@ def check_fits_data(bnn: Bayesian, train: Any, val: Any, model: str, data: str) 
         with torch.no_grad():
             bnn.likelihood.log_prob(outputs, to_device(targets, outputs.device))
     except BayeslimError as error:
-        fitting = _fitting_arguments(bnn.model, inputs, seen)
+        fitting = _fitting_arguments(bnn, inputs, seen)
         raise BadSetting(f"{error}{f' For {data} it takes {fitting}.' if fitting else ''}") from error
 
 
-def _fitting_arguments(model: nn.Module, inputs: Inputs, targets: Tensor) -> str:
+def outputs_for(likelihood: Likelihood | None, targets: int) -> int:
+    """Count the outputs of a network for this number of targets, or of classes."""
+    return 2 * targets if isinstance(likelihood, Gaussian) and likelihood.mode == "heteroscedastic" else targets
+
+
+def _fitting_arguments(bnn: Bayesian, inputs: Inputs, targets: Tensor) -> str:
     """Find the arguments of a network of the zoo that must change to fit the data."""
-    given = getattr(model, "zoo_config", {})
+    given = getattr(bnn.model, "zoo_config", {})
     if not isinstance(inputs, Tensor):
         return ""
     shape = inputs.shape[1:]
     outputs = math.prod(targets.shape[1:]) if targets.is_floating_point() else int(targets.max()) + 1
-    fitting = {"inputs": math.prod(shape), "classes": outputs}
+    fitting = {"inputs": math.prod(shape), "classes": outputs_for(bnn.likelihood, outputs)}
     if len(shape) == 3:
         fitting |= {"in_channels": shape[0], "image_size": shape[-1]}
     return ", ".join(f"{name}={value}" for name, value in fitting.items() if given.get(name, value) != value)

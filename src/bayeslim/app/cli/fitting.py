@@ -17,18 +17,21 @@ import torch
 
 from bayeslim.app.cli import sources
 from bayeslim.app.cli.calls import BadSetting, parse
-from bayeslim.app.cli.fits import check_fits_data
+from bayeslim.app.cli.fits import check_fits_data, outputs_for
 from bayeslim.app.cli.sources import NETWORK
 from bayeslim.app.cli.toml import TomlSettings
 from bayeslim.app.compress.folder import RunFolder, run_folder
-from bayeslim.app.compress.job import digest, readable, size_of, start_over
-from bayeslim.app.data.tables import Missing, TableRules, is_table, read_table
+from bayeslim.app.compress.job import described_both, digest, readable, start_over
+from bayeslim.app.data.cells import is_table, read_table
+from bayeslim.app.data.columns import Kind
+from bayeslim.app.data.tables import Missing, TableRules
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.io.files import write_file
 from bayeslim.io.saving import load, save
-from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Tune
+from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.curvature_posterior import examples_in
 from bayeslim.train.fit import LR_SCHEDULES
 from bayeslim.types import split_batch
@@ -39,9 +42,19 @@ RULES = "table.json"
 
 AUTO = "auto"
 """The network of a table: a multilayer perceptron whose sizes follow from the columns."""
-TABLE_SETTINGS = {"model": AUTO, "method": "laplace", "epochs": 100, "lr": 0.01, "batch_size": 32}
+TABLE_SETTINGS = {"model": AUTO, "method": "laplace", "epochs": 100, "batch_size": 32}
 """Settings of a fit to a table, where none are given."""
+TABLE_LR = 0.01
+"""The learning rate of a fit to a table; chains choose their own."""
 HIDDEN = 50
+
+KINDS: dict[str, Kind] = {
+    Gaussian.name: "values",
+    Poisson.name: "counts",
+    Bernoulli.name: "binary",
+    Categorical.name: "classes",
+}
+"""What the target of a table holds, by the name of a likelihood."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,8 @@ class FitSettings(TomlSettings):
         if "target" not in given:
             raise BadSetting("A table needs a column to predict: pass --target NAME.")
         given = {**TABLE_SETTINGS, **given}
+        if not isinstance(sources.method_by_name(given["method"]), ChainMethod):
+            given = {"lr": TABLE_LR, **given}
         if given["method"] == "laplace":
             given = {"tune": "evidence", "lr_schedule": "cosine", **given}
         return given
@@ -109,23 +124,24 @@ class FitSettings(TomlSettings):
         device = sources.device_by_name(self.device)
         method = sources.method_by_name(self.method)
         self._check_training(method)
-        rules, loaders = self._data(device)
+        rules, loaders, content = self._data(device)
         from_the_start = start_over(self.seed, loaders.train)
         train, val = readable(loaders.train, "train"), readable(loaders.val, "val")
         text = self.model
         if rules is not None and text == AUTO:
-            text = f"mlp({HIDDEN}, inputs={rules.width}, classes={rules.outputs})"
+            outputs = outputs_for(self._likelihood(), rules.outputs)
+            text = f"mlp({HIDDEN}, inputs={rules.width}, classes={outputs})"
         model = sources.model_by_name(text, Path(self.weights) if self.weights else None, self.seed).to(device)
         bnn = bayesianize(
             model,
             method,
-            likelihood=sources.likelihood_by_name(self.likelihood) if self.likelihood else guessed(val),
+            likelihood=self._likelihood() or guessed(val),
             prior=sources.prior_by_name(self.prior) if self.prior else None,
             num_data=None if hasattr(train, "dataset") else examples_in(train),
         )
         check_fits_data(bnn, train, val, self.model, self.data)
         architecture = bnn.plain_copy().eval()
-        identity = self._identity(bnn, train)
+        identity = self._identity(bnn, content or described_both(train, val))
         with run_folder(self.out, identity, (NETWORK,), from_the_start, _came_to_nothing) as folder:
             self.keep()
             folder.say(repr(bnn))
@@ -144,15 +160,19 @@ class FitSettings(TomlSettings):
                 write_file(Path(self.out) / RULES, rules.to_json().encode())
         return Fitted(cast("Bayesian", fitted), val, loaders.target_scale, Path(self.out))
 
-    def _data(self, device: torch.device) -> tuple[TableRules | None, sources.Loaders]:
-        """Load the data, and the rules of a table."""
+    def _data(self, device: torch.device) -> tuple[TableRules | None, sources.Loaders, str | None]:
+        """Load the data, and the rules and the content of a table."""
         if self.target is None:
-            return None, sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device)
+            return None, sources.data_by_name(self.data, self.batch_size, self.validation, self.seed, device), None
         table = read_table(Path(self.data))
-        is_class = self.likelihood is not None and parse(self.likelihood, "likelihood").name == Categorical.name
-        rules = TableRules.learn(table, self.target, cast("Missing", self.missing), self.drop or (), is_class)
+        kind = KINDS.get(parse(self.likelihood, "likelihood").name) if self.likelihood else None
+        rules = TableRules.learn(table, self.target, cast("Missing", self.missing), self.drop or (), kind)
         found = rules.dataset(table, self.data)
-        return rules, sources.loaders_of(found, self.batch_size, self.validation, self.seed, device)
+        loaders = sources.loaders_of(found, self.batch_size, self.validation, self.seed, device)
+        return rules, loaders, rules.described(table)
+
+    def _likelihood(self) -> Likelihood | None:
+        return sources.likelihood_by_name(self.likelihood) if self.likelihood else None
 
     @property
     def next_command(self) -> str:
@@ -206,10 +226,10 @@ class FitSettings(TomlSettings):
         bnn.fit(train, **options)
         return bnn.eval()
 
-    def _identity(self, bnn: Bayesian, train: Any) -> dict[str, str]:
-        """List the facts that identify a run: settings, first weights, size of the data."""
+    def _identity(self, bnn: Bayesian, content: str) -> dict[str, str]:
+        """List the facts that identify a run: settings, first weights, the data."""
         settings = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in ("out", "device")}
-        return {**settings, "start": digest(bnn.model), "size of the training data": size_of(train)}
+        return {**settings, "start": digest(bnn.model), "content of the data": content}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from bayeslim.app.cli.fits import run_on
 from bayeslim.app.cli.networks import data_name, fit_settings, needed_rules, saved_bayesian
 from bayeslim.app.cli.prediction_files import FORMATS, read_inputs, write_prediction
 from bayeslim.app.cli.sources import device_by_name, held_out_by_name
+from bayeslim.app.data.cells import BadTable, is_missing, is_table, read_table
 from bayeslim.app.data.load import IMAGE_SETS
-from bayeslim.app.data.tables import is_table, read_table
+from bayeslim.app.data.tables import TableRules
 from bayeslim.app.report.scores import Batches, collected
 from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimWarning
 from bayeslim.predict.links import concatenate
 from bayeslim.predict.predict import predict
 from bayeslim.results import Prediction
@@ -75,7 +78,7 @@ def predict_folder(
     prediction, found = predict_batches(bnn, asked.batches, samples, how, seed), asked.targets
     if asked.target_scale is not None:
         prediction = in_units_of(prediction, asked.target_scale)
-        found = None if found is None else asked.target_scale.restore(found)
+        found = None if found is None else asked.target_scale.restore(found.double())
     if interval is not None and prediction.probs is not None:
         raise BadSetting("--interval is for values, and the network predicts classes.")
     write_prediction(prediction, found, to, interval, asked.labels)
@@ -97,9 +100,22 @@ class Examples:
 def _in_table(network: Path, file: Path, dtype: torch.dtype) -> Examples:
     """Read a table by the rules of the fit."""
     rules, cells = needed_rules(network), read_table(file)
-    targets = rules.targets(cells) if rules.target.name in cells else None
     batches = _split(rules.inputs(cells).to(dtype))
-    return Examples(str(file), batches, targets, rules.target_scale, rules.target.categories)
+    return Examples(str(file), batches, _targets(rules, cells), rules.target_scale, rules.target.categories)
+
+
+def _targets(rules: TableRules, cells: Mapping[str, Sequence[str]]) -> Tensor | None:
+    """Read the targets of a table; None, with a warning, if they cannot be read.
+
+    There is no warning for a table without the column, or without a value in it.
+    """
+    if all(map(is_missing, cells.get(rules.target.name, ()))):
+        return None
+    try:
+        return rules.targets(cells)
+    except BadTable as error:
+        warnings.warn(f"The predictions are written without the targets. {error}", BayeslimWarning, stacklevel=2)
+        return None
 
 
 def _split(inputs: Tensor) -> Batches:
@@ -130,15 +146,21 @@ def _grouped(batches: Batches) -> Iterator[Batches]:
 
 
 def in_units_of(prediction: Prediction, scale: Scale) -> Prediction:
-    """Convert a prediction of standardised values to the data's own units."""
+    """Convert a prediction of standardised values to the data's own units, in float64."""
     if prediction.kind != "values":
         return prediction
-    std = scale.std.to(prediction.mean)
+    mean, samples, std = prediction.mean.double(), prediction.samples.double(), scale.std.double()
+    if samples.shape[1:] == mean.shape:
+        samples = scale.restore(samples)
+    else:  # heteroscedastic
+        means, log_variances = samples.chunk(2, -1)
+        samples = torch.cat([scale.restore(means), log_variances + 2 * std.log()], -1)
     return dataclasses.replace(
         prediction,
-        mean=scale.restore(prediction.mean),
-        aleatoric=prediction.aleatoric * std**2,
-        epistemic=prediction.epistemic * std**2,
+        mean=scale.restore(mean),
+        samples=samples,
+        aleatoric=prediction.aleatoric.double() * std**2,
+        epistemic=prediction.epistemic.double() * std**2,
     )
 
 

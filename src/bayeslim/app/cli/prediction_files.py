@@ -20,6 +20,10 @@ from bayeslim.results import Prediction
 from bayeslim.train.dataset import Scale
 
 FORMATS = (".csv", ".npz")
+
+DIGITS = 12
+"""Significant digits of numbers in a table, at most."""
+
 Columns = dict[str, NDArray[Any]]
 
 
@@ -94,15 +98,19 @@ def _csv(found: Columns, to: Path) -> bytes:
     names, values = ["example"], [np.arange(len(next(iter(found.values()))))]
     for name, array in found.items():
         flat = array.reshape(len(array), -1)
-        is_one = array.ndim == 1 or (name != "probability" and flat.shape[1] == 1)
-        names += [name] if is_one else [f"{name}_{i}" for i in range(flat.shape[1])]
+        names += [name] if flat.shape[1] == 1 else [f"{name}_{i}" for i in range(flat.shape[1])]
         values += list(flat.T)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     for row in zip(*values, strict=True):
-        writer.writerow([f"{value:.7g}" if isinstance(value, np.floating) else value for value in row])
+        writer.writerow([_decimal(value) if isinstance(value, np.floating) else value for value in row])
     return text.getvalue().encode()
+
+
+def _decimal(value: np.floating[Any]) -> str:
+    """Write a number with the digits of its dtype: 0.1 of float32, not 0.100000001490."""
+    return f"{float(str(value)):.{DIGITS}g}"
 
 
 def read_inputs(file: Path, scale: Scale | None, dtype: torch.dtype) -> Tensor:

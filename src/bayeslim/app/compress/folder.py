@@ -134,9 +134,10 @@ class RunFolder:
     def _read(self) -> dict[str, dict[str, Any]]:
         identity, done = read_index(self.path)
         for key, value in self.identity.items():
-            if identity.get(key) != value:
+            before = identity.get(key, "not noted")
+            if before != value:
                 raise BayeslimError(
-                    f"{self.path} holds another run: its {key} was {identity.get(key)}, and is now {value}. "
+                    f"{self.path} holds another run: its {key} was {before}, and is now {value}. "
                     "Choose another folder, or delete this one to start anew."
                 )
         return done

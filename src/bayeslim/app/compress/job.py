@@ -201,7 +201,7 @@ def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
         "likelihood": repr(bnn.likelihood),
         "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
         "training": words(job.fit or {}),
-        "data": f"{described(train)} for training, {described(val)} for validation",
+        "data": described_both(train, val),
         "seed": str(job.seed),
     }
 
@@ -225,6 +225,11 @@ def described(loader: Any) -> str:
     """Describe data by their size, and by a hash if they can be read without drawing."""
     content = fingerprint(loader)
     return size_of(loader) if content is None else f"{size_of(loader)} (content {content})"
+
+
+def described_both(train: Any, val: Any) -> str:
+    """Describe the data of a run."""
+    return f"{described(train)} for training, {described(val)} for validation"
 
 
 def words(value: Any) -> str:
