@@ -113,6 +113,15 @@ def test_the_threshold_is_the_conformal_quantile() -> None:
     assert conformal_module._threshold(scores[:5], torch.ones(5), 0.1, 5) == math.inf
 
 
+@pytest.mark.parametrize(("n", "coverage"), [(9, 0.9), (4, 0.8), (3, 0.75), (49, 0.98), (999, 0.999)])
+def test_the_fewest_examples_that_suffice_give_the_largest_score(n: int, coverage: float) -> None:
+    y = torch.arange(float(n))[:, None]
+    made = bl.conformal(nn.Identity(), [(torch.zeros(n, 1), y)], coverage, score="absolute", likelihood=GAUSSIAN)
+    assert float(made.threshold) == n - 1
+    fewer = bl.conformal(nn.Identity(), [(torch.zeros(n - 1, 1), y[1:])], coverage, likelihood=GAUSSIAN)
+    assert float(fewer.threshold) == math.inf
+
+
 @pytest.mark.parametrize("max_risk", [0.02, 0.1])
 def test_the_risk_of_answers_is_bounded(max_risk: float) -> None:
     generator, trials, delta, broken, answered = torch.Generator().manual_seed(4), 80, 0.1, 0, 0.0
@@ -129,6 +138,36 @@ def test_the_risk_of_answers_is_bounded(max_risk: float) -> None:
         broken += bool(chosen.any()) and float(wrong[chosen].double().mean()) > max_risk
     assert broken <= stats.binom.ppf(1 - 1e-4, trials, delta)
     assert answered > 0.05  # it does not keep its promise by silence
+
+
+def test_label_noise_does_not_silence_a_safe_predictor() -> None:
+    generator, n, answered = torch.Generator().manual_seed(0), 5000, []
+    for _ in range(12):
+        gaps = 2 + 4 * torch.rand(n, generator=generator)
+        wrong = torch.rand(n, generator=generator) < 0.003  # however sure the network is
+        logits = torch.stack([gaps, torch.zeros(n)], 1)
+        made = bl.selective(nn.Identity(), [(logits, wrong.long())], 0.01, likelihood=CATEGORICAL)
+        assert made.risk <= made.risk_bound <= 0.01 + 1e-6
+        answered.append(made.coverage)
+    assert answered == [1.0] * 12
+
+
+def test_the_fewest_examples_without_an_error_are_enough() -> None:
+    """At 5 % and a confidence of 95 % they are 59, of which 0.95^59 < 0.05 is left."""
+    for n, coverage in ((58, 0.0), (59, 1.0)):
+        logits = torch.stack([torch.linspace(1, 4, n), torch.zeros(n)], 1)
+        held_out = [(logits, torch.zeros(n, dtype=torch.long))]
+        assert bl.selective(nn.Identity(), held_out, 0.05, likelihood=CATEGORICAL).coverage == coverage
+
+
+def test_equal_confidences_are_answered_together() -> None:
+    logits = torch.cat([torch.tensor([[40.0, 0.0]]).expand(95, 2), torch.tensor([[1.0, 0.0]]).expand(5, 2)])
+    held_out = [(logits, torch.zeros(100, dtype=torch.long))]
+    for coverage, expected in ((0.5, 0.95), (0.9, 0.95), (0.95, 0.95), (0.96, 1.0)):
+        made = bl.selective(nn.Identity(), held_out, coverage=coverage, likelihood=CATEGORICAL)
+        assert made.coverage == expected
+        assert float(made(logits).answered.double().mean()) == pytest.approx(expected)
+    assert bl.selective(nn.Identity(), held_out, 0.1, likelihood=CATEGORICAL).coverage == 1.0
 
 
 def test_the_bound_of_a_risk_is_the_exact_binomial_one() -> None:
@@ -164,6 +203,35 @@ def test_temperature_mends_overconfidence() -> None:
     assert made.after["error"] == made.before["error"]
     torch.testing.assert_close(made(logits[:10]).probs, (logits[:10] / made.temperature.float()).softmax(-1))
     assert "temperature 4" in repr(made) or "temperature 3.9" in repr(made)
+
+
+def test_data_without_an_error_do_not_make_a_network_certain() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 3, generator=generator)
+    made = bl.calibrate(nn.Identity(), [(logits, logits.argmax(1))], likelihood=CATEGORICAL)
+    assert 0.05 < float(made.temperature) < 1
+    probs = made(torch.randn(4, 3, generator=generator)).probs
+    assert bool(((probs > 0) & (probs < 1)).all())
+
+
+@pytest.mark.parametrize(("n", "tolerance"), [(300, 0.02), (3000, 0.002)])
+def test_the_prior_of_a_temperature_vanishes_with_many_data(n: int, tolerance: float) -> None:
+    logits, labels = logits_and_labels(n, 5, torch.Generator().manual_seed(9), sharp=2.0)
+    made = bl.calibrate(nn.Identity(), [(logits, labels)], likelihood=CATEGORICAL)
+    grid = torch.linspace(1.0, 4.0, 3001, dtype=torch.float64)
+    each = torch.stack([nn.functional.cross_entropy(logits.double() / t, labels) for t in grid])
+    assert float(made.temperature) == pytest.approx(float(grid[each.argmin()]), rel=tolerance)
+
+
+def test_a_class_without_held_out_examples_keeps_its_temperature() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(200, 4, generator=generator)
+    labels = torch.distributions.Categorical(logits=logits[:, :2]).sample()
+    with pytest.warns(bl.errors.BayeslimWarning, match="No held-out example is of class 2, 3, whose temperature"):
+        made = bl.calibrate(nn.Identity(), [(logits, labels)], "class temperatures", likelihood=CATEGORICAL)
+    assert made.temperature[2:].tolist() == [1.0, 1.0]
+    assert bool((made.temperature[:2] != 1).all())
+    assert float(made(torch.tensor([[0.0, 0.0, 3.0, 0.0]])).probs[0, 2]) > 0.3
 
 
 def test_class_temperatures_do_at_least_as_well() -> None:

@@ -246,6 +246,32 @@ def test_slim_exported_and_distilled_networks(tmp_path: Path) -> None:
         bl.fgsm(slim, x, y, 0.1)
 
 
+@pytest.mark.parametrize("kind", ["classes", "yes or no", "values", "pixels"])
+def test_recalibrated_networks_are_predictors_too(kind: str) -> None:
+    torch.manual_seed(0)
+    x, options = torch.randn(120, 2), {}
+    likelihood: Any = bl.likelihoods.Categorical()
+    network: nn.Module = nn.Linear(2, 2)
+    y = (x[:, 0] + 0.5 * torch.randn(120) > 0).long()
+    if kind == "yes or no":
+        likelihood, network, y = bl.likelihoods.Bernoulli(), nn.Linear(2, 1), y[:, None].float()
+    elif kind == "values":
+        likelihood, network, y, options = VALUES, nn.Linear(2, 1), x[:, :1] + torch.randn(120, 1), {"tolerance": 1.0}
+    elif kind == "pixels":
+        x, y = images(120)
+        likelihood, network = PIXELS, nn.Conv2d(2, 3, 1)
+    first, held_out = [(x[:40], y[:40])], [(x[40:80], y[40:80]), (x[80:], y[80:])]
+    made = bl.calibrate(network, first, likelihood=likelihood)
+    sets = bl.conformal(made, held_out, 0.8)
+    assert sets(x).covers(y.clamp_min(0)).double().mean() > 0.6
+    assert bl.conformal(made, held_out, 0.8, likelihood=likelihood).threshold == sets.threshold
+    assert bl.selective(made, held_out, coverage=0.5, **options).coverage >= 0.5
+    assert bl.selective(made, held_out, coverage=0.5, per_output=True, **options).coverage >= 0.5
+    assert bl.alarms(made, held_out, [x + 5]).rows
+    assert bl.calibrate(made, held_out).after["nll"] <= bl.calibrate(made, held_out).before["nll"] + 1e-6
+    assert len(bl.acquire(made, x, 3, "entropy")) == 3
+
+
 def table_of_methods() -> dict[str, Any]:
     """Load the table of all methods from the contract tests."""
     import importlib.util

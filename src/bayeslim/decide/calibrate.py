@@ -3,9 +3,14 @@
     p_T(c) ∝ p(c)^(1 / T_c)             one T, or one a class        (temperature scaling of the averaged probabilities)
     N(μ, s σ²),   s = mean((y − μ)² / σ²)                            for values
 
-T minimises the NLL of the held-out data. It is applied to the average over networks: averaging networks that are each
-calibrated gives an underconfident average (Rahaman & Thiery 2021). Neither changes which class is the most probable
-with one T, nor the mean of values.
+T maximises the posterior density of log T ~ N(0, 1), given the held-out data,
+
+    Σ_i log p_T(y_i) − ½ Σ_c (log T_c)²
+
+in which this prior weighs no more than a few examples. Without it, data without an error would drive T to zero and all
+probabilities to 0 and 1. T is applied to the average over networks: averaging networks that are each calibrated gives
+an underconfident average (Rahaman & Thiery 2021). Neither changes which class is the most probable with one T, nor the
+mean of values.
 
 Guo et al. 2017, arXiv:1706.04599 · Rahaman & Thiery 2021, arXiv:2007.08792
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +29,7 @@ from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
-from bayeslim.errors import BayeslimError
+from bayeslim.errors import BayeslimError, BayeslimWarning
 from bayeslim.evidence import tune_prior
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
@@ -78,13 +84,13 @@ def calibrate(
     Args:
         predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
         loader: held-out data; it is read twice to tune a prior, else once.
-        what: "temperature" is one number, "class temperatures" one for each class; "prior" is the prior precision of a
-            `Laplace` network, tuned in a copy.
+        what: "temperature" is one number, "class temperatures" one for each class, 1 for those without held-out
+            examples; "prior" is the prior precision of a `Laplace` network, tuned in a copy.
         likelihood: what the outputs mean, where the predictor is not Bayesian.
         **options: of `bayeslim.predict`, for a Bayesian network.
 
     >>> import bayeslim as bl
-    >>> logits, labels = torch.tensor([[9.0, 0.0]] * 10), torch.tensor([0] * 9 + [1])
+    >>> logits, labels = torch.tensor([[9.0, 0.0]] * 1000), torch.tensor([0] * 900 + [1] * 100)
     >>> made = bl.calibrate(torch.nn.Identity(), [(logits, labels)], likelihood=bl.likelihoods.Categorical())
     >>> made(logits[:1]).probs.round(decimals=2)
     tensor([[0.9000, 0.1000]])
@@ -100,8 +106,7 @@ def calibrate(
         before, after = (_value_scores(means, spreads * s, targets) for s in (1.0, scale))
         return Calibrated(predicts, scale, before, after)
     logits = means.clamp_min(torch.finfo(means.dtype).tiny).log()
-    size = () if what == "temperature" else (logits.shape[-1],)
-    temperature = _best_temperature(logits, targets, size)
+    temperature = _best_temperature(logits, targets, None if what == "temperature" else _present(targets, logits))
     before, after = (_class_scores((logits / t).softmax(-1), targets) for t in (torch.ones(()), temperature))
     return Calibrated(predicts, temperature, before, after)
 
@@ -176,20 +181,43 @@ class _Reservoir:
         return self._chosen()[1:]
 
 
-def _best_temperature(logits: Tensor, targets: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Minimise the NLL over log T."""
-    log_t = torch.zeros(size, dtype=torch.float64, requires_grad=True)
+def _present(targets: Tensor, logits: Tensor) -> Tensor:
+    """Tell which classes have examples, (C,), and warn of those that have none."""
+    present = targets.long().bincount(minlength=logits.shape[-1]) > 0
+    if not bool(present.all()):
+        absent = (~present).nonzero().flatten().tolist()
+        warnings.warn(
+            f"No held-out example is of class {', '.join(map(str, absent))}, whose temperature stays 1. Add some, or "
+            'use what="temperature".',
+            BayeslimWarning,
+            stacklevel=3,
+        )
+    return present
+
+
+def _best_temperature(logits: Tensor, targets: Tensor, present: Tensor | None) -> Tensor:
+    """Maximise the density of log T.
+
+    Args:
+        logits: of the averaged probabilities, (N, C).
+        targets: the classes, (N,).
+        present: the classes that have a temperature of their own, (C,); None for one temperature.
+    """
+    free = torch.ones((), dtype=torch.float64) if present is None else present.double()
+    log_t = torch.zeros_like(free, requires_grad=True)
     optimizer = torch.optim.LBFGS([log_t], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(logits / log_t.exp(), targets.long())
+        own = log_t * free
+        loss = torch.nn.functional.cross_entropy(logits / own.exp(), targets.long())
+        loss = loss + own.square().sum() / (2 * len(targets))
         loss.backward()
         return loss.detach()
 
     with torch.enable_grad():
         optimizer.step(closure)
-    return log_t.detach().exp()
+    return (log_t.detach() * free).exp()
 
 
 def _with_tuned_prior(predicts: Predicts, batches: list[Any]) -> Calibrated:

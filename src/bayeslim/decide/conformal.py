@@ -267,11 +267,10 @@ def _band(prediction: Prediction, score: str, coverage: float) -> tuple[Tensor, 
 
 def _threshold(scores: Tensor, weights: Tensor, alpha: float, count: int) -> Tensor:
     """Find the smallest λ with an uncovered weight of at most α (n + 1) − 1."""
-    allowed = alpha * (count + 1) - 1
+    allowed = alpha * (count + 1) - 1 + 1e-9 * count  # rounding must not cost a whole example
     if allowed < 0:
         return torch.tensor(math.inf, dtype=torch.float64, device=scores.device)
     ordered, order = scores.sort()
-    # the weight of the scores above each one; rounding must not cost a whole example
-    above = weights.sum() - weights[order].cumsum(0)
-    first = int((above <= allowed + 1e-9 * count).nonzero()[0])
+    above = weights.sum() - weights[order].cumsum(0)  # the weight of the scores above each one
+    first = int((above <= allowed).nonzero()[0])
     return ordered[first]

@@ -1,4 +1,4 @@
-"""Anything that predicts: a Bayesian network, a plain one, or a function that an exported file gave.
+"""Anything that predicts: a Bayesian network, a plain one, a recalibrated one, or a function of an exported file.
 
 A guarantee holds for one fixed predictor. So a Bayesian network predicts held-out data and new inputs with the same
 drawn networks: their seed is drawn once.
@@ -31,10 +31,12 @@ class Predicts:
 
     Args:
         predictor: a Bayesian network; a plain, slim or distilled one; or a function from inputs to outputs, which may
-            be the five of an exported posterior.
-        likelihood: what the outputs of a predictor mean that is not Bayesian.
+            be the five of an exported posterior, or to a `Prediction`, such as `bl.calibrate` makes.
+        likelihood: what the outputs of a predictor mean that is not Bayesian; known of one by `bl.calibrate`.
         options: of `bayeslim.predict`, for a Bayesian network.
     """
+
+    likelihood: Likelihood
 
     def __init__(self, predictor: Predictor, likelihood: Likelihood | None, options: dict[str, Any]):
         if not callable(predictor):
@@ -42,6 +44,9 @@ class Predicts:
                 "A predictor is a Bayesian network, a torch.nn.Module or a function of inputs. "
                 f"Got {type(predictor).__name__}."
             )
+        within = getattr(predictor, "predicts", None)  # of a recalibrated predictor
+        if likelihood is None and isinstance(within, Predicts):
+            likelihood = within.likelihood
         if isinstance(predictor, Bayesian):
             likelihood = predictor.likelihood
         elif likelihood is None:
@@ -74,6 +79,8 @@ class Predicts:
                 outputs: Any = call(replicate(self.predictor), to_device(x, device_of(self.predictor)))
             else:
                 outputs = self.predictor(x)
+        if isinstance(outputs, Prediction):
+            return outputs
         if isinstance(outputs, (tuple, list)):
             return _of_posterior(self.likelihood, [torch.as_tensor(one) for one in outputs])
         return self._classes_last(self.likelihood.predict(torch.as_tensor(outputs).unsqueeze(0)))

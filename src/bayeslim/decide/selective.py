@@ -8,9 +8,10 @@ that
 
 The k most confident held-out examples are, given the (k + 1)-th confidence, independent draws from what a predictor
 with that threshold answers, so the number of errors among them is binomial. The hypothesis "the risk is above r" is
-tested at level δ for growing k, in an order fixed beforehand, and the last one rejected before the first that is not
-decides (fixed-sequence testing: no correction for many tests). Losses that are not 0 or 1 (the fraction of wrong pixels
-of an image) are tested by the Hoeffding-Bentkus bound instead.
+tested for growing k, in an order fixed beforehand, up to the first that is not rejected (fixed-sequence testing: no
+correction for many tests). Such a sequence starts at each of a few k, spread evenly, with an equal share of the level
+δ, and the largest k that is rejected decides. With few examples there is one sequence with all of δ. Losses that are
+not 0 or 1 (the fraction of wrong pixels of an image) are tested by the Hoeffding-Bentkus bound instead.
 
 Geifman & El-Yaniv 2017, arXiv:1705.08500 · Angelopoulos et al. 2021, arXiv:2110.01052
 """
@@ -28,10 +29,12 @@ from torch import Tensor
 
 from bayeslim.decide.predictors import Predictor, Predicts, told_targets
 from bayeslim.decide.selective_outputs import (
+    STARTS,
     confidence_of_outputs,
     curve,
     fractions,
     largest_risk,
+    last_safe,
     loosest_safe,
     risk_bound,
     thresholds,
@@ -94,7 +97,8 @@ class Selective:
         threshold: θ: it answers where the confidence is above; infinity if no risk could be guaranteed.
         coverage: the fraction of held-out examples it answers.
         risk: the fraction of these that are wrong.
-        risk_bound: the risk that holds with probability `confidence`.
+        risk_bound: the risk that holds with probability `confidence`: the `max_risk` that was asked for, or a bound for
+            the coverage that was.
         confidence: 1 − δ.
         curve: risk and coverage at all thresholds.
         per_output: whether each output of an example is answered on its own.
@@ -141,7 +145,7 @@ def selective(
         loader: held-out data, which neither trained nor tuned the network.
         max_risk: the largest fraction of wrong answers, which holds with probability `confidence`.
         confidence: that probability.
-        coverage: the fraction of examples to answer, instead of `max_risk`.
+        coverage: the fraction of examples to answer, instead of `max_risk`; more where confidences are equal.
         tolerance: for values: an answer is wrong if it is off by more.
         per_output: answer or abstain for each output of an example, such as a pixel, instead of the whole example. The
             risk is then the fraction of wrong ones among the answered outputs, and the guarantee holds over images.
@@ -182,13 +186,13 @@ def selective(
         answered = _largest_safe(sure_of, loss, max_risk, 1 - confidence)
     else:
         assert coverage is not None
-        answered = _above(sure_of, math.ceil(coverage * n))
+        answered = int((sure_of >= sure_of[math.ceil(coverage * n) - 1]).sum())  # equal ones are answered alike
     risk = float(loss[:answered].mean()) if answered else 0.0
     threshold = float(sure_of[answered]) if answered < n else -math.inf
-    return Selective(
-        predicts, threshold if answered else math.inf, answered / n, risk,
-        largest_risk(partial(p_value, loss[:answered]), 1 - confidence) if answered else 0.0, confidence, made,
-    )  # fmt: skip
+    bound = 0.0
+    if answered:
+        bound = largest_risk(partial(p_value, loss[:answered]), 1 - confidence) if max_risk is None else max_risk
+    return Selective(predicts, threshold if answered else math.inf, answered / n, risk, bound, confidence, made)
 
 
 def _per_output(
@@ -223,7 +227,7 @@ def _per_output(
         return Selective(predicts, math.inf, 0.0, 0.0, 0.0, 1 - delta, made, True)
     share = float(answered[:, place].mean())
     risk = float(wrong[:, place].mean()) / max(share, 1e-12)
-    bound = risk_bound(wrong[:, place], answered[:, place], delta)
+    bound = risk_bound(wrong[:, place], answered[:, place], delta) if max_risk is None else max_risk
     return Selective(predicts, float(grid[place]), share, risk, bound, 1 - delta, made, True)
 
 
@@ -268,29 +272,24 @@ def wrong_outputs(prediction: Prediction, targets: Tensor, tolerance: float | No
     return (prediction.mean - targets).abs() > tolerance
 
 
-def _above(sure: Tensor, count: int) -> int:
-    """Count the examples above the threshold that answers `count`.
-
-    Equal ones all go or all stay.
-    """
-    if count >= len(sure):
-        return len(sure)
-    return int((sure > sure[count]).sum())
-
-
 def _largest_safe(sure: Tensor, loss: Tensor, max_risk: float, delta: float) -> int:
-    """Find the largest number of answers whose risk is below `max_risk` at level δ."""
+    """Find the largest number of answers whose risk is below `max_risk` at level δ.
+
+    Equal confidences are above a threshold together: it may answer fewer than k.
+    """
     n = len(sure)
-    least = math.ceil(math.log(delta) / math.log1p(-max_risk))  # fewer cannot be shown to be safe, even without errors
-    found = 0
-    for count in sorted({round(k) for k in torch.linspace(min(least, n), n, TESTS).tolist()}):
-        answered = _above(sure, count)
-        if answered < least:
-            continue
-        if p_value(loss[:answered], max_risk) > delta:
-            break
-        found = answered
-    return found
+    fewest = {starts: math.ceil(math.log(delta / starts) / math.log1p(-max_risk)) for starts in (STARTS, 1)}
+    starts = STARTS if n >= fewest[STARTS] else 1
+    least = fewest[starts]  # fewer cannot be shown to be safe, even without errors
+    sizes = torch.linspace(min(least, n), n, TESTS, dtype=torch.float64).round().long().unique().tolist()
+    counts = [int((sure > sure[k]).sum()) if k < n else n for k in sizes]
+
+    def p_value_of(place: int) -> float:
+        count = counts[place]
+        return 0.0 if count < least else p_value(loss[:count], max_risk)  # too few are passed over
+
+    found = last_safe(p_value_of, len(counts), delta, starts)
+    return counts[found] if found is not None and counts[found] >= least else 0
 
 
 def p_value(loss: Tensor, risk: float) -> float:

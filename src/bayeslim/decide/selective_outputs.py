@@ -19,6 +19,7 @@ Angelopoulos et al. 2021, arXiv:2110.01052 · Waudby-Smith & Ramdas 2024, arXiv:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -53,14 +54,16 @@ def thresholds(prediction: Prediction) -> Tensor:
     """Make the grid of thresholds, strict ones first.
 
     For classes it is fixed beforehand. For values it is that of the standard deviations of one batch, which must not
-    be tested on.
+    be tested on; the last one answers everything.
     """
     if prediction.kind == "classes":
         assert prediction.probs is not None
         chance = 1 - 1 / prediction.probs.shape[-1]
         return 1 - torch.logspace(torch.tensor(MAX_STRICTNESS).log10(), torch.tensor(chance).log10(), GRID).double()
     places = torch.linspace(0, 1, GRID, dtype=torch.float64)
-    return -prediction.std.double().cpu().flatten().quantile(places)
+    grid = -prediction.std.double().cpu().flatten().quantile(places)
+    grid[-1] = -math.inf  # equal confidences are above no quantile of theirs
+    return grid
 
 
 def fractions(sure: Tensor, wrong: Tensor, told: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,13 +111,33 @@ def loosest_safe(wrong: Tensor, answered: Tensor, max_risk: float, delta: float)
         max_risk: r.
         delta: δ.
     """
+
+    def p_value(place: int) -> float:
+        return betting_p_value(wrong[:, place] + max_risk * (1 - answered[:, place]), max_risk)
+
+    return last_safe(p_value, GRID, delta)
+
+
+def last_safe(p_value: Callable[[int], float], count: int, delta: float, starts: int = STARTS) -> int | None:
+    """Find the last place that a fixed-sequence test reaches; None without.
+
+    A sequence starts at each of a few places, evenly spread, with an equal share of the level δ, and goes on to the
+    first place that is not rejected.
+
+    Args:
+        p_value: of the hypothesis that a place is not safe.
+        count: the number of places, in the order of the tests.
+        delta: δ.
+        starts: the number of sequences.
+    """
     found: int | None = None
-    for start in range(0, GRID, GRID // STARTS):
-        for place in range(start, GRID):
-            loss = wrong[:, place] + max_risk * (1 - answered[:, place])
-            if betting_p_value(loss, max_risk) > delta / STARTS:
+    for start in range(0, count, -(-count // starts)):
+        if found is not None and start <= found:  # a sequence that began earlier went past this place
+            continue
+        for place in range(start, count):
+            if p_value(place) > delta / starts:
                 break
-            found = max(place, found or 0)
+            found = place
     return found
 
 
