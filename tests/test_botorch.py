@@ -99,6 +99,52 @@ def test_analytic_and_confidence_bounds_work_too() -> None:
     assert qUpperConfidenceBound(surrogate, beta=0.2)(X).shape == (5,)
 
 
+class Dropping(nn.Sequential):
+    """A small network with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(1, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 1))
+
+
+def dropping(method: bl.Method) -> bl.Bayesian:
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 40, dtype=torch.float64)[:, None]
+    bnn = bl.bayesianize(Dropping().double(), method, likelihood=bl.likelihoods.Gaussian(0.1))
+    bnn.fit(bl.data.Loader(x, torch.sin(2 * x), batch_size=20), epochs=20, lr=0.01, seed=0, progress=False)
+    return bnn
+
+
+def test_masks_of_dropout_are_functions() -> None:
+    bnn = dropping(bl.MCDropout())
+    x = torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None]
+    posterior, wanted = Surrogate(bnn, samples=1000).posterior(x), bl.predict(bnn, x, 1000)
+    spread = wanted.epistemic.sqrt()
+    torch.testing.assert_close(posterior.mean, wanted.mean, atol=float(0.15 * spread.max()), rtol=0.0)
+    torch.testing.assert_close(posterior.variance, wanted.epistemic, rtol=0.25, atol=1e-9)
+    few = Surrogate(bnn, samples=5)
+    values = few(x.reshape(7, 1, 1))
+    assert values.shape == (7, 5, 1, 1)
+    torch.testing.assert_close(few(x[2:5]), values[2:5, :, 0].transpose(0, 1))  # the same masks in every call
+    X = x[1:3].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: few.posterior(x).variance, [X])
+    few.posterior(X).variance.sum().backward()
+    assert all(p.grad is None for p in bnn.parameters())
+
+
+def test_noise_that_is_no_function_of_the_inputs_is_refused() -> None:
+    with pytest.raises(bl.errors.UnsupportedModel, match="MCAugmentation draws its noise again"):
+        Surrogate(dropping(bl.MCAugmentation(noise=0.1)))
+
+
+@pytest.mark.parametrize("method", [bl.MCDropout(), bl.Variational()], ids=repr)
+def test_the_network_keeps_its_mode(method: bl.Method) -> None:
+    bnn = dropping(method).train()
+    surrogate = Surrogate(bnn, samples=3)
+    surrogate.posterior(torch.zeros(2, 1, dtype=torch.float64))
+    assert all(module.training for module in bnn.modules())
+    assert surrogate.bnn is bnn
+
+
 def test_networks_of_classes_are_refused() -> None:
     bnn = bl.bayesianize(nn.Linear(2, 2), bl.Variational(), likelihood=bl.likelihoods.Categorical())
     with pytest.raises(bl.errors.UnsupportedModel, match="network of values"):

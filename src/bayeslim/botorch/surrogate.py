@@ -5,6 +5,7 @@ values. Their gradients with respect to X are exact, so acquisition functions ar
 
     sampled      f(x; w_s)                              of every method with a posterior over weights
     linearised   f(x; w*) ± J(x) ε_s,  ε_s ~ N(0, P⁻¹)   of Laplace, as `bl.predict` does
+    dropped out  f(x; w ∘ z_s)                           of MCDropout, with one mask z_s for all inputs
 
 The values are those of the function itself: noise of observations is not part of them.
 """
@@ -22,9 +23,13 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import UnsupportedModel
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
 from bayeslim.methods.laplace import Laplace
+from bayeslim.methods.mc_dropout import MCDropout
+from bayeslim.methods.shared.noisy_network import NoisyNetwork
+from bayeslim.noise import drawing_from
 from bayeslim.posteriors import Gaussian, Particles
-from bayeslim.replica import replicate
+from bayeslim.replica import Slots
 from bayeslim.train.dataset import Scale
+from bayeslim.train.seeding import seed_of_chain
 from bayeslim.types import Params, device_of, fitting
 
 
@@ -38,6 +43,9 @@ class Surrogate(EnsembleModel):
         target_scale: the scale that standardised the targets.
         outputs: the number of targets.
         seed: of the draws. The same functions are used for all X, so acquisition functions do not jump.
+
+    Raises:
+        UnsupportedModel: for networks of anything but values, and for methods whose draws are no functions of X.
     """
 
     def __init__(
@@ -56,14 +64,23 @@ class Surrogate(EnsembleModel):
                 "Surrogate needs a Bayesian network of values: bl.bayesianize(network, method, "
                 f"likelihood=bl.likelihoods.Gaussian(...)). Got {bnn!r}."
             )
-        self._num_outputs = outputs
+        self.is_linearised, self.is_noisy = isinstance(bnn.method, Laplace), isinstance(bnn.method, NoisyNetwork)
+        if self.is_noisy and not isinstance(bnn.method, MCDropout):
+            raise UnsupportedModel(
+                f"Surrogate needs draws that are functions of the inputs. {type(bnn.method).__name__} draws its noise "
+                "again for every row. Use another method, such as bl.Laplace() or bl.MCDropout()."
+            )
+        self._num_outputs, self._samples, self._seed = outputs, samples, seed
         self.input_scale, self.target_scale = input_scale, target_scale
-        self.bnn = bnn
-        self._network = [replicate(bnn.model)]  # in a list: a replica shares its parts with the network
-        posterior = bnn.posterior_
-        self.is_linearised = isinstance(bnn.method, Laplace)
+        self._bnn = [bnn]  # in a list, here and below: `eval` and `to` of the surrogate leave the network alone
+        posterior, twin = bnn.posterior_, bnn.replica()
+        slots = Slots(twin.model)
+        slots.put({name: tensor.detach() for name, tensor in slots.own.items()})
+        self._twin = [twin]
         with torch.no_grad():
-            if self.is_linearised:
+            if self.is_noisy:
+                self._draws: Params = {}
+            elif self.is_linearised:
                 assert isinstance(posterior, Gaussian)
                 half = posterior.noise((samples + 1) // 2, generator=_generator(bnn, seed))
                 self._draws = _stack(bnn, {name: torch.cat([e, -e])[:samples] for name, e in half.items()})
@@ -72,6 +89,11 @@ class Surrogate(EnsembleModel):
             else:
                 self._draws = _stack(bnn, posterior.sample(samples, generator=_generator(bnn, seed)))
             self._mean: Params = {n: m.detach().clone() for n, m in fitting(bnn.model, posterior.mean).items()}
+
+    @property
+    def bnn(self) -> Bayesian:
+        """The network."""
+        return self._bnn[0]
 
     def forward(self, X: Tensor) -> Tensor:
         """Compute the values of all drawn functions.
@@ -82,7 +104,7 @@ class Surrogate(EnsembleModel):
         Returns:
             values, (..., S, N, M).
         """
-        network = self._network[0]
+        network = self._twin[0].model
         parameter = next(iter(self._mean.values()))
         x = X if self.input_scale is None else self.input_scale.standardise(X)
         flat = x.reshape(-1, X.shape[-1]).to(parameter.dtype)
@@ -90,7 +112,9 @@ class Surrogate(EnsembleModel):
         def outputs(params: Params) -> Tensor:
             return self._values(functional_call(network, params, (flat,)))
 
-        if self.is_linearised:
+        if self.is_noisy:
+            values = self._values(self._dropped_out(flat))
+        elif self.is_linearised:
             values = vmap(lambda noise: sum(jvp(outputs, (self._mean,), (noise,))))(self._draws)
         else:
             values = vmap(outputs)(self._draws)
@@ -98,6 +122,16 @@ class Surrogate(EnsembleModel):
         if self.target_scale is not None:
             values = self.target_scale.restore(values)
         return values.unflatten(1, X.shape[:-1]).movedim(0, -3)
+
+    def _dropped_out(self, x: Tensor) -> Tensor:
+        """Compute the outputs with every draw of the masks, (S, N, ...)."""
+        bnn, passes = self._twin[0], []
+        method: Any = bnn.method
+        prepared = method.prepared(bnn, [x], False)
+        for index in range(self._samples):
+            with drawing_from(_generator(bnn, seed_of_chain(self._seed, index))):
+                passes.append(method.noisy_pass(bnn, prepared, False))
+        return torch.stack(passes)
 
     def _values(self, outputs: Tensor) -> Tensor:
         """Take the means of outputs that hold log variances too."""
