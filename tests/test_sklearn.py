@@ -96,6 +96,39 @@ def test_every_kind_of_method_fits_and_is_pickled(method: bl.Method) -> None:
     np.testing.assert_array_equal(again.predict(x), mean)
 
 
+def test_a_fitted_estimator_is_pickled_with_the_architecture_of_its_fit() -> None:
+    x, y = wave(40)
+    model = BayesianRegressor(None, bl.MCDropout(), max_epochs=2, hidden=4, random_state=0).fit(x, y)
+    own = BayesianRegressor(Tiny, max_epochs=2, random_state=0).fit(x, y)
+    for fitted, changes in ((model, {"hidden": 10, "depth": 1, "method": bl.Laplace()}), (own, {"module": None})):
+        expected = fitted.predict(x, return_std=True)
+        fitted.set_params(**changes)
+        again = pickle.loads(pickle.dumps(fitted))
+        np.testing.assert_array_equal(again.predict(x, return_std=True), expected)
+        assert again.get_params()[next(iter(changes))] == next(iter(changes.values()))
+    assert again.fit(x, y).bnn_.model is not own.bnn_.model
+    assert not isinstance(again.bnn_.model, Tiny)
+
+
+def test_options_of_the_fit_take_precedence() -> None:
+    x, y = wave(40)
+    options = {"epochs": 3, "progress": True, "lr": 1e-3, "seed": 4}
+    model = BayesianRegressor(max_epochs=2, hidden=4, fit_options=options, random_state=0).fit(x, y)
+    assert len(model.loss_curve_) == 3
+
+
+@pytest.mark.parametrize("rows", [33, 65, 40])
+def test_a_batch_norm_never_trains_on_a_single_row(rows: int) -> None:
+    x, y = wave(rows)
+
+    def normed(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
+
+    model = BayesianRegressor(normed, max_epochs=2, batch_size=32, random_state=0).fit(x, y)
+    assert np.isfinite(model.predict(x)).all()
+    assert model.bnn_.num_data == rows
+
+
 def test_pipelines_grids_and_clones() -> None:
     x, y = wave(60)
     pipeline = make_pipeline(PolynomialFeatures(2), BayesianRegressor(max_epochs=2, hidden=4, random_state=0))

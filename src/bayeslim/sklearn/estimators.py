@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayeslim.app.zoo.mlp import mlp
 from bayeslim.bayesian import Bayesian, bayesianize
@@ -48,6 +49,7 @@ class BayesianEstimator(BaseEstimator):
     """The part that both estimators share: training, prediction and pickling."""
 
     bnn_: Bayesian
+    architecture_: dict[str, Any]
 
     def __init__(
         self,
@@ -92,25 +94,31 @@ class BayesianEstimator(BaseEstimator):
         self.input_mean_, self.input_std_ = scale.mean.numpy(), scale.std.numpy()
         self.n_outputs_ = outputs
         method = Laplace() if self.method is None else self.method
+        dropout = DROPOUT if isinstance(method, MCDropout) else 0.0
+        self.architecture_ = {"module": self.module, "hidden": self.hidden, "depth": self.depth, "dropout": dropout}
         with kept_random_state():
             torch.manual_seed(self.seed_)
-            bnn = bayesianize(self._network(), method, likelihood=likelihood, prior=self.prior)
+            network = self._network()
+            bnn = bayesianize(network, method, likelihood=likelihood, prior=self.prior)
         if self.device is not None:
             bnn.to(chosen_device(self.device))
-        loader = Loader(self._inputs(X), y, self.batch_size, seed=self.seed_, device=self.device)
-        usual = {"epochs": self.max_epochs, "lr": self.lr, "seed": self.seed_, "progress": False}
-        result = bnn.fit(loader, **usual, **(_usual_options(method) if self.fit_options is None else self.fit_options))
+        # a batch norm cannot train on a single row
+        alone = len(X) > self.batch_size and len(X) % self.batch_size == 1 and _has_batch_norm(network)
+        loader = Loader(self._inputs(X), y, self.batch_size, seed=self.seed_, device=self.device, drop_last=alone)
+        options = {"epochs": self.max_epochs, "lr": self.lr, "seed": self.seed_, "progress": False}
+        options |= _usual_options(method) if self.fit_options is None else self.fit_options
+        result = bnn.fit(loader, **options)
         self.loss_curve_ = [epoch["loss"] for epoch in result.history if "loss" in epoch]
         self.bnn_ = bnn.eval()
         return self
 
     def _network(self) -> nn.Module:
-        """Build a network with random weights, in float64."""
-        if self.module is None:
-            dropout = DROPOUT if isinstance(self.method, MCDropout) else 0.0
-            network: nn.Module = mlp(self.hidden, self.n_features_in_, self.n_outputs_, self.depth, dropout)
+        """Build a network of the architecture of the fit with random weights, in float64."""
+        inputs, outputs, given = self.n_features_in_, self.n_outputs_, self.architecture_
+        if given["module"] is None:
+            network: nn.Module = mlp(given["hidden"], inputs, outputs, given["depth"], given["dropout"])
         else:
-            network = self.module(self.n_features_in_, self.n_outputs_)
+            network = given["module"](inputs, outputs)
         if not isinstance(network, nn.Module):
             raise TypeError(
                 "module must be a function of the numbers of inputs and outputs that returns a torch.nn.Module. "
@@ -157,8 +165,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         lr: the learning rate; None for the default of the method, which samplers need.
         batch_size: rows of a batch.
         samples: networks to average in predictions; None for the default of `bl.predict`.
-        fit_options: further options of `bnn.fit`; None for a learning rate that falls to zero and, with Laplace, a
-            prior precision that maximises the evidence.
+        fit_options: options of `bnn.fit`, which take precedence; None for a learning rate that falls to zero and, with
+            Laplace, a prior precision that maximises the evidence.
         device: where to train and predict, such as "cuda"; None for the CPU.
         random_state: a seed, for repeatable results.
 
@@ -237,8 +245,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         lr: the learning rate; None for the default of the method, which samplers need.
         batch_size: rows of a batch.
         samples: networks to average in predictions; None for the default of `bl.predict`.
-        fit_options: further options of `bnn.fit`; None for a learning rate that falls to zero and, with Laplace, a
-            prior precision that maximises the evidence.
+        fit_options: options of `bnn.fit`, which take precedence; None for a learning rate that falls to zero and, with
+            Laplace, a prior precision that maximises the evidence.
         device: where to train and predict, such as "cuda"; None for the CPU.
         random_state: a seed, for repeatable results.
 
@@ -335,6 +343,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _has_batch_norm(network: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in network.modules())
 
 
 def _learned_noise() -> Gaussian:
