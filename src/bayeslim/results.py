@@ -262,7 +262,7 @@ class Fit:
     details: dict[str, Any] = field(default_factory=dict)
 
     def averaged_over(self, networks: int) -> Fit:
-        """Divide the losses of the history, sums over several networks, by their number, in place."""
+        """Divide the losses of the history by a number of networks, in place."""
         for epoch in self.history:
             epoch.update({key: epoch[key] / networks for key in ("nll", "kl", "loss")})
         return self

@@ -220,6 +220,29 @@ def test_every_network_may_have_data_of_its_own():
             torch.testing.assert_close(tensors_of(network)[name], tensor, atol=1e-5, rtol=1e-4)
 
 
+def test_lists_of_batches_are_loaders():
+    parts = [[(X[:30], Y[:30])], [(X[30:], Y[30:])]]
+    given, wanted = (some(bl.Variational(estimator="mean"), [Normal(1.0)] * 2) for _ in range(2))
+    bl.fit_together(given, parts, epochs=3, lr=0.02, seed=0, progress=False)
+    for network, part in zip(wanted, parts, strict=True):
+        network.fit(part, epochs=3, lr=0.02, seed=0, progress=False)
+    for one, other in zip(given, wanted, strict=True):
+        for name, tensor in tensors_of(other).items():
+            torch.testing.assert_close(tensors_of(one)[name], tensor, atol=1e-5, rtol=1e-4)
+    for batch in ((X, Y), [X, Y], {"input": X, "y": Y}):  # one loader of one batch
+        bl.fit_together(some(bl.Variational(), [Normal(1.0)] * 2), [batch], epochs=1, progress=False)
+
+
+def test_a_subspace_takes_the_options_of_its_inner_sampler():
+    networks = some(bl.Subspace(rank=2, snapshots=4, inner=bl.SGLD(samples=3)), [Normal(1.0)] * 2)
+    with pytest.raises(TypeError, match="needs inner_epochs"):
+        bl.fit_together(networks, in_order(), **OPTIONS)
+    bl.fit_together(networks, in_order(), inner_epochs=4, inner_lr=0.1, **OPTIONS)
+    assert [bnn.posterior_.count for bnn in networks] == [3, 3]
+    with pytest.raises(TypeError, match="no option 'inner_epochs'"):
+        bl.fit_together(some(bl.Variational(), [None] * 2), in_order(), epochs=1, inner_epochs=4)
+
+
 def test_loaders_that_do_not_fit_are_refused():
     networks = some(bl.Variational(), [Normal(1.0)] * 2)
     with pytest.raises(ValueError, match="Got 1 for 2"):

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayeslim as bl
 from bayeslim.errors import BayeslimError, NotFitted, ShapeMismatch, UnsupportedModel
+from bayeslim.methods.shared.batch_statistics import measure_again_
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long()
@@ -70,6 +71,38 @@ def test_what_batch_norm_noise_needs():
         bnn.fit(batches(), lr=0.1)
     with pytest.raises(BayeslimError, match="no batches"):
         bnn.fit([])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_batches_of_one_row_are_not_measured(first):
+    bnn, whole = bayesian(bl.MCBatchNorm(samples=4), network()), bayesian(bl.MCBatchNorm(samples=4), network())
+    whole.model.load_state_dict(bnn.model.state_dict())
+    pairs, alone = [(X[:20], Y[:20]), (X[20:40], Y[20:40])], [(X[40:41], Y[40:41])]
+    bnn.fit(alone + pairs if first else pairs + alone)
+    whole.fit(pairs)
+    for name in ("1.running_mean", "1.running_var"):
+        assert torch.equal(bnn.posterior_.buffers[name], whole.posterior_.buffers[name])
+    with pytest.raises(BayeslimError, match="the batches of the loader have one row each"):
+        bnn.fit(alone)
+
+
+def test_one_image_has_statistics_of_its_own():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
+    bnn = bayesian(bl.MCBatchNorm(samples=3), model)
+    bnn.fit([(IMAGES[k : k + 1], Y[k : k + 1]) for k in range(3)])
+    assert float(bnn.posterior_.buffers["1.running_mean"].std(0).min()) > 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_statistics_measured_again_leave_single_rows_out(place):
+    model = network()
+    pairs = [(X[:20], Y[:20]), (X[20:40], Y[20:40])]
+    measure_again_(model, [*pairs[:place], (X[40:41], Y[40:41]), *pairs[place:]])
+    hidden = [model[0](x) for x, _ in pairs]
+    torch.testing.assert_close(model[1].running_mean, torch.stack([h.mean(0) for h in hidden]).mean(0))
+    torch.testing.assert_close(model[1].running_var, torch.stack([h.var(0) for h in hidden]).mean(0))
+    with pytest.raises(BayeslimError, match="one row each"):
+        measure_again_(model, [(X[:1], Y[:1])])
 
 
 class Pixels(nn.Module):

@@ -178,6 +178,33 @@ def test_an_optimizer_used_again_counts_its_steps_once():
     assert bnn.step == 8
 
 
+def test_an_optimizer_keeps_its_learning_rates():
+    bnn, rates = regression(), []
+    parameters = list(bnn.parameters())
+    optimizer = torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}], lr=0.01)
+    optimizer.register_step_pre_hook(lambda opt, *_: rates.append([group["lr"] for group in opt.param_groups]))
+    options = {"epochs": 1, "optimizer": optimizer, "lr_schedule": "linear"}
+    bnn.fit(loader(), **options)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.02]
+    optimizer.param_groups[0]["lr"] = 0.001  # set between two runs
+    bnn.fit(loader(), **options)
+    assert rates[0] == [0.01, 0.02]
+    assert rates[len(rates) // 2] == [0.001, 0.02]
+    with pytest.raises(InterruptedError):
+        bnn.fit(loader(), callbacks=[interrupt], **options)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.001, 0.02]
+    assert all("initial_lr" not in group for group in optimizer.param_groups)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    bnn.fit(loader(), **options)
+    scheduler.step()
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.001, 0.02]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0005, 0.01]
+
+
+def interrupt(epoch):
+    raise InterruptedError
+
+
 def test_kl_schedules_see_every_step_of_fit():
     bnn, kls = regression(kl_schedule=Blundell()), []
     optimizer = bnn.optimizer()

@@ -177,7 +177,8 @@ def _asking_file(frame: FrameType | None) -> pathlib.Path | None:
     evaluation.
     """
     callers = dropwhile(lambda file: file.parent == _EVALUATION, _files_of_callers(frame))
-    return next(callers, None) if next(callers, None) == _TORCH / "__init__.py" else None
+    is_asked_by_method = next(callers, None) == _TORCH / "__init__.py"
+    return next(callers, None) if is_asked_by_method else None
 
 
 def _files_of_callers(frame: FrameType | None) -> Iterator[pathlib.Path]:

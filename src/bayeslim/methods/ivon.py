@@ -214,7 +214,10 @@ class IVON(Variational):
         return NaturalGradient(means, log_stds, points, lr, num_data=num_data, curvature=self.curvature, betas=betas)
 
     def fit(self, bnn: Bayesian, loader: Any, **options: Any) -> Fit:
-        """Train, with the options of `bayeslim.train.fit` but for an optimizer; warn if σ is still near its start."""
+        """Train, and warn if σ is still near its start.
+
+        The options are those of `bayeslim.train.fit`, but for an optimizer.
+        """
         if options.get("optimizer") is not None:
             raise TypeError(
                 "IVON is itself an optimizer and takes no optimizer=. Use bl.Variational() to train with another one."
@@ -223,9 +226,9 @@ class IVON(Variational):
         averaged = 1 / (1 - self.memory)
         if bnn.step < MIN_SHARE * averaged:
             warnings.warn(
-                f"Standard deviations are still near their start: IVON averages the curvature over about {averaged:.0f} "
-                f"steps, and training had {bnn.step}. Use IVON(memory={1 - 1 / max(2, bnn.step):.6g}) to average over "
-                "the whole training, or choose the start by IVON(curvature=...).",
+                "Standard deviations are still near their start: IVON averages the curvature over about "
+                f"{averaged:.0f} steps, and training had {bnn.step}. Use IVON(memory={1 - 1 / max(2, bnn.step):.6g}) "
+                "to average over the whole training, or choose the start by IVON(curvature=...).",
                 BayeslimWarning,
                 stacklevel=3,
             )

@@ -20,7 +20,7 @@ import torch
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, UnsupportedModel
 from bayeslim.io.registry import register
-from bayeslim.methods.shared.batch_norms import measuring, norms_of
+from bayeslim.methods.shared.batch_norms import TOO_SMALL, measured, measuring, norms_of
 from bayeslim.methods.shared.batch_statistics import of_the_first_rank
 from bayeslim.methods.shared.particle_method import ParticleMethod, set_tensors
 from bayeslim.methods.shared.refit import restored_on_failure
@@ -31,7 +31,7 @@ from bayeslim.train.fit import fit
 from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Params, call, device_of, split_batch, to_device
+from bayeslim.types import Params, device_of, split_batch, to_device
 
 
 @register("method")
@@ -68,7 +68,8 @@ class MCBatchNorm(ParticleMethod):
 
         Args:
             bnn: the network.
-            loader: batches of inputs and targets, read until there are enough.
+            loader: batches of inputs and targets, read until there are enough. Those of one row that has no variance
+                are left out.
             epochs: number of epochs to train first.
             seed: makes the run repeatable, and leaves the global random state unchanged.
             **training: options of `bayeslim.train.fit`, with `epochs`.
@@ -114,14 +115,16 @@ class MCBatchNorm(ParticleMethod):
         try:
             with measuring(bnn.model, momentum=1.0):
                 while len(found) < self.samples:
-                    before = len(found)
+                    before, batches = len(found), 0
                     for batch in loader:
-                        call(bnn.model, to_device(split_batch(batch)[0], device))
-                        found.append({name: buffers[name].clone() for name in names})
+                        batches += 1
+                        if measured(bnn.model, to_device(split_batch(batch)[0], device)):
+                            found.append({name: buffers[name].clone() for name in names})
                         if len(found) == self.samples:
                             break
                     if len(found) == before:
-                        raise BayeslimError("The loader gave no batches: there is nothing to measure.")
+                        empty = "The loader gave no batches: there is nothing to measure."
+                        raise BayeslimError(TOO_SMALL if batches else empty)
         finally:
             with torch.no_grad():
                 set_tensors(bnn, own)

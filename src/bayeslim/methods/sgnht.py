@@ -59,7 +59,7 @@ class Thermostat(Sampler):
         super().__init__(params, lr, num_data=num_data, friction=friction, coupling=coupling, **settings)
 
     def friction_of(self, group: dict[str, Any]) -> Tensor:
-        """Return the current friction α of a group: a scalar, or one for each stacked network."""
+        """Return the current friction α of a group: one number for each network."""
         first = self.state[group["params"][0]]
         if "friction" not in first:
             like = group["params"][0]
@@ -73,7 +73,7 @@ class Thermostat(Sampler):
         return float(group["friction"])
 
     def present_friction(self, group: dict[str, Any]) -> float:
-        """Return the friction α that the thermostat has now; of stacked networks, their mean."""
+        """Return the friction α that the thermostat has now, on average over networks."""
         return float(self.friction_of(group).mean())
 
     def update(self, group: dict[str, Any], params: Tensors, grads: Tensors) -> None:

@@ -204,12 +204,14 @@ class Subspace(ParticleMethod):
         *,
         epochs: int = 10,
         lr: float = 0.01,
+        inner_epochs: int | None = None,
+        inner_lr: float | None = None,
         accumulate: int = 1,
         progress: bool = True,
         **training: Any,
     ) -> Fit:
         """Follow the paths of all networks at once, and infer the coordinates of each."""
-        options = self._inner_options(None, None) | {"progress": progress, "dtype": None}
+        options = self._inner_options(inner_epochs, inner_lr) | {"progress": progress, "dtype": None}
         total = epochs * prepare(stack, loader, accumulate, None)
         steps = SamplingSchedule(burn_in=self.burn_in).kept(total, self.snapshots)
         path = KeptNetworks(Moving.all_of(stack).names, (), steps)
@@ -232,7 +234,11 @@ class Subspace(ParticleMethod):
     def _on_subspace(
         self, bnn: Bayesian, loader: Any, path: Params, **options: Any
     ) -> tuple[Particles, dict[str, Any]]:
-        """Infer the coordinates of the subspace that networks of a path span; return networks and details."""
+        """Infer the coordinates of the subspace that networks of a path span.
+
+        Returns:
+            the networks, and details.
+        """
         moving = Moving.all_of(bnn)
         centre, directions, share = principal_directions(flat(moving, path), self.rank)
         space = Coordinates(bnn, moving, centre, directions)

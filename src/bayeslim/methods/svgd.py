@@ -222,7 +222,7 @@ class SVGD(ParticleMethod):
         return optimizer
 
     def _steer(self, bnn: Bayesian) -> None:
-        """Replace every particle's gradient by Stein's direction, within each network of a stack."""
+        """Replace every particle's gradient by Stein's direction in its own network."""
         weights = [p for p in map(bnn.model.get_parameter, bnn.sites.names) if p.grad is not None]
         networks = list(zip(*weights, strict=True)) if isinstance(bnn, Stack) else [weights]
         gradients = [p.grad for p in weights if p.grad is not None]

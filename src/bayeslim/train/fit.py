@@ -97,7 +97,7 @@ def fit(
         lr: the learning rate; the default of the method if not given, which is 1e-3 for Adam.
         lr_schedule: "constant", "linear" or "cosine" decay to zero, "half-then-linear" (constant for the first half),
             or a function from the fraction of training done to a factor.
-        optimizer: used instead of `bnn.optimizer(lr)`.
+        optimizer: used instead of `bnn.optimizer(lr)`, with the learning rates it has; it keeps them.
         validate: a loader to measure the mean network on after every epoch: `val_nll`, and `val_error` or `val_rmse`.
         monitor: the metric that picks the best epoch (smaller is better).
         patience: stop after this many epochs without a new best, and go back to the best one.
@@ -185,23 +185,38 @@ class TrainingRun:
     def run(self) -> Fit:
         """Train to the end, from the checkpoint if there is one."""
         started = time.monotonic()
-        if self.checkpoint is not None and self.checkpoint.resume(self):
-            self.result.resumed_from = len(self.result.history)
-        step = self._step()
-        base_lrs = [group.setdefault("initial_lr", group["lr"]) for group in self.optimizer.param_groups]
-        first = len(self.result.history)
-        bar = progress_bar(range(0), "", total=self.batches * max(0, self.epochs - first), enabled=self.shown)
-        with bar, self._tidied():
-            for epoch in range(first, self.epochs):
-                if self.result.stopped != "epochs":
-                    break
-                bar.description = f"epoch {epoch + 1}/{self.epochs}"
-                self._finish_epoch(epoch, self._epoch(step, epoch, base_lrs, bar))
-                bar.show(**{k: v for k, v in self.result.history[-1].items() if k.startswith("val_")})
+        with self._scheduled():
+            if self.checkpoint is not None and self.checkpoint.resume(self):
+                self.result.resumed_from = len(self.result.history)
+            step = self._step()
+            first = len(self.result.history)
+            bar = progress_bar(range(0), "", total=self.batches * max(0, self.epochs - first), enabled=self.shown)
+            with bar, self._tidied():
+                for epoch in range(first, self.epochs):
+                    if self.result.stopped != "epochs":
+                        break
+                    bar.description = f"epoch {epoch + 1}/{self.epochs}"
+                    self._finish_epoch(epoch, self._epoch(step, epoch, bar))
+                    bar.show(**{k: v for k, v in self.result.history[-1].items() if k.startswith("val_")})
         if self.patience is not None and self.best_state is not None:
             self.bnn.load_state_dict(self.best_state)
         self.result.seconds = time.monotonic() - started
         return self.result
+
+    @contextlib.contextmanager
+    def _scheduled(self) -> Iterator[None]:
+        """Keep learning rates as "initial_lr", also in checkpoints; restore both on exit."""
+        groups = self.optimizer.param_groups
+        own = [group.get("initial_lr") for group in groups]  # of a scheduler of torch
+        for group in groups:
+            group["initial_lr"] = group["lr"]
+        try:
+            yield
+        finally:
+            for group, initial in zip(groups, own, strict=True):
+                group["lr"] = group.pop("initial_lr")
+                if initial is not None:
+                    group["initial_lr"] = initial
 
     @contextlib.contextmanager
     def _tidied(self) -> Iterator[None]:
@@ -238,7 +253,7 @@ class TrainingRun:
             )
         return DistributedDataParallel(objective)
 
-    def _epoch(self, step: Step | CapturedStep, epoch: int, base_lrs: list[float], bar: Any) -> dict[str, float]:
+    def _epoch(self, step: Step | CapturedStep, epoch: int, bar: Any) -> dict[str, float]:
         bnn, device, meter = self.bnn, device_of(self.bnn.model), step.meter
         bnn.train()
         step.begin_epoch()
@@ -263,8 +278,8 @@ class TrainingRun:
             window = min(self.accumulate, self.batches - index // self.accumulate * self.accumulate)
             updates = (index + 1) % self.accumulate == 0 or last
             done = (epoch * self.batches + index) / (self.epochs * self.batches)
-            for group, base in zip(self.optimizer.param_groups, base_lrs, strict=True):
-                group["lr"] = base * self.factor(done)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * self.factor(done)
             check = partial(_check_finite, epoch=epoch, index=index) if index % check_every == 0 or last else None
             step(to_device(batch, device), window, updates, check)
             assert bnn.terms is not None

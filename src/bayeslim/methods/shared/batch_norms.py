@@ -10,6 +10,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bayeslim.stochastic import evaluating
+from bayeslim.types import Inputs, batch_size, call
+
+TOO_SMALL = (
+    "A batch norm measures the variance of a batch, and the batches of the loader have one row each. Use a larger "
+    "batch_size."
+)
 
 
 def norms_of(model: nn.Module) -> list[_NormBase]:
@@ -35,3 +41,22 @@ def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
             for norm, own in zip(norms, before, strict=True):
                 norm.momentum = own
                 norm.training = False
+
+
+def measured(model: nn.Module, inputs: Inputs) -> bool:
+    """Run a batch inside `measuring`, and tell whether its statistics were measured.
+
+    A batch of one row may have one value per channel, of which a norm refuses to take the variance. It leaves the
+    statistics as they were.
+    """
+    buffers = [buffer for norm in norms_of(model) for buffer in norm.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        call(model, inputs)
+    except ValueError:
+        if batch_size(inputs) > 1:
+            raise
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+        return False
+    return True

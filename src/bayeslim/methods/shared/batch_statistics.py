@@ -13,17 +13,19 @@ import torch
 from torch import nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.methods.shared.batch_norms import measuring, norms_of
+from bayeslim.errors import BayeslimError
+from bayeslim.methods.shared.batch_norms import TOO_SMALL, measured, measuring, norms_of
 from bayeslim.methods.shared.particle_method import gathered, set_tensors, snapshot
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.train.distributed import rank_and_world
-from bayeslim.types import Params, call, device_of, split_batch, to_device
+from bayeslim.types import Params, device_of, split_batch, to_device
 
 
 def measure_again_(model: nn.Module, loader: Any, *, between_ranks: bool = True) -> None:
     """Measure the statistics of all batch norms in one pass over the data, in place.
 
-    Averaged `between_ranks`, which then share the data out, or else from the data of this rank alone.
+    Averaged `between_ranks`, which then share the data out, or else from the data of this rank alone. Batches of one
+    row that has no variance are left out.
     """
     norms = norms_of(model)
     if not norms:
@@ -32,8 +34,9 @@ def measure_again_(model: nn.Module, loader: Any, *, between_ranks: bool = True)
     with measuring(model, momentum=None):
         for norm in norms:
             norm.reset_running_stats()
-        for batch in loader:
-            call(model, to_device(split_batch(batch)[0], device))
+        found = [measured(model, to_device(split_batch(batch)[0], device)) for batch in loader]
+        if found and not any(found):
+            raise BayeslimError(TOO_SMALL)
     world = rank_and_world()[1]
     if between_ranks and world > 1:
         for norm in norms:

@@ -9,6 +9,7 @@ about 100,000 weights gain nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -60,7 +61,7 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
             as many batches of the same sizes.
         seed: makes the run repeatable, and leaves the global random state unchanged.
         **training: options of `bayeslim.train.fit`: epochs, lr, lr_schedule, checkpoint, accumulate, autocast, compile,
-            device, progress.
+            device, progress; and inner_epochs and inner_lr of `Subspace`.
 
     Returns:
         the history of the mean loss over networks.
@@ -68,9 +69,10 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     networks = list(networks)
     loaders = _loaders(loader, networks, training)
     check_values({**training, "seed": seed})
-    check_names("fit_together", training, fit, REFUSED)
     _check(networks, loaders)
     method = type(networks[0].method)
+    own = [name for name, p in inspect.signature(method.fit_stack).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    check_names("fit_together", {k: v for k, v in training.items() if k not in own}, fit, REFUSED)
     if training.get("checkpoint") is not None and method.fit_stack is not Method.fit_stack:
         raise ValueError(f"A checkpoint of {method.__name__} holds one network. Leave it out, or use bnn.fit for each.")
     device = training.pop("device", None)
@@ -88,7 +90,7 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
 
 def _loaders(given: Any, networks: list[Any], training: Mapping[str, Any]) -> list[Any]:
     """List a loader for every network."""
-    if not isinstance(given, (list, tuple)) or not given or isinstance(given[0], (list, tuple, Mapping)):  # batches
+    if not isinstance(given, (list, tuple)) or not given or _is_batch(given[0]):
         check_loader(given)
         return [given] * len(networks)
     for one in given:
@@ -102,6 +104,13 @@ def _loaders(given: Any, networks: list[Any], training: Mapping[str, Any]) -> li
     if training.get("checkpoint") is not None:
         raise ValueError("A checkpoint holds the place in one loader. Leave it out, or give one loader for all.")
     return list(given)
+
+
+def _is_batch(item: Any) -> bool:
+    """Tell a batch, which ends in targets, from a loader that is a list."""
+    if isinstance(item, (list, tuple)):
+        return not item or not isinstance(item[-1], (list, tuple, Mapping))
+    return isinstance(item, Mapping)
 
 
 def _check(networks: list[Any], loaders: list[Any]) -> None:

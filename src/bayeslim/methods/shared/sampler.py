@@ -181,10 +181,12 @@ class Sampler(torch.optim.Optimizer):
         return [self.state[p][name] for p in params]
 
     def scales(self, squares: Tensors, floor: float) -> Tensors:
-        """Compute 1 / (√V + a + ϵ) of squared gradients V, where a is `FLOOR_SHARE` of the average √V of a tensor.
+        """Compute the scales of weights, 1 / (√V + a + ϵ).
+
+        a is `FLOOR_SHARE` of the average √V of a tensor.
 
         Args:
-            squares: V of every parameter.
+            squares: V, squared gradients of every parameter.
             floor: ϵ.
         """
         roots = torch._foreach_sqrt(squares)
