@@ -157,3 +157,22 @@ def test_variational_networks_learn_a_second_task_after_short_training():
     accuracies = [float((found == data.test_y).float().mean()) for found in seen]
     assert accuracies[0] > 0.75
     assert accuracies[1] > 0.5
+
+
+def test_a_pruned_network_learns_on_and_keeps_its_zeros():
+    x, y = regression(0)
+    bnn = bayesian(bl.Variational(), 2.0)
+    bnn.fit(loader(x, y), epochs=20, seed=0, progress=False)
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.5))
+    after = continual.update(pruned, loader(*regression(1)), epochs=5, progress=False)
+    mask = pruned.masks["weight"]
+    assert (after.posterior_.mean["weight"][~mask] == 0).all()
+    assert (after.posterior_.mean["weight"][mask] != pruned.posterior_.mean["weight"][mask]).all()
+
+
+def test_points_have_nothing_to_learn_from():
+    x, y = regression(0)
+    bnn = bayesian(bl.Variational(bl.families.Point()))
+    bnn.fit(loader(x, y), epochs=1, progress=False)
+    with pytest.raises(BayeslimError, match="Weights that are points have no posterior to learn from"):
+        continual.update(bnn, loader(x, y), epochs=1)

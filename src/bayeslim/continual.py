@@ -28,6 +28,7 @@ import torch
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError
+from bayeslim.families import Point
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.shared.curvature_posterior import measured, prior_precisions
@@ -89,10 +90,15 @@ def _(
             "A network with gates cannot learn continually: the posterior of its scaled weights is no prior of the "
             "weights before they are scaled. Use Variational without gates, or Laplace on bnn.mean_network()."
         )
+    if isinstance(method.family, Point):
+        raise BayeslimError("Weights that are points have no posterior to learn from. Use families.DiagonalGaussian().")
     seen = bnn.data_size()
     last = bnn.posterior_
+    stds = {**last.std}
+    for name in bnn.masks.keys() & stds.keys():
+        stds[name] = stds[name].masked_fill(~bnn.masks[name], 1.0)  # any: the KL leaves out what was cut
     # A power of a Gaussian is a Gaussian with a smaller spread.
-    bnn.priors = {name: Normal(last.std[name] * strength**-0.5, last.mean[name].clone()) for name in bnn.priors}
+    bnn.priors = {name: Normal(stds[name] * strength**-0.5, last.mean[name].clone()) for name in bnn.priors}
     bnn.num_data_given, bnn.step = False, 0
     train.fit(bnn, loader, **training)
     bnn.num_data = seen + bnn.data_size()

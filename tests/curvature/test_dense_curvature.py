@@ -1,9 +1,13 @@
+import copy
+
 import pytest
 import torch
 from curved_networks import CASES, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import bayeslim as bl
 import oracles
 from bayeslim.curvature import ggn, jacobian, jacobians, kfac, lowrank
 from bayeslim.errors import NoSiteMatched, ShapeMismatch
@@ -148,3 +152,19 @@ def test_packed_sequences_have_factors_but_no_single_examples():
     assert set(kfac(Packed(), [(packed, y)], Categorical()).layers) == names
     with pytest.raises(TypeError, match="PackedSequence cannot be split"):
         ggn(Packed(), [(packed, y)], Categorical(), ["lstm.bias_ih_l0"])
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(8), nn.LayerNorm(8)], ids=["batch", "layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_of_other_dtypes_have_the_curvature_of_float64(norm, dtype):
+    """Statistics of a batch norm stay in the network's dtype, and curvature is summed in a larger one."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), copy.deepcopy(norm), nn.Tanh(), nn.Linear(8, 3)).to(dtype).eval()
+    batches = [(torch.randn(16, 6).to(dtype), torch.randint(0, 3, (16,)))]
+    found = []
+    for own in (network, copy.deepcopy(network).double()):
+        bnn = bl.bayesianize(own, bl.Laplace("full"), likelihood=bl.likelihoods.Categorical())
+        x, y = batches[0]
+        bnn.fit([(x.to(next(own.parameters()).dtype), y)], progress=False)
+        found.append(bnn.posterior_.precision)
+    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-4 if dtype == torch.float32 else 0.3, atol=0.1)

@@ -128,3 +128,18 @@ def test_precisions_too_small_for_a_singular_curvature_are_passed_over(tune, mon
     monkeypatch.setattr(Dense, "with_prior_precision", with_prior_precision)
     bnn.fit(batches(X, y, 6), tune=tune, validate=batches(*regression(20), 10), progress=False)
     assert bnn.priors["weight"].std <= 0.1
+
+
+@pytest.mark.parametrize("ignored", [0, 255])
+def test_ignored_targets_have_no_part_in_the_choice(ignored):
+    torch.manual_seed(0)
+    network = nn.Linear(4, 4)
+    x, y = torch.randn(60, 4), torch.randint(1, 4, (60,))
+    held_out, labels = torch.randn(20, 4), torch.randint(1, 4, (20,))
+    extra = [(torch.cat([held_out, 9 * held_out]), torch.cat([labels, torch.full_like(labels, ignored)]))]
+    losses = []
+    for data in (extra, [(held_out, labels)]):
+        bnn = bl.bayesianize(network, bl.Laplace(), likelihood=Categorical(ignore_index=ignored))
+        bnn.fit([(x, y)], tune="grid", validate=data, progress=False)
+        losses.append((bnn.priors["weight"].std, tune_prior.predictive_nll(bnn, data)))
+    assert losses[0][0] == losses[1][0]

@@ -476,3 +476,10 @@ class TestChoiceOfCurvature:
         spread = (2 * (1 - 1 / outputs) * each.square().sum()).sqrt()
         assert (found.mean() - exact).abs() < 4 * spread / 60**0.5
         assert found.std() == pytest.approx(float(spread), rel=0.35)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_an_empty_layer_is_named():
+    bnn = bl.bayesianize(nn.Sequential(nn.Linear(6, 0), nn.Linear(0, 3)), bl.Laplace(), likelihood=Categorical())
+    with pytest.raises(UnsupportedModel, match=r'"0\.weight" is empty'):
+        bnn.fit([(torch.randn(4, 6), torch.zeros(4, dtype=torch.long))], progress=False)

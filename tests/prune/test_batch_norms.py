@@ -121,3 +121,14 @@ def test_a_search_judges_the_network_that_it_returns():
     assert wrong(found.mean_network().eval()) <= wrong(bnn.mean_network().eval()) + 3.0 + 1e-6
     assert found.plan_.sparsity > 0
     assert not torch.equal(found.mean_network()[1].running_mean, kept.mean_network()[1].running_mean)
+
+
+def test_a_last_batch_of_one_row_is_left_out():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x, y = torch.randn(33, 6), torch.randint(0, 3, (33,))
+    bnn = bl.bayesianize(network, bl.Laplace(), likelihood=bl.likelihoods.Categorical())
+    loader = list(zip(x.split(16), y.split(16), strict=True))
+    bnn.fit(loader, progress=False)
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), refresh=loader, progress=False)
+    assert int(pruned.model[1].num_batches_tracked) == 2

@@ -434,3 +434,25 @@ def test_a_pattern_in_steps_takes_one_weight_of_every_block_first():
     pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), granularity="2:4", steps=3)
     for mask in pruned.plan_.masks.values():
         assert bool((mask.unflatten(1, (-1, 4)).sum(-1) == 2).all())
+
+
+def test_parameters_that_an_earlier_cut_took_count_as_gone():
+    """Biases of units that are gone are no candidates of the next cut."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 6), torch.randint(0, 3, (64,))
+    network = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    bnn = bl.bayesianize(network, bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    bnn.fit([(x, y)], epochs=1, seed=0, progress=False)
+    units = bl.prune(bnn, bl.Budget(sparsity=0.75), granularity="unit", example=x)
+    less = bl.prune(units, bl.Budget(parameters=60))
+    left = sum(p.numel() for p in network.parameters()) - sum(int((~mask).sum()) for mask in less.masks.values())
+    assert left == 60
+
+
+def test_yes_or_no_targets_are_searched_on():
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    data = [(x, x[:, :1] > 0)]
+    bnn = bl.bayesianize(nn.Linear(6, 1), bl.Laplace(), likelihood=bl.likelihoods.Bernoulli())
+    bnn.fit(data, epochs=50, lr=0.1, progress=False)
+    assert bl.prune(bnn, bl.Budget(max_error_increase=5.0), validate=data).masks

@@ -176,13 +176,12 @@ class ScaleLayer:
     def example_gradients(self, leaf: str, x: Tensor, g: Tensor) -> Tensor:
         """Compute each example's gradient of the weight or bias, (K, B, numel)."""
         if leaf == "weight":
+            statistics = {name: b.to(x) for name, b in self.module.named_buffers() if b.is_floating_point()}
             plain = {
-                name: torch.full_like(p, name == "weight", dtype=x.dtype)
-                for name, p in self.module._parameters.items()
-                if p is not None
+                name: torch.full_like(p, name == "weight", dtype=x.dtype) for name, p in self.module.named_parameters()
             }
             with torch.no_grad():
-                g = g * functional_call(self.module, plain, (x,))
+                g = g * functional_call(self.module, statistics | plain, (x,))
         keep = g.shape[-self.module.weight.ndim :] if self.trailing else (g.shape[2], g[0, 0, 0].numel())
         g = g.reshape(*g.shape[:2], -1, *keep)
         return g.sum(2).flatten(2) if self.trailing else g.sum((2, 4))

@@ -30,6 +30,7 @@ from bayeslim.posteriors import prior_precision as precisions
 from bayeslim.posteriors.prior_precision import PriorPrecision
 from bayeslim.priors import Normal
 from bayeslim.replica import replicate
+from bayeslim.train.loaders import ignored_class
 from bayeslim.types import Inputs, Params, call, device_of, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -131,8 +132,9 @@ def predictive_nll(bnn: Bayesian, loader: Iterable[Any]) -> float:
         assert found is not None
         if found.kind == "classes":
             assert found.probs is not None
-            known = targets >= 0
-            log = found.probs.gather(-1, targets.clamp(min=0).long().unsqueeze(-1))[..., 0].log()[known]
+            known = targets != ignored_class(bnn.likelihood)
+            classes = targets.masked_fill(~known, 0).long()
+            log = found.probs.gather(-1, classes.unsqueeze(-1))[..., 0].log()[known]
         elif found.kind == "values":
             wanted = targets.reshape(found.mean.shape).to(found.mean)
             log = torch.distributions.Normal(found.mean, found.variance.sqrt()).log_prob(wanted)

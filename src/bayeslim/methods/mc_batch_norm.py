@@ -102,7 +102,7 @@ class MCBatchNorm(ParticleMethod):
         """Leave the network alone: it has the weights of every particle."""
 
     def _measured(self, bnn: Bayesian, loader: Any) -> list[Params]:
-        norms, device = set(norms_of(bnn.model)), device_of(bnn.model)
+        norms, device = set(norms_of(bnn.model).values()), device_of(bnn.model)
         names = [
             f"{path}.{leaf}" if path else leaf
             for path, module in bnn.model.named_modules()

@@ -207,7 +207,7 @@ def _counted(bnn: Bayesian, budget: Budget, settings: Settings, ranking: Ranking
     if budget.goal == "sparsity":
         size = sum(bnn.model.get_parameter(name).numel() for name in candidates.weights)
         target = size - round(budget.value * size)
-    counted = price(budget.goal, bnn.mean_network(), candidates, settings.example)
+    counted = price(budget.goal, bnn, candidates, settings.example)
 
     def left(count: int) -> float:
         return counted(candidates.masks(ranking.cut(count)))

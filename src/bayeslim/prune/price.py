@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from bayeslim.attention import ExplicitAttention
+from bayeslim.bayesian import Bayesian
 from bayeslim.compact import compaction, cost
 from bayeslim.compact.example import run_example
 from bayeslim.compact.sparse import stored_bytes
@@ -29,13 +30,15 @@ Price = Callable[[Params], float]
 """The price of a network after cutting by masks."""
 
 
-def price(goal: str, model: nn.Module, candidates: Candidates, example: Inputs) -> Price:
+def price(goal: str, bnn: Bayesian, candidates: Candidates, example: Inputs) -> Price:
     """Make the function that counts the price of a goal; "sparsity" is weights left."""
+    model = bnn.mean_network()
     if goal == "sparsity":
         return lambda masks: float(sum(int(masks[name].sum()) for name in candidates.weights))
     if goal == "parameters":
         total = sum(p.numel() for p in model.parameters())
-        return lambda masks: float(total - _cut(masks))
+        earlier = {name: mask.cpu() for name, mask in bnn.masks.items()}
+        return lambda masks: float(total - _cut({**earlier, **masks}))
     if goal == "bytes":
         return _unit_bytes(model) if candidates.graph is not None else _sparse_bytes(model)
     if goal == "flops":

@@ -117,7 +117,7 @@ def error_of_predictions(
                 f"The validation targets must have as many entries as the predictions, {tuple(answer.shape)}. "
                 f"Got {tuple(targets.shape)}."
             )
-        off = answer.reshape(targets.shape) - targets
+        off = answer.reshape(targets.shape) - targets.to(answer.dtype)
         if prediction.kind == "classes":
             told = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
             off = off[told]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayeslim.stochastic import evaluating
 from bayeslim.types import Inputs, batch_size, call
@@ -18,9 +18,9 @@ TOO_SMALL = (
 )
 
 
-def norms_of(model: nn.Module) -> list[_NormBase]:
-    """List the modules that keep statistics of batches."""
-    return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
+def norms_of(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Find the batch norms that keep statistics, by name."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def measuring(model: nn.Module, momentum: float | None) -> Iterator[None]:
 
     The momentum is the weight of a new batch: None averages all batches, 1 takes the last.
     """
-    norms = norms_of(model)
+    norms = norms_of(model).values()
     before = [norm.momentum for norm in norms]
     with evaluating(model), torch.no_grad():
         for norm in norms:
@@ -49,7 +49,7 @@ def measured(model: nn.Module, inputs: Inputs) -> bool:
     A batch of one row may have one value per channel, of which a norm refuses to take the variance. It leaves the
     statistics as they were.
     """
-    buffers = [buffer for norm in norms_of(model) for buffer in norm.buffers()]
+    buffers = [buffer for norm in norms_of(model).values() for buffer in norm.buffers()]
     before = [buffer.clone() for buffer in buffers]
     try:
         call(model, inputs)

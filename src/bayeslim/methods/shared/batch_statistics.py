@@ -27,7 +27,7 @@ def measure_again_(model: nn.Module, loader: Any, *, between_ranks: bool = True)
     Averaged `between_ranks`, which then share the data out, or else from the data of this rank alone. Batches of one
     row that has no variance are left out.
     """
-    norms = norms_of(model)
+    norms = norms_of(model).values()
     if not norms:
         return
     device = device_of(model)

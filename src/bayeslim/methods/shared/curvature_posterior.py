@@ -82,6 +82,9 @@ def measured(
 
     The posterior of a pruned network is conditioned on its zeros. The seed is that of random signs or samples.
     """
+    empty = [name for name, p in bnn.model.named_parameters() if not p.numel()]
+    if empty:
+        raise UnsupportedModel(f'Laplace needs layers with weights. "{empty[0]}" is empty: leave out its layer.')
     method = replace(method, curvature=chosen_curvature(bnn, method, loader))
     names = random_names(bnn, method, loader)
     mean = {name: bnn.model.get_parameter(name).detach().clone() for name in names}
