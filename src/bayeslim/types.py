@@ -183,6 +183,8 @@ def batch_size(inputs: Inputs) -> int:
 def with_batch_size(inputs: Inputs, size: int) -> Inputs:
     """Cut or repeat examples to another batch size."""
     rows = batch_size(inputs)
+    if not rows:
+        raise ShapeMismatch("The example has no rows. Pass at least one.")
 
     def resize(x: Any) -> Any:
         if not (isinstance(x, Tensor) and x.ndim and x.shape[0] == rows):

@@ -166,6 +166,8 @@ def test_what_cannot_be_asked_for(tmp_path):
         (ValueError, {"path": "net.pt2", "sparse": True}, r"\.onnx"),
         (ValueError, {"sparse": True, "int8": True}, "Choose one"),
         (ValueError, {"samples": 3}, "plain network has none"),
+        (UnsupportedModel, {"network": mlp().double(), "example": ROWS.double(), "int8": True}, "in torch.float64"),
+        (UnsupportedModel, {"network": mlp().bfloat16(), "example": ROWS.bfloat16()}, r"network.float\(\)"),
         (ValueError, {"network": bnn}, r"samples=8.*mean_network"),
         (ValueError, {"network": bnn, "samples": 0, "path": "net.pt2"}, "at least 1"),
         (TypeError, {"network": "net"}, "torch.nn.Module"),

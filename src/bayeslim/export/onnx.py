@@ -43,6 +43,9 @@ def to_onnx(
     The tolerance does not apply to int8: weights in 8 bits, activations quantised dynamically.
     """
     require("onnx", "onnxscript", "onnxruntime")
+    others = sorted({str(p.dtype) for p in network.parameters() if p.dtype != torch.float32})
+    if int8 and others:
+        raise UnsupportedModel(f"int8 needs weights in float32, and some are in {others[0]}. Call network.float().")
     proto = traced(network, inputs, outputs)
     if sparse:
         make_sparse_(proto)
@@ -161,7 +164,13 @@ class Session:
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
         options.log_severity_level = 4  # errors are raised and need no log
-        self._session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise UnsupportedModel(
+                f"onnxruntime cannot run this network: {first_line(error)} Call network.float() if its weights have "
+                "another dtype, or export it as a PyTorch program (.pt2)."
+            ) from error
         self._names = [entry.name for entry in self._session.get_inputs()]
 
     def bind(self, example: Inputs) -> Callable[[], list[np.ndarray]]:

@@ -360,6 +360,17 @@ class Attention(nn.Module):
         return self.attention(x, x, x)[0]
 
 
+class Floor(nn.Module):
+    def forward(self, x):
+        return torch.div(x, 0.3, rounding_mode="floor")
+
+
+def empty() -> nn.Linear:
+    layer = nn.Linear(4, 1, bias=False)
+    layer.weight = nn.Parameter(torch.zeros(0, 4))
+    return layer
+
+
 @pytest.mark.parametrize(
     ("net", "x", "words"),
     [
@@ -372,6 +383,10 @@ class Attention(nn.Module):
         (nn.Linear(3, 2), torch.randn(2, 5, 3), "features"),
         (nn.Sequential(nn.AdaptiveAvgPool2d(2)), torch.randn(2, 1, 5, 5), "equal windows"),
         (nn.LayerNorm(4), torch.randn(2, 4), "layer_norm"),
+        (empty(), torch.randn(2, 4), '"weight" is empty'),
+        (nn.Linear(4, 2), torch.randn(0, 4), r"Got torch.float32 \(0, 4\)"),
+        (nn.Sequential(nn.Conv1d(1, 2, 3), nn.Softmax(2)), torch.randn(2, 1, 3), "a size of one"),
+        (Floor(), torch.randn(2, 4), "it rounds"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path, net, x, words):

@@ -68,12 +68,14 @@ def read_program(network: nn.Module, example: Inputs) -> Program:
         UnsupportedModel: if an operation, a type or a shape is not supported; the message names it.
     """
     inputs = tensors_in(example)
-    if len(inputs) != 1 or inputs[0].dtype != torch.float32 or inputs[0].ndim < 1:
+    if len(inputs) != 1 or inputs[0].dtype != torch.float32 or inputs[0].ndim < 1 or not inputs[0].numel():
         found = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in inputs)
         raise UnsupportedModel(f"A network in C takes one float32 tensor with a batch dimension. Got {found}.")
     for name, tensor in network.named_parameters():
         if tensor.dtype != torch.float32:
             raise UnsupportedModel(f'A network in C computes in float32. "{name}" is {tensor.dtype}: call .float().')
+        if not tensor.numel():
+            raise UnsupportedModel(f'A network in C needs weights in every layer. "{name}" is empty.')
     traced = trace(network, with_batch_size(example, _TRACED_ROWS) if rows_of(example) != _TRACED_ROWS else example)
     reader = _Reader(traced.module)
     with torch.no_grad():
@@ -281,6 +283,8 @@ class _Reader(fx.Interpreter):
         divides, other = call.name == "div", call.values["other"]
         if not isinstance(other, (int, float)):
             raise _refused(call, f"it {'divides' if divides else 'multiplies'} tensors")
+        if call.values.get("rounding_mode") is not None:
+            raise _refused(call, "it rounds")
         self._elementwise(call, Activation("scale", (1.0 / float(other) if divides else float(other), 0.0)))
 
     def _clamp(self, call: Call) -> None:
@@ -306,6 +310,8 @@ class _Reader(fx.Interpreter):
         dim = call.values["dim"] % source.ndim
         if dim == 0 or dim not in (1, source.ndim - 1):
             raise _refused(call, f"it is over dimension {dim}, neither the channels nor the last one")
+        if dim > 1 and source.shape[dim] == 1:
+            raise _refused(call, "its dimension has a size of one")
         inputs, shapes = (self._operand(call, "self"),), (_shape(source, call), _shape(call.result, call))
         self._add(call, Softmax, inputs, shapes, over_channels=dim == 1, is_log=call.name == "log_softmax")
 
