@@ -77,6 +77,16 @@ def test_prune_in_one_cut_or_in_steps_with_data(tmp_path, fitted, capsys):
     assert call("prune", fitted, "--out", tmp_path / "three", "--granularity", "2:4") == 0
 
 
+@pytest.mark.parametrize(
+    "words", [("--sparsity", 0.5, "--granularity", "unit"), ("--flops", 1000), ("--max-error-increase", 0.5)]
+)
+def test_prune_names_the_flag_for_the_data_it_needs(words, tmp_path, fitted, capsys):
+    assert call("prune", fitted, "--out", tmp_path / "x", *words) == 1
+    shown = capsys.readouterr().err
+    assert words[-2] in shown
+    assert "pass --data NAME" in shown
+
+
 def test_export_by_shape_or_data(tmp_path, fitted, capsys):
     assert call("export", fitted, "--to", tmp_path / "mean.pt2", "--shape", "1x8x8") == 0
     assert "Exported" in capsys.readouterr().out

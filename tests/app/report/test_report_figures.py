@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
+import sys
 from functools import cache
 
 import pytest
@@ -175,6 +176,32 @@ def test_certainty_is_ordered_by_entropy_and_needs_images():
     assert min(probabilities[:IMAGES_PER_ROW]) > max(probabilities[IMAGES_PER_ROW:])
     flat = [(x.flatten(1), y) for x, y in case.held_out]
     assert draw_certainty(prediction, flat) is None
+
+
+def test_ignored_targets_are_not_shown_and_are_no_errors():
+    case = laplace()
+    prediction = predict_all(case.pruned, case.held_out)
+    kept = prediction.entropy.argsort() % 2 == 0
+    batches, start = [], 0
+    for x, y in case.held_out:
+        batches.append((x, torch.where(kept[start : start + len(y)], y, -1)))
+        start += len(y)
+    figure = draw_certainty(prediction, batches, ignored=-1)
+    assert all(row[1] != -1 for row in figure.table.rows)
+    assert f"among {int(kept.sum())} held-out inputs" in figure.caption
+    assert draw_certainty(prediction, [(x, torch.full_like(y, -1)) for x, y in batches], ignored=-1) is None
+    targets = torch.cat([y for _, y in batches])
+    words = dict(summarise({"dense": Row(), "bayeslim": Row()}, None, prediction, targets, -1))["What is uncertain"]
+    wrong = (prediction.classes != targets)[kept]
+    assert f"of {int(wrong.sum())} errors" in words
+
+
+def test_the_report_leaves_out_what_the_likelihood_ignores(tmp_path, monkeypatch):
+    case, seen, module = laplace(), [], sys.modules[bl.report.__module__]
+    monkeypatch.setattr(module, "summarise", lambda *args: seen.append(args[-1]) or [])
+    monkeypatch.setattr(module, "draw_certainty", lambda *args: seen.append(args[-1]))
+    bl.report(case.bnn, case.pruned, case.slim, tmp_path / "report.html", validate=case.held_out)
+    assert seen == [-100, -100]
 
 
 def test_costs_compare_dense_and_slim():

@@ -23,9 +23,10 @@ from bayeslim.errors import BayeslimWarning, UnsupportedModel
 from bayeslim.export import Exported
 from bayeslim.export import export as export_network
 from bayeslim.io.saving import save
-from bayeslim.prune import Plan, compact
+from bayeslim.prune import Budget, Plan, compact
 from bayeslim.prune import plan as make_plan
 from bayeslim.prune import prune as prune_network
+from bayeslim.prune.budget import MEASURED
 
 
 def prune_folder(network: Path, out: Path, model: str | None, data: str | None, device: str, **given: Any) -> Plan:
@@ -38,6 +39,8 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
     settings = {name: value for name, value in given.items() if value is not None}
     granularity, criterion = settings.get("granularity", "weight"), settings.get("criterion", "auto")
     goal = budget(settings, needs_none=":" in granularity)
+    if data is None:
+        _check_without_data(goal, granularity)
     loaders = _loaders(data, settings, place)
     if goal is None:
         pruned = prune_network(bnn, make_plan(bnn, granularity=granularity, criterion=criterion))
@@ -55,6 +58,15 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
     save(pruned, out)
     plan: Plan = pruned.plan_
     return plan
+
+
+def _check_without_data(goal: Budget | None, granularity: str) -> None:
+    """Refuse a cut that needs data, with the flag to pass."""
+    if granularity == "unit":
+        raise BadSetting("--granularity unit needs inputs to run the network on. Got none: pass --data NAME.")
+    if goal is not None and goal.goal in ("flops", *MEASURED):
+        flag = goal.goal.replace("_", "-")
+        raise BadSetting(f"--{flag} needs data to run the network on. Got none: pass --data NAME.")
 
 
 def export_folder(

@@ -39,6 +39,13 @@ def fingerprint(loader: Any) -> str | None:
     return digest.hexdigest()[:16]
 
 
+def layout(value: Any) -> str:
+    """Describe the shapes and dtypes of the tensors in inputs, and how they are nested."""
+    return ", ".join(
+        f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else part for part in _parts(value)
+    )
+
+
 def is_batches(value: Any) -> bool:
     """Check whether it is a list of batches, which are tuples, lists or dicts."""
     return isinstance(value, list) and bool(value) and all(isinstance(b, (tuple, list, Mapping)) for b in value)

@@ -2,7 +2,8 @@
 
 `run.json` says which stages are complete and with which settings. A stage's result is written whole before it is
 entered there, so a run may be killed at any moment. A stage whose settings have changed is run again, and so are all
-that follow it. A folder of another network or of other data is refused, and so is one that another process runs in.
+that follow it. The same goes for those that follow a stage which another run made and this one does without. A folder
+of another network or of other data is refused, and so is one that another process runs in.
 """
 
 from __future__ import annotations
@@ -41,17 +42,29 @@ class RunFolder:
         identity: the facts that make it this run and no other, in words, by name.
         stages: the names of all stages in order.
         prepare: called before each stage that runs, so that none depends on those that ran before it in this process.
+        known: the names of all stages in order, also of those that this run does without; `stages` if not given.
+            Results of stages that it does without are removed, and the stages after them run again.
     """
 
     def __init__(
-        self, path: Path, identity: Mapping[str, str], stages: Sequence[str], prepare: Callable[[], None]
+        self,
+        path: Path,
+        identity: Mapping[str, str],
+        stages: Sequence[str],
+        prepare: Callable[[], None],
+        known: Sequence[str] = (),
     ) -> None:
         self.path, self.identity, self.stages, self.prepare = path, dict(identity), tuple(stages), prepare
         self._has_run_one = False
         self.done: dict[str, dict[str, Any]] = {}
         if (self.path / INDEX).exists():
             self.done = self._read()
+        unwanted = [stage for stage in known if stage in self.done and stage not in self.stages]
+        for stage in known[known.index(unwanted[0]) :] if unwanted else ():
+            self.done.pop(stage, None)
         self._write()
+        for stage in unwanted:
+            shutil.rmtree(self.path / stage, ignore_errors=True)
 
     def stage(
         self,
@@ -154,6 +167,7 @@ def run_folder(
     stages: Sequence[str],
     prepare: Callable[[], None],
     came_to_nothing: Callable[[Path], bool] = lambda _: False,
+    known: Sequence[str] = (),
 ) -> Iterator[RunFolder]:
     """Open a run's folder for this process alone, with the arguments of `RunFolder`.
 
@@ -179,7 +193,7 @@ def run_folder(
             ) from error
         if came_to_nothing(folder):
             (folder / INDEX).unlink(missing_ok=True)
-        yield RunFolder(folder, identity, stages, prepare)
+        yield RunFolder(folder, identity, stages, prepare, known)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from bayeslim.app.compress.fingerprint import fingerprint, is_batches
@@ -23,6 +23,7 @@ from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.variational import Variational
+from bayeslim.posteriors import Posterior
 from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
 from bayeslim.prune.candidates import pattern
@@ -193,10 +194,14 @@ def options_of(function: Callable[..., Any]) -> list[str]:
 
 
 def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
-    """List the facts that identify a run: network, weights, method, prior, data."""
+    """List the facts that identify a run: network, posterior, method, prior, data."""
     return {
         "network": bnn.sites.model,
         "weights": digest(bnn),
+        "posterior": _digest_of_posteriors(bnn),
+        "sites": hashlib.sha256(repr(sorted(bnn.sites.names)).encode()).hexdigest()[:16],
+        "num_data": str(bnn.num_data),
+        "masks": _digest_of(dict(sorted(bnn.masks.items()))) if bnn.masks else "none",
         "method": words(bnn.method),
         "likelihood": repr(bnn.likelihood),
         "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
@@ -208,8 +213,19 @@ def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
 
 def digest(network: nn.Module) -> str:
     """Hash the weights of a network."""
+    return _digest_of(network.state_dict())
+
+
+def _digest_of_posteriors(bnn: Bayesian) -> str:
+    """Hash the posteriors that a network keeps beside its weights; "none" if there are none."""
+    kept = {key: value for key, value in bnn.state.items() if isinstance(value, Posterior)}
+    tensors = {f"{key} {value.kind} {name}": t for key, value in kept.items() for name, t in value.tensors().items()}
+    return _digest_of(dict(sorted(tensors.items()))) if tensors else "none"
+
+
+def _digest_of(tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256()
-    for name, tensor in network.state_dict().items():
+    for name, tensor in tensors.items():
         found.update(f"{name}{tuple(tensor.shape)}".encode())
         found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]

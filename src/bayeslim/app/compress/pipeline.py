@@ -20,6 +20,7 @@ from torch import nn
 from bayeslim.app.benchmark import Benchmark, benchmark
 from bayeslim.app.compress import records
 from bayeslim.app.compress.baseline import NoBaseline, by_magnitude
+from bayeslim.app.compress.fingerprint import layout
 from bayeslim.app.compress.folder import ResultIncomplete, RunFolder, run_folder
 from bayeslim.app.compress.job import (
     Job,
@@ -64,6 +65,8 @@ STAGES = (
     "measured.json",
     "report.html",
 )
+SUFFIXES = ("onnx", "pt2", "c", "h")
+"""Of the files that the stage of export writes: slim.onnx and so on."""
 
 
 def compress(
@@ -142,7 +145,7 @@ def compress(
     check(bnn, job, example)
     wanted = {"tuned": fine_tune is not None, MAGNITUDE: baseline}
     stages = [stage for stage in STAGES if wanted.get(stage, True)]
-    with run_folder(out, identity(bnn, train, val, job), stages, start_over(seed, train)) as folder:
+    with run_folder(out, identity(bnn, train, val, job), stages, start_over(seed, train), known=STAGES) as folder:
         return _Run(job, bnn, train, val, test, example, folder).run()
 
 
@@ -162,6 +165,7 @@ class _Run:
         job, stage = self.job, self.folder.stage
         bnn = stage("fitted", {}, lambda _: self._fit(), save, self._load)
         settings = {
+            "example": layout(self.example),
             "budget": words(job.budget),
             "granularity": job.granularity,
             "criterion": words(job.criterion),
@@ -286,6 +290,8 @@ class _Run:
 
         def make(_: Path) -> records.ExportedFiles:
             files, notes = {}, []
+            for suffix in SUFFIXES:  # those of an earlier network
+                (self.folder.path / f"slim.{suffix}").unlink(missing_ok=True)
             for name in formats:
                 file = self.folder.path / f"slim.{name}"
                 try:

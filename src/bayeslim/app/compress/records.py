@@ -16,7 +16,7 @@ from torch import nn
 
 from bayeslim.app.benchmark import Benchmark, Size
 from bayeslim.app.report.overview import DENSE, MAGNITUDE, SLIM, Row
-from bayeslim.errors import CorruptFile
+from bayeslim.errors import CorruptFile, UnsupportedModel
 from bayeslim.io.files import write_file
 from bayeslim.io.networks import config_of
 from bayeslim.io.saving import load, save
@@ -45,10 +45,10 @@ def save_slim(network: nn.Module, path: Path, example: Inputs) -> None:
 
 
 def load_slim(path: Path, architecture: nn.Module) -> nn.Module:
-    """Read a compacted network."""
+    """Read a compacted network, as a graph where its class cannot take the new sizes."""
     try:
         return cast("nn.Module", load(path, architecture)).eval()
-    except CorruptFile:  # its graph stands for it where its class cannot take the new sizes
+    except (CorruptFile, UnsupportedModel):
         return cast("nn.Module", load(path)).eval()
 
 

@@ -14,8 +14,11 @@ from bayeslim.results import Prediction
 IMAGES_PER_ROW = 8
 
 
-def draw_certainty(prediction: Prediction, batches: Batches) -> Figure | None:
-    """Draw the most and least certain images; None if the inputs are not images."""
+def draw_certainty(prediction: Prediction, batches: Batches, ignored: int | None = None) -> Figure | None:
+    """Draw the most and least certain images; None if the inputs are not images.
+
+    Images whose target is the class `ignored` are left out.
+    """
     images = [x for x, _ in batches if isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)]
     if (
         len(images) < len(batches)
@@ -25,9 +28,9 @@ def draw_certainty(prediction: Prediction, batches: Batches) -> Figure | None:
     ):
         return None
     x, y = torch.cat(images), torch.cat([targets for _, targets in batches])
-    if len(x) < 2 * IMAGES_PER_ROW:
+    order = [place for place in prediction.entropy.argsort().tolist() if int(y[place]) != ignored]
+    if len(order) < 2 * IMAGES_PER_ROW:
         return None
-    order = prediction.entropy.argsort().tolist()
     title = "Most and least certain examples"
     rows, parts = [], []
     for name, chosen in (("most certain", order[:IMAGES_PER_ROW]), ("least certain", order[::-1][:IMAGES_PER_ROW])):
@@ -46,7 +49,7 @@ def draw_certainty(prediction: Prediction, batches: Batches) -> Figure | None:
             )  # fmt: skip
         parts.append(f'<p class="row">The {name}</p><div class="examples">{"".join(shown)}</div>')
     caption = (
-        f"Truth → prediction and its probability, among {len(x):,} held-out inputs, ordered by the entropy of the "
+        f"Truth → prediction and its probability, among {len(order):,} held-out inputs, ordered by the entropy of the "
         "prediction. Wrong ones are in bold."
     )
     headings = ("", "truth", "predicted", "probability", "noise, nats", "ignorance, nats")

@@ -26,7 +26,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return MISSING
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+    rounded = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(float(rounded)) >= 10**digits else rounded
 
 
 def size(count: float) -> str:
@@ -35,10 +36,12 @@ def size(count: float) -> str:
     >>> size(900), size(204_000)
     ('900 B', '204 kB')
     """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
+    if float(f"{count:.0f}") < 1000:
+        return f"{count:.0f} B"
+    for unit, scale in (("kB", 1e3), ("MB", 1e6)):
+        if float(f"{count / scale:.3g}") < 1000:
             return f"{count / scale:.3g} {unit}"
-    return f"{count:.0f} B"
+    return f"{number(count / 1e9)} GB"
 
 
 def duration(seconds: float) -> str:
@@ -50,9 +53,10 @@ def duration(seconds: float) -> str:
     if not math.isfinite(seconds):
         return MISSING
     for unit, scale in (("µs", 1e-6), ("ms", 1e-3)):
-        if seconds < 1000 * scale:
+        if float(f"{seconds / scale:.3g}") < 1000:
             return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 60 else f"{int(seconds // 60)} min {seconds % 60:.0f} s"
+    whole = round(seconds)
+    return f"{seconds:.3g} s" if float(f"{seconds:.3g}") < 60 else f"{whole // 60} min {whole % 60} s"
 
 
 def times(ratio: float) -> str:

@@ -31,6 +31,7 @@ from bayeslim.errors import ShapeMismatch
 from bayeslim.io.files import write_file
 from bayeslim.prune.cuts import NothingToCut
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import ignored_class
 from bayeslim.types import Inputs
 from bayeslim.version import __version__
 
@@ -88,7 +89,7 @@ def report(
         title=title or f"{_name(bnn)}, pruned by its posterior",
         lead=_lead(bnn, pruned, batches),
         highlights=highlights(pruned, rows, benchmark),
-        summary=summarise(rows, benchmark, prediction, targets),
+        summary=summarise(rows, benchmark, prediction, targets, ignored_class(pruned.likelihood)),
         overview=overview(rows, latency=benchmark is None),
         figures=figures,
         files=uses_of(files),
@@ -131,7 +132,7 @@ def _figures(
         notes += [f"{name}: {why}" for name, why in curves.left_out.items()]
         scores = {name: row.scores for name, row in ((SLIM, small), (DENSE, dense)) if row.scores is not None}
         scores["pruned, over its posterior"] = score_prediction(prediction, pruned.likelihood, batches)
-        certain = draw_certainty(prediction, batches)
+        certain = draw_certainty(prediction, batches, ignored_class(pruned.likelihood))
         figures += [draw_curves(curves), draw_reliability(scores), *([certain] if certain is not None else [])]
     figures += [draw_snr(measure_snr(bnn, pruned)), draw_weights(measure_weights(bnn, pruned))]
     figures += draw_masks(pruned, example)

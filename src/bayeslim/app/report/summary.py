@@ -46,10 +46,14 @@ def summarise(
     timed: Benchmark | None,
     prediction: Prediction | None,
     targets: Tensor | None,
+    ignored: int | None = None,
 ) -> list[Statement]:
-    """Summarise a compression for readers who know nothing of networks."""
+    """Summarise a compression for readers who know nothing of networks.
+
+    Targets of the class `ignored` are left out.
+    """
     found = [_size(rows[DENSE], rows[SLIM]), _speed(rows[DENSE], rows[SLIM], timed), _error(rows)]
-    found.append(_uncertain(rows, timed, prediction, targets))
+    found.append(_uncertain(rows, timed, prediction, targets, ignored))
     return [(heading, words) for heading, words in found if words]
 
 
@@ -95,7 +99,11 @@ def _error(rows: Mapping[str, Row]) -> Statement:
 
 
 def _uncertain(
-    rows: Mapping[str, Row], timed: Benchmark | None, prediction: Prediction | None, targets: Tensor | None
+    rows: Mapping[str, Row],
+    timed: Benchmark | None,
+    prediction: Prediction | None,
+    targets: Tensor | None,
+    ignored: int | None,
 ) -> Statement:
     words = []
     dense, slim = rows[DENSE].scores, rows[SLIM].scores
@@ -105,7 +113,7 @@ def _uncertain(
         what = "Its probabilities are" if slim.is_fraction else "Its intervals cover the target with probabilities"
         words.append(f"{what} off by {percent(slim.ece)} on average.")
     if prediction is not None and targets is not None:
-        words.append(_abstaining(prediction, targets))
+        words.append(_abstaining(prediction, targets, ignored))
     if timed is not None:
         spread = timed.speedup(*fastest(timed))
         words.append(f"In half of all rounds the speed-up was between {times(spread.low)} and {times(spread.high)}.")
@@ -122,11 +130,13 @@ def _chance(dense: Scores, slim: Scores) -> str:
     )
 
 
-def _abstaining(prediction: Prediction, targets: Tensor) -> str:
+def _abstaining(prediction: Prediction, targets: Tensor, ignored: int | None) -> str:
     """Say how many errors are among the least certain answers."""
     if prediction.kind != "classes" or prediction.mean.ndim != 2 or targets.ndim != 1:
         return ""
-    wrong = (prediction.classes.cpu() != targets.cpu())[prediction.entropy.cpu().argsort()]
+    order = prediction.entropy.cpu().argsort()
+    answers, truths = prediction.classes.cpu()[order], targets.cpu()[order]
+    wrong = answers != truths if ignored is None else (answers != truths)[truths != ignored]
     kept = len(wrong) - round(_SHARE_ABSTAINED * len(wrong))
     if not int(wrong.sum()) or not 0 < kept < len(wrong):
         return ""
