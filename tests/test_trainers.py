@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,59 @@ def test_moments_are_those_of_fit() -> None:
         torch.testing.assert_close(ours.posterior_.variance[name], theirs.posterior_.variance[name])
 
 
+@pytest.mark.parametrize(
+    "method", [bl.SWAG(start=0.5, every=1, rank=4), bl.Snapshot(cycles=3), bl.SGLD(samples=6)], ids=lambda m: m.name
+)
+def test_a_resumed_run_ends_with_the_networks_of_the_whole_run(method: bl.Method) -> None:
+    whole, first, second = bayesian(method), bayesian(method), bayesian(method)
+    optimizer = whole.optimizer(0.01)
+    with Following(whole, loader(), optimizer, epochs=EPOCHS):
+        train(whole, optimizer)
+    optimizer = first.optimizer(0.01)
+    run = Following(first, loader(), optimizer, epochs=EPOCHS)
+    train(first, optimizer, 2)
+    done, collected = run.done, run.collected()
+    weights, moments = copy.deepcopy((first.state_dict(), optimizer.state_dict()))
+    train(first, optimizer, 1)  # what follows the checkpoint does not change it
+    second.load_state_dict(weights)
+    optimizer = second.optimizer(0.01)
+    optimizer.load_state_dict(moments)
+    with Following(second, loader(), optimizer, epochs=EPOCHS, done=done, collected=collected) as run:
+        train(second, optimizer, 1)
+    assert done == 12
+    assert run.done == 18
+    for name, value in whole.posterior_.tensors().items():
+        if isinstance(method, bl.SGLD):  # whose noise differs
+            assert second.posterior_.tensors()[name].shape == value.shape
+        else:
+            torch.testing.assert_close(second.posterior_.tensors()[name], value)
+
+
+def test_a_resumed_run_without_its_networks_is_refused_before_it_trains() -> None:
+    bnn = bayesian(bl.SWAG(start=0.5, every=1))
+    with pytest.raises(bl.errors.BayeslimError, match=r"3 steps from 10 to 12.*of 0 steps.*a larger start"):
+        Following(bnn, loader(), bnn.optimizer(0.01), epochs=EPOCHS, done=12)
+    run = Following(bnn, loader(), bnn.optimizer(0.01), epochs=EPOCHS, done=9)
+    assert run.done == 9
+    with pytest.raises(ValueError, match="done must be"):
+        Following(bnn, loader(), bnn.optimizer(0.01), epochs=EPOCHS, done=-1)
+
+
+def test_one_iteration_of_several_optimizers_is_one_step() -> None:
+    bnn = bayesian(bl.SWAG(start=0.5, every=1))
+    own = bnn.optimizer(0.01)  # it counts steps already
+    others = [torch.optim.SGD([parameter], lr=0.01) for parameter in bnn.parameters()]
+    with Following(bnn, loader(), [own, *others], epochs=EPOCHS) as run:
+        for _ in range(EPOCHS):
+            for batch in loader():
+                bnn.loss(batch).backward()
+                for optimizer in (own, *others):
+                    optimizer.step()
+                own.zero_grad()
+    assert bnn.step == EPOCHS * 6
+    assert run.collector.taken == list(range(10, 19))
+
+
 def test_an_error_leaves_no_hook_and_no_posterior() -> None:
     bnn = bayesian(bl.Laplace())
     optimizer = bnn.optimizer(0.01)
@@ -107,6 +162,8 @@ def test_what_cannot_be_followed_is_refused() -> None:
         Following(bayesian(bl.SGLD(chains=2)), loader(), bnn.optimizer(), epochs=1)
     with pytest.raises(ValueError, match="either epochs, or total"):
         Following(bnn, loader(), bnn.optimizer())
+    with pytest.raises(ValueError, match="Got an empty list"):
+        Following(bnn, loader(), [], epochs=1)
     short = bayesian(bl.SWAG())
     run = Following(short, loader(), short.optimizer(), epochs=1)
     with pytest.raises(bl.errors.BayeslimError, match="took 0 networks"):
@@ -117,8 +174,26 @@ def test_values_are_measured() -> None:
     x = torch.linspace(-1, 1, 32)[:, None]
     bnn = bl.bayesianize(nn.Linear(1, 1), bl.Variational(), likelihood=bl.likelihoods.Gaussian(0.5), num_data=32)
     assert set(evaluate(bnn, [(x, x)])) == {"nll", "rmse"}
-    with pytest.raises(bl.errors.BayeslimError, match="counts"):
-        evaluate(bl.bayesianize(nn.Linear(1, 1), bl.Variational(), likelihood=bl.likelihoods.Poisson()), [(x, x.abs())])
+
+
+def test_yes_no_targets_and_counts_are_measured() -> None:
+    x, (first, second) = data()[0], (slice(0, 40), slice(40, 96))
+    binary = bl.bayesianize(nn.Linear(2, 1), bl.Laplace(), likelihood=bl.likelihoods.Bernoulli())
+    y = (x[:, :1] > 0).float()
+    found = evaluate(binary, [(x[first], y[first]), (x[second], y[second])])
+    logits = binary.model(x).detach()
+    assert found["nll"] == pytest.approx(float(nn.functional.binary_cross_entropy_with_logits(logits, y)), rel=1e-5)
+    assert found["error"] == pytest.approx(float(((logits > 0) != y.bool()).float().mean()))
+    assert 0 <= found["ece"] <= 1
+    counts = bl.bayesianize(nn.Linear(2, 1), bl.Laplace(), likelihood=bl.likelihoods.Poisson())
+    y = x[:, :1].abs().round()
+    found = evaluate(counts, [(x[first], y[first]), (x[second], y[second])])
+    outputs = counts.model(x).detach()
+    assert found["nll"] == pytest.approx(-float(counts.likelihood.log_prob(outputs, y).mean()), rel=1e-5)
+    mean = counts.likelihood.predict(outputs[None]).mean
+    assert found["rmse"] == pytest.approx(float((mean - y).square().mean().sqrt()), rel=1e-5)
+    counts = bl.bayesianize(nn.Linear(2, 1), bl.Variational(), likelihood=bl.likelihoods.Poisson(), num_data=96)
+    assert set(evaluate(counts, [(x, y)], samples=4)) == {"nll", "rmse"}
 
 
 def test_accelerate() -> None:
@@ -187,18 +262,77 @@ def test_lightning_trains_and_finds_the_posterior(lightning: Any, tmp_path: Path
     assert again.step == (EPOCHS + 1) * 6  # the KL goes on where it was
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own advice
+@pytest.mark.parametrize("method", [bl.SWAG(start=0.5, every=1), bl.Snapshot(cycles=3)], ids=lambda m: m.name)
+def test_lightning_resumes_with_the_networks_it_took(lightning: Any, tmp_path: Path, method: bl.Method) -> None:
+    from bayeslim.trainers.lightning import BayesianModule
+
+    class Stop(lightning.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    whole, again = bayesian(method), bayesian(method)
+    options = {"enable_checkpointing": False}
+    lightning_trainer(lightning, tmp_path, callbacks=[Stop()], **options).fit(BayesianModule(whole, lr=0.01), loader())
+    file = tmp_path / "1.ckpt"
+    lightning_trainer(lightning, tmp_path, **options).fit(BayesianModule(again, lr=0.01), loader(), ckpt_path=file)
+    assert again.step == EPOCHS * 6
+    for name, value in whole.posterior_.tensors().items():
+        torch.testing.assert_close(again.posterior_.tensors()[name], value)
+    stored = torch.load(file, weights_only=True)
+    stored["callbacks"]["BayesianCallback"].pop("collected")
+    torch.save(stored, file)
+    bare, trainer = bayesian(method), lightning_trainer(lightning, tmp_path, **options)
+    with pytest.raises(bl.errors.BayeslimError, match="training goes on after step 12"):
+        trainer.fit(BayesianModule(bare, lr=0.01), loader(), ckpt_path=file)
+    assert bare.step == 12
+
+
+class Classifier(nn.Module):
+    """A model that takes its inputs by name, as the Trainer passes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.layers(features)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch and transformers about this machine
+def test_the_trainer_of_hugging_face_resumes_with_the_networks_it_took(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from bayeslim.trainers.transformers import BayesianCallback, TrainerModel
+
+    def trained(checkpoint: Path | None) -> bl.Bayesian:
+        torch.manual_seed(0)
+        bnn = bl.bayesianize(Classifier(), bl.SWAG(start=0.5, every=1), likelihood=bl.likelihoods.Categorical())
+        rows = [{"features": x, "labels": y} for x, y in zip(*data(), strict=True)]
+        arguments = transformers.TrainingArguments(
+            output_dir=tmp_path, num_train_epochs=EPOCHS, per_device_train_batch_size=16, remove_unused_columns=False,
+            report_to=[], save_strategy="epoch", disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
+        trainer = transformers.Trainer(
+            TrainerModel(bnn), arguments, train_dataset=rows, optimizers=(bnn.optimizer(0.05), None),
+            callbacks=[BayesianCallback()],
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return bnn
+
+    file = tmp_path / "checkpoint-12"
+    whole, again = trained(None), trained(file)
+    assert again.step == EPOCHS * 6
+    for name, value in whole.posterior_.tensors().items():
+        torch.testing.assert_close(again.posterior_.tensors()[name], value)
+    shutil.rmtree(file / "collected")
+    with pytest.raises(bl.errors.BayeslimError, match="training goes on after step 12"):
+        trained(file)
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch and transformers about this machine
 def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from bayeslim.trainers.transformers import BayesianCallback, TrainerModel, scores
-
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
-
-        def forward(self, features: Tensor) -> Tensor:
-            return self.layers(features)
 
     torch.manual_seed(0)
     bnn = bl.bayesianize(Classifier(), bl.SWAG(start=0.5, every=2), likelihood=bl.likelihoods.Categorical())

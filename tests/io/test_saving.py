@@ -127,6 +127,17 @@ def test_zoo_networks_need_no_architecture(tmp_path):
         assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_zoo_networks_of_other_precisions_need_no_architecture(dtype, tmp_path):
+    network = bl.zoo.mlp(8, inputs=5, classes=3).to(dtype)
+    bl.save(network, tmp_path / "plain")
+    assert_same(network, bl.load(tmp_path / "plain"))
+    bnn = bayesian(network)
+    for each in (bnn, bayesian(bl.zoo.lenet5(), likelihood=bl.likelihoods.Gaussian("learned")).to(dtype)):
+        bl.save(each, tmp_path / "bayesian")
+        assert_same(each, bl.load(tmp_path / "bayesian"))
+
+
 def exchanged(network):
     place = next(place for place, layer in enumerate(network) if isinstance(layer, nn.ReLU))
     network[place] = nn.Tanh()

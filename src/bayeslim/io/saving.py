@@ -128,6 +128,7 @@ def _bayesian(network: nn.Module, config: dict[str, Any], tensors: Params, state
     if bnn.sites.names != tuple(names):
         unlike = sorted(set(bnn.sites.names) ^ set(names)) or names
         raise CorruptFile(f'The file does not fit {what}: "{unlike[0]}" is random in one of the two only.')
+    _take_precision_(bnn, state)
     check_fits(bnn.state_dict(), state, what)
     masks = {n.removeprefix("mask:"): t for n, t in tensors.items() if n.startswith("mask:")}
     parameters = dict(bnn.model.named_parameters())
@@ -240,14 +241,23 @@ def _zoo_network(arguments: Any, sizes: Any, state: Params) -> nn.Module:
             if sum(tensor.numel() for tensor in outline.state_dict().values()) > _MAX_CUT_FACTOR * room:
                 raise CorruptFile("The file names a network far larger than the weights it holds.")
             resize_(outline, state, sizes)
+        _take_precision_(outline, state)
         whole = outline.state_dict()
         check_fits(whole, {name: state[name] for name in whole if name in state}, "the architecture it names")
         with kept_random_state():
             network = create(**arguments)
         if sizes is not None:
             resize_(network, state, sizes)
+        _take_precision_(network, state)
         return network
     except CorruptFile:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
         raise CorruptFile(f"The file names a network that bayeslim.zoo does not have: {error}.") from error
+
+
+def _take_precision_(network: nn.Module, state: Params) -> None:
+    """Convert floating parameters and buffers to the dtypes in a file."""
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if name in state and tensor.is_floating_point() and state[name].is_floating_point():
+            tensor.data = tensor.data.to(state[name].dtype)

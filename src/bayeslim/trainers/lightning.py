@@ -31,8 +31,8 @@ class BayesianCallback(Callback):
     """Training of a Bayesian network inside a LightningModule.
 
     It logs `train_nll` and `train_kl` at every step, and in validation `val_nll`, with `val_error` and `val_ece` for
-    classes or `val_rmse` for values: scores of averaged predictions, or of the mean network until the posterior is
-    found.
+    classes and yes/no targets or `val_rmse` for values and counts: scores of averaged predictions, or of the mean
+    network until the posterior is found. Checkpoints hold the networks that were taken so far.
 
     Args:
         bnn: the network; the first `Bayesian` inside the module if not given.
@@ -43,10 +43,12 @@ class BayesianCallback(Callback):
         self.bnn, self.samples = bnn, samples
         self.run: Following | None = None
         self.meter: Meter | None = None
-        self.resumed_at = 0
+        self.saved: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the network in the module."""
+        """Find the network in the module; a checkpoint is loaded afterwards."""
+        if stage == "fit":
+            self.run, self.saved = None, {}
         if self.bnn is None:
             self.bnn = next((module for module in pl_module.modules() if isinstance(module, Bayesian)), None)
         if self.bnn is None:
@@ -62,9 +64,14 @@ class BayesianCallback(Callback):
         total = trainer.estimated_stepping_batches
         if not math.isfinite(total):
             raise BayeslimError("The number of training steps must be known. Give the Trainer max_epochs or max_steps.")
-        self.bnn.step = self.resumed_at
-        accumulate = trainer.accumulate_grad_batches
-        self.run = Following(self.bnn, loader, trainer.optimizers, total=int(total), accumulate=accumulate)
+        # the trainer counts the step of every optimizer
+        done = int(self.saved.get("step", trainer.global_step // max(1, len(trainer.optimizers))))
+        self.bnn.step = done
+        self.run = Following(
+            self.bnn, loader, trainer.optimizers, total=int(total), accumulate=trainer.accumulate_grad_batches,
+            done=done, collected=self.saved.get("collected"),
+        )  # fmt: skip
+        self.saved = {}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -104,12 +111,12 @@ class BayesianCallback(Callback):
             self.run.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of training, for the checkpoint."""
-        return {"step": 0 if self.bnn is None else self.bnn.step}
+        """Return the position of training and the networks taken, for a checkpoint."""
+        return self.saved if self.run is None else {"step": self.run.done, "collected": self.run.collected()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint, so that schedules of the KL do."""
-        self.resumed_at = int(state_dict["step"])
+        """Go on from a checkpoint, with its networks and the schedules of the KL."""
+        self.saved = state_dict
 
 
 class BayesianModule(LightningModule):

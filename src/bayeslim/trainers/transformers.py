@@ -8,10 +8,14 @@
 
 `eval_loss` is the negative log-likelihood of averaged predictions, and `scores` adds their error and calibration. The
 arguments need `remove_unused_columns=False`: the Trainer would look for the columns in the signature of our model.
+
+The callback writes the networks that were taken so far into each checkpoint of the Trainer. A run that is resumed finds
+them there, so the checkpoint must be in its `output_dir`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +23,19 @@ from torch import Tensor, nn
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.errors import BayeslimError, MissingExtra
+from bayeslim.io.storage import INDEX, read_folder, write_folder
 from bayeslim.metrics import Classification
 from bayeslim.predict.predict import predict
 from bayeslim.trainers.following import Following, has_posterior
 
 try:
     from transformers.trainer_callback import TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 except ImportError as error:
     raise MissingExtra("transformers", "huggingface", "bayeslim.trainers.transformers") from error
+
+COLLECTED = "collected"
+"""The folder inside a checkpoint, and the kind of its content."""
 
 
 class TrainerModel(nn.Module):
@@ -94,14 +103,28 @@ class BayesianCallback(TrainerCallback):
                 "TrainingArguments(remove_unused_columns=False)."
             )
         bnn.step = state.global_step
+        folder = _checkpoint(args, state) / COLLECTED
+        resumes = state.global_step > 0 and (folder / INDEX).is_file()
         self.run = Following(
-            bnn, train_dataloader, optimizer, total=state.max_steps, accumulate=args.gradient_accumulation_steps
-        )
+            bnn, train_dataloader, optimizer, total=state.max_steps, accumulate=args.gradient_accumulation_steps,
+            done=state.global_step, collected=read_folder(folder, (COLLECTED,))[2] if resumes else None,
+        )  # fmt: skip
+
+    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Write the networks taken so far into the checkpoint."""
+        folder = _checkpoint(args, state)
+        if self.run is not None and state.is_world_process_zero and folder.is_dir():
+            write_folder(folder / COLLECTED, COLLECTED, {}, self.run.collected())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Find the posterior."""
         if self.run is not None:
             self.run.finish()
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    """Return the folder of the checkpoint at the present step."""
+    return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
 
 
 def scores(evaluated: Any) -> dict[str, float]:

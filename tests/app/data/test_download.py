@@ -10,6 +10,7 @@ import pytest
 
 from bayeslim.app.data.download import download
 from bayeslim.errors import DownloadFailed
+from bayeslim.io.lock import locked
 
 CONTENT = bytes(range(256)) * 500
 CHECKSUM = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
@@ -89,6 +90,20 @@ def test_a_file_that_is_there_is_not_fetched_again(server, tmp_path):
     fetch(server, tmp_path)
     fetch(server, tmp_path)
     assert len(server.ranges) == 1
+
+
+def test_a_file_that_another_process_downloads_is_waited_for(server, tmp_path):
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(fetch(server, tmp_path)))
+    with locked(part(tmp_path).parent):  # as the other process does
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        part(tmp_path).write_bytes(CONTENT)
+        part(tmp_path).rename(tmp_path / "sets" / "file.bin")
+    waiting.join(30)
+    check(found[0])
+    assert server.ranges == []
 
 
 def test_an_interrupted_download_is_continued_where_it_stopped(server, tmp_path):

@@ -2,7 +2,7 @@
 
 Bytes go to `NAME.part`, which a later try continues with an HTTP Range request; only a complete file with the right
 checksum is renamed to its name. Failures that may pass (no connection, a cut-off transfer, 5xx) are retried with
-growing pauses.
+growing pauses. Of several processes that want files of one folder, one downloads at a time and the others wait.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bayeslim.errors import DownloadFailed
+from bayeslim.errors import DownloadFailed, FolderInUse
+from bayeslim.io.lock import locked
 from bayeslim.train.progress import Progress, progress
 
 CHUNK_BYTES = 1 << 18
+LOCK_PAUSE = 0.1
+"""Seconds between two looks at whether another process is done."""
 RETRIED_STATUS_CODES = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -45,7 +50,25 @@ def download(url: str, path: Path, *, checksum: str, tries: int = 5, pause: floa
     """
     if path.exists():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(path.parent):
+        return path if path.exists() else _download(url, path, checksum, tries, pause, timeout)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, once every other process has released it."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder))
+                break
+            except FolderInUse:
+                time.sleep(LOCK_PAUSE)
+        yield
+
+
+def _download(url: str, path: Path, checksum: str, tries: int, pause: float, timeout: float) -> Path:
+    """Try to download the file, some times."""
     part = path.with_name(path.name + ".part")
     for attempt in range(tries):
         if attempt:
