@@ -98,6 +98,41 @@ def test_biases_bring_mean_outputs_back():
         bl.prune(bnn, plan, bias_correction=True)
 
 
+class Twice(nn.Module):
+    """A layer that runs twice, or as often as the first input of a batch says, between two that run once."""
+
+    def __init__(self, first_says: bool = False):
+        super().__init__()
+        self.i, self.h, self.o = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.first_says = first_says
+
+    def forward(self, x):
+        y = self.i(x).relu()
+        for _ in range(1 + int(x[0, 0] > 0) if self.first_says else 2):
+            y = self.h(y).relu()
+        return self.o(y)
+
+
+@pytest.mark.parametrize("first_says", [False, True])
+def test_a_layer_that_runs_more_than_once_keeps_its_bias(first_says):
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    x[0, 0], x[32, 0] = -1, 1
+    rows = [(x, torch.randn(64, 1))] if not first_says else [(x[:32], x[:32, :1]), (x[32:], x[32:, :1])]
+    bnn = bl.bayesianize(Twice(first_says), bl.Laplace("diag"), likelihood=bl.likelihoods.Gaussian(0.1))
+    bnn.fit(rows, progress=False)
+
+    def pruned(bias_correction, protect=()):
+        budget = bl.Budget(sparsity=0.6, protect=protect)
+        return bl.prune(bnn, budget, refresh=rows, bias_correction=bias_correction, progress=False).mean_network()
+
+    for protect in ((), ("i", "o")):
+        assert torch.equal(pruned(True, protect).h.bias, pruned(False, protect).h.bias)
+    with torch.no_grad():
+        off = [float((net(x) - bnn.mean_network()(x)).mean()) for net in (pruned(False), pruned(True))]
+    assert first_says or abs(off[1]) < 1e-5 < abs(off[0])
+
+
 def test_validation_data_that_are_no_numbers_are_refused():
     bnn, loader = normed()
     nothing = [(torch.full_like(x, torch.nan), y) for x, y in loader]

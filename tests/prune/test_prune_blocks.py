@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from collections import UserDict
 
 import pytest
 import torch
@@ -252,6 +253,33 @@ def test_a_bayesian_network_gives_its_likelihood_and_prior():
     wanted = bl.prune_blocks(model, HALF, batches, **kronecker(prior_std=0.3, tolerance=1e-3)).model
     for name, value in wanted.state_dict().items():
         assert torch.equal(value, found.state_dict()[name])
+
+
+def changed_batches():
+    """Other data with the first batch of `tokens()`: other words, and the same words in another order."""
+    first, *_, (x, y) = tokens()
+    return [[first, *tokens(seed=9)[1:]], [*tokens()[:-1], (x.flip(1), y)]]
+
+
+@pytest.mark.parametrize("change", [0, 1])
+@pytest.mark.parametrize("kind", [tuple, UserDict])
+def test_a_checkpoint_refuses_other_data_in_any_batch(tmp_path, change, kind):
+    def batches(data):
+        return data if kind is tuple else [UserDict(tokens=x, labels=y) for x, y in data]
+
+    model = decoder()
+    wanted = bl.prune_blocks(model, HALF, batches(tokens()), checkpoint=tmp_path, **LOCAL)
+    with pytest.raises(BayeslimError, match="its calibration data differs"):
+        bl.prune_blocks(model, HALF, batches(changed_batches()[change]), checkpoint=tmp_path, **LOCAL)
+    assert wanted.plan == bl.prune_blocks(model, HALF, batches(tokens()), checkpoint=tmp_path, **LOCAL).plan
+
+
+def test_a_network_that_was_cut_before_is_refused():
+    bnn = bl.bayesianize(decoder(), bl.Laplace("diag"), likelihood=bl.likelihoods.Categorical())
+    bnn.fit(tokens(), progress=False)
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.4))
+    with pytest.raises(UnsupportedModel, match="bring back weights that were cut before"):
+        bl.prune_blocks(pruned, HALF, tokens(), **LOCAL)
 
 
 def test_protected_tied_and_unread_weights_stay_with_a_reason():

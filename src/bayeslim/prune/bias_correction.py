@@ -6,7 +6,8 @@ that a layer sees the corrected outputs of those before it,
     b ← b + mean over data of (E[y before the cut] − E[y]),
 
 with means over examples and positions. Layers with a batch norm behind them need none of this once the statistics of
-the norm are measured anew (`batch_norms.py`).
+the norm are measured anew (`batch_norms.py`). A layer that runs more than once on a batch stays as it is: its calls
+have means of their own, and one bias cannot bring all of them back.
 
 Nagel et al. 2019, arXiv:1906.04721
 """
@@ -23,13 +24,15 @@ from torch.nn.modules.conv import _ConvNd
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.posteriors import Particles
-from bayeslim.types import Params, call, device_of, split_batch, to_device
+from bayeslim.types import call, device_of, split_batch, to_device
 
 Hook = Callable[[str, Tensor], Tensor | None]
 
 
 def correct_biases(before: nn.Module, bnn: Bayesian, loader: Iterable[Any]) -> int:
     """Correct the biases of all cut layers of a network, in place.
+
+    Layers that run more than once on a batch are left alone.
 
     Returns:
         the number of corrected layers.
@@ -43,33 +46,37 @@ def correct_biases(before: nn.Module, bnn: Bayesian, loader: Iterable[Any]) -> i
         for name, module in network.named_modules()
         if isinstance(module, (nn.Linear, _ConvNd)) and module.bias is not None and f"{name}.weight" in bnn.masks
     }
-    device, batches = device_of(network), 0
-    shifts: Params = {
-        name: torch.zeros_like(network.get_parameter(f"{name}.bias"), dtype=torch.float64) for name in layers
-    }
-    wanted: Params = {}
+    device = device_of(network)
+    wanted: dict[str, list[Tensor]] = {}  # of one batch, by layer
+    shifts: dict[str, list[Tensor]] = {}  # of all batches
+    left_alone: set[str] = set()
 
     def record(name: str, output: Tensor) -> None:
-        wanted[name] = _mean(layers[name], output)
+        wanted.setdefault(name, []).append(_mean(layers[name], output))
 
-    def correct(name: str, output: Tensor) -> Tensor:
-        shift = wanted[name] - _mean(layers[name], output)
-        shifts[name] += shift
+    def correct(name: str, output: Tensor) -> Tensor | None:
+        means = wanted.pop(name, [])
+        if len(means) != 1:  # more calls before the cut, or a further call after it
+            left_alone.add(name)
+            return None
+        shift = means[0] - _mean(layers[name], output)
+        shifts.setdefault(name, []).append(shift)
         return output + _along(layers[name], shift.to(output.dtype), output.ndim)
 
     with torch.no_grad():
         for batch in loader:
             inputs = to_device(split_batch(batch)[0], device)
+            wanted.clear()
             with _hooked(before, layers, record):
                 call(before, inputs)
             with _hooked(network, layers, correct):
                 call(network, inputs)
-            batches += 1
-        for name, shift in shifts.items():
+        corrected = shifts.keys() - left_alone
+        for name in corrected:
             bias = bnn.model.get_parameter(f"{name}.bias")
-            bias.add_((shift / max(batches, 1)).to(bias))
+            bias.add_(torch.stack(shifts[name]).mean(0).to(bias))
     bnn.keep_zeros()
-    return len(layers)
+    return len(corrected)
 
 
 def _channel_dim(layer: nn.Module, ndim: int) -> int:

@@ -40,7 +40,7 @@ def fingerprint(loader: Any) -> str | None:
 
 
 def layout(value: Any) -> str:
-    """Describe the shapes and dtypes of the tensors in inputs, and how they are nested."""
+    """Describe shapes, dtypes and nesting of the tensors in inputs."""
     return ", ".join(
         f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else part for part in _parts(value)
     )

@@ -217,7 +217,7 @@ def digest(network: nn.Module) -> str:
 
 
 def _digest_of_posteriors(bnn: Bayesian) -> str:
-    """Hash the posteriors that a network keeps beside its weights; "none" if there are none."""
+    """Hash the posteriors that a network keeps beside its weights, or "none"."""
     kept = {key: value for key, value in bnn.state.items() if isinstance(value, Posterior)}
     tensors = {f"{key} {value.kind} {name}": t for key, value in kept.items() for name, t in value.tensors().items()}
     return _digest_of(dict(sorted(tensors.items()))) if tensors else "none"

@@ -13,7 +13,7 @@ processes end with the same network, which is that of one process up to the orde
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.columns import Columns
-from bayeslim.errors import BayeslimError, ShapeMismatch
+from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
 from bayeslim.noise import kept_random_state
@@ -46,7 +46,7 @@ from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import check_loader
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.progress import showing
-from bayeslim.types import chosen_device, inputs_of, split_batch
+from bayeslim.types import chosen_device, inputs_of, split_batch, to_device
 
 Curvature = Literal["restored", "local", "kronecker"]
 COLUMNS: Columns = "signs"
@@ -116,11 +116,12 @@ def prune_blocks(
         steps: how often the restored curvature solves for the survivors of a layer while its weights are chosen.
         tolerance: conjugate gradients stop at this relative error.
         offload: the device that keeps the outputs of a block between blocks, such as "cpu"; by default the network's.
-        checkpoint: a folder for finished blocks; a call with the same arguments goes on where the last one ended.
+        checkpoint: a folder for finished blocks; a call with the same arguments and the same batches goes on where the
+            last one ended.
         progress: whether to show a progress bar.
 
     Raises:
-        UnsupportedModel: for a network that cannot be run block by block.
+        UnsupportedModel: for a network that cannot be run block by block, or that was cut before.
         BayeslimError: if nothing in a block can be cut.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
@@ -130,6 +131,11 @@ def prune_blocks(
     0.5
     """
     if isinstance(network, Bayesian):
+        if network.masks:
+            raise UnsupportedModel(
+                "prune_blocks fits every layer anew, and would bring back weights that were cut before. Give it the "
+                "network before that cut, with the whole sparsity, or use bl.prune."
+            )
         # the weights of a trained network are the mean of its Laplace posterior, before the curvature is measured too
         unmeasured = isinstance(network.method, Laplace) and "posterior" not in network.state
         model = deep_copy(network.model) if unmeasured else network.mean_network()
@@ -210,8 +216,8 @@ def prune_blocks_(
         "prior": repr((prior_std, damping, steps, COLUMNS, repr(likelihood))),
         "solver": repr(solver),
         "batches": len(everything),
-        "first batch": fingerprint(_tensors(everything[0])) if checkpoint is not None else {},
-        "weights": fingerprint(dict(model.named_parameters())) if checkpoint is not None else {},
+        "calibration data": fingerprint(_tensors(everything)) if checkpoint is not None else "",
+        "weights": fingerprint(model.parameters()) if checkpoint is not None else "",
     }
     with showing(progress and rank == 0):
         cuts = _cut_all(run, dense, cutting, shares, Checkpoint(checkpoint, described))
@@ -324,8 +330,9 @@ def _one_std(bnn: Bayesian) -> float:
     return float(stds[0])
 
 
-def _tensors(batch: Any) -> dict[str, Tensor]:
-    return {str(place): leaf for place, leaf in enumerate(tree_leaves(batch)) if isinstance(leaf, Tensor)}
+def _tensors(batches: Iterable[Any]) -> Iterator[Tensor]:
+    for batch in batches:  # dicts of other libraries become plain ones by the move
+        yield from (leaf for leaf in tree_leaves(to_device(batch, torch.device("cpu"))) if isinstance(leaf, Tensor))
 
 
 def _check(

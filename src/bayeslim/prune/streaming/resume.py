@@ -7,9 +7,10 @@ not stored: they follow from the weights, by one forward pass of each.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -115,10 +116,11 @@ def _unpacked(bits: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).view(*shape)
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Sum every tensor and its squares, to tell other weights or data apart."""
-    found = {}
-    for name, tensor in tensors.items():
-        wide = tensor.detach().double()
-        found[name] = [float(wide.sum()), float(wide.square().sum())]
-    return found
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """Hash tensors, to tell other weights or data apart."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
+        flat = tensor.detach().cpu().resolve_conj().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
