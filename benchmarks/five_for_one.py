@@ -185,7 +185,8 @@ def main() -> None:
         own = jobs[place * options.members : (place + 1) * options.members]
         results = [result for job in own if (result := result_of(job, found)) is not None]
         if len(results) == len(own):
-            rows, known = rows + measured(repetition, own), known + results
+            rows += measured(repetition, own)
+            known += [{key: value for key, value in result.items() if key != "runs"} for result in results]
             save(name, {"members": known, "rows": rows}, ["onnx", "onnxruntime"], folder=options.results)
     if not rows:
         return
