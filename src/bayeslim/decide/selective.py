@@ -278,9 +278,12 @@ def _largest_safe(sure: Tensor, loss: Tensor, max_risk: float, delta: float) -> 
     Equal confidences are above a threshold together: it may answer fewer than k.
     """
     n = len(sure)
-    fewest = {starts: math.ceil(math.log(delta / starts) / math.log1p(-max_risk)) for starts in (STARTS, 1)}
-    starts = STARTS if n >= fewest[STARTS] else 1
-    least = fewest[starts]  # fewer cannot be shown to be safe, even without errors
+
+    def fewest(starts: int) -> int:  # fewer cannot be shown to be safe, even without errors
+        return math.ceil(math.log(delta / starts) / math.log1p(-max_risk))
+
+    starts = STARTS if n >= fewest(STARTS) else 1
+    least = fewest(starts)
     sizes = torch.linspace(min(least, n), n, TESTS, dtype=torch.float64).round().long().unique().tolist()
     counts = [int((sure > sure[k]).sum()) if k < n else n for k in sizes]
 
