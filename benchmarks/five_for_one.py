@@ -16,6 +16,7 @@ networks when all of its members are there, and is not trained again after that.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -104,8 +105,8 @@ def row(members: list[nn.Module], test: tuple[Tensor, Tensor], others: dict[str,
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ensemble.onnx"
         sparse = bool(found["nonzeros"] < 0.5 * sum(p.numel() for m in members for p in m.parameters() if p.ndim > 1))
-        likelihood = bl.likelihoods.Categorical()
-        found["bytes"] = bl.export(members, path, example=images[:2], likelihood=likelihood, sparse=sparse).bytes
+        likelihood, there = bl.likelihoods.Categorical(), [copy.deepcopy(m).cpu() for m in members]
+        found["bytes"] = bl.export(there, path, example=images[:2], likelihood=likelihood, sparse=sparse).bytes
     return found
 
 

@@ -185,11 +185,13 @@ class Run:
     def train(
         self, bnn: bl.Bayesian, epochs: int, lr: float, schedule: Any, show: Show | None = None, **options: Any
     ) -> bl.Bayesian:
-        """Fit by gradient descent with the run's seed; on a GPU as a CUDA graph."""
+        """Fit by gradient descent with the run's seed; on a GPU as a CUDA graph, of VGG compiled as well."""
         options |= {"epochs": epochs, "lr": lr, "lr_schedule": schedule, "seed": self.job["seed"], **self.options}
         show = show or partial(shown, **self.moves)
-        if self.device != "cpu":
+        large = self.job["network"].startswith("vgg") and "each_epoch" not in options
+        if self.device != "cpu" and not large:
             return captured.train(bnn, self.loader, shown=show, **options)
+        options["compile"] = True if self.device != "cpu" else "auto"
         each_epoch = options.pop("each_epoch", None)
         if each_epoch is not None:
             options["callbacks"] = [lambda epoch: each_epoch(epoch.number)]
