@@ -90,6 +90,7 @@ class Step:
     shares_gradients: bool
     compiles: bool = False
     kl_weight: Tensor | None = None
+    is_compiled: bool = field(default=False, init=False)
     meter: Meter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,8 +114,8 @@ class Step:
             check(self.bnn.terms)
         if updates:
             self.update()
-        if self.compiles:
-            self.objective, self.compiles = torch.compile(self.objective, dynamic=False), False  # type: ignore[assignment]
+        if self.compiles and not self.is_compiled:
+            self.objective, self.is_compiled = torch.compile(self.objective, dynamic=False), True  # type: ignore[assignment]
 
     def gradients(self, batch: Any, window: int, updates: bool = True) -> None:
         """Compute the loss and add its gradients."""
@@ -136,7 +137,8 @@ class Step:
     def _precision(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
             return nullcontext()
-        keeps_copies = not is_capturing()  # a replay must cast the weights anew
+        # A replay must cast the weights anew. A compiled loss would be compiled again if this changed in its capture.
+        keeps_copies = not (is_capturing() or self.is_compiled)
         return torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=keeps_copies)
 
 
