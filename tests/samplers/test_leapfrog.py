@@ -11,7 +11,7 @@ import torch
 from targets import COVARIANCE, MEAN, PRECISION, worst
 from torch import Tensor
 
-from bayeslim.methods.shared.hamiltonian import _trajectory, _windows, hamiltonian_monte_carlo
+from bayeslim.methods.shared.hamiltonian import _trajectory, _windows, answered, hamiltonian_monte_carlo
 
 
 def gaussian(scale: Tensor | float = 1.0):
@@ -77,11 +77,11 @@ def test_the_dynamics_are_reversible_and_keep_the_energy():
     energy, gradient = potential(q)
 
     def error(step: float) -> float:
-        _, end, after, _ = _trajectory(potential, q, p, gradient, step, round(1 / step), mass)
+        _, end, after, _ = answered(_trajectory(q, p, gradient, step, round(1 / step), mass), potential)
         return after + 0.5 * float((end**2 * mass).sum()) - energy - 0.5 * float((p**2 * mass).sum())
 
-    new_q, new_p, _, new_gradient = _trajectory(potential, q, p, gradient, 0.05, 20, mass)
-    back, _, _, _ = _trajectory(potential, new_q, -new_p, new_gradient, 0.05, 20, mass)
+    new_q, new_p, _, new_gradient = answered(_trajectory(q, p, gradient, 0.05, 20, mass), potential)
+    back, _, _, _ = answered(_trajectory(new_q, -new_p, new_gradient, 0.05, 20, mass), potential)
     torch.testing.assert_close(back, q)
     assert abs(error(0.05)) < 0.05
     assert error(0.02) / error(0.01) == pytest.approx(4, rel=0.2)  # second order

@@ -3,14 +3,17 @@
 In the warm-up, dual averaging (Hoffman & Gelman 2014, arXiv:1111.4246) sets the step size for a target acceptance rate,
 and the variances of the chain so far set the diagonal of M⁻¹, over windows that double in length (Stan Development
 Team).
+
+A chain is a generator: it asks for U and its gradient at a vector by yielding the vector, and is sent the answer. One
+text serves a chain that runs alone and several whose questions are answered at once (`chains_abreast.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +22,10 @@ from bayeslim.errors import NonFiniteLoss
 
 Potential = Callable[[Tensor], tuple[float, Tensor]]
 """A function from a vector q to U(q) and its gradient."""
+
+T = TypeVar("T")
+Asking: TypeAlias = Generator[Tensor, tuple[float, Tensor], T]
+"""A computation that yields vectors q, and is sent U(q) and its gradient for each."""
 
 DIVERGENCE_ENERGY_ERROR = 1000.0
 """A trajectory with a larger error of the energy, in nats, has diverged."""
@@ -72,17 +79,17 @@ class Walk:
         return self.averaging.settled
 
     @classmethod
-    def begin(cls, potential: Potential, start: Tensor, target_acceptance: float) -> Self:
+    def begin(cls, start: Tensor, target_acceptance: float, who: str) -> Asking[Self]:
         """Start a chain at a vector."""
         q = start.detach().clone()
-        energy, gradient = potential(q)
+        energy, gradient = yield q
         if not math.isfinite(energy):
             raise NonFiniteLoss(
-                f"The chain needs a start of finite density. Got U = {energy}. Look for inputs, targets and weights "
+                f"{who} needs a start of finite density. Got U = {energy}. Look for inputs, targets and weights "
                 "that are not finite, and for a prior that is zero at the start."
             )
         walk = cls(q, energy, gradient, torch.ones_like(q), _DualAveraging(target_acceptance), _RunningVariance.of(q))
-        walk.averaging.restart(_first_step_size(potential, q, energy, gradient, walk.inverse_mass))
+        walk.averaging.restart((yield from _first_step_size(q, energy, gradient, walk.inverse_mass)))
         return walk
 
     def state(self) -> dict[str, Any]:
@@ -103,8 +110,24 @@ class Walk:
         return cls(**placed(state) | {"averaging": averaging, "variances": variances})
 
 
-def hamiltonian_monte_carlo(
-    potential: Potential,
+def hamiltonian_monte_carlo(potential: Potential, start: Tensor, **settings: Any) -> Walk:
+    """Draw from a density by Hamiltonian Monte Carlo; for the settings see `chain`."""
+    return answered(chain(start, **settings), potential)
+
+
+def answered(asking: Asking[T], potential: Potential) -> T:
+    """Answer all questions by a potential, and return the result."""
+    answer: Any = None  # the first is sent before there is a question
+    while True:
+        try:
+            q = asking.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer = potential(q)
+
+
+def chain(
     start: Tensor,
     *,
     samples: int,
@@ -114,11 +137,11 @@ def hamiltonian_monte_carlo(
     watch: Callable[[Iterable[int]], Iterable[int]] = iter,
     resume: Walk | None = None,
     after: Callable[[Walk], object] = lambda walk: None,
-) -> Walk:
-    """Draw from a density by Hamiltonian Monte Carlo, with torch's global generator.
+    who: str = "The chain",
+) -> Asking[Walk]:
+    """Run a chain of Hamiltonian Monte Carlo, with torch's global generator.
 
     Args:
-        potential: U and its gradient.
         start: where to begin, (D,).
         samples: number of draws to keep.
         warmup: iterations before the first draw.
@@ -127,8 +150,9 @@ def hamiltonian_monte_carlo(
         watch: wraps the iterations, such as a progress bar.
         resume: a chain to continue.
         after: called after every iteration.
+        who: the chain, in errors.
     """
-    walk = Walk.begin(potential, start, target_acceptance) if resume is None else resume
+    walk = (yield from Walk.begin(start, target_acceptance, who)) if resume is None else resume
     averaging = walk.averaging
     windows = [window for window in _windows(warmup) if window[1] > walk.iteration]
     for iteration in watch(range(walk.iteration, warmup + samples)):
@@ -137,8 +161,8 @@ def hamiltonian_monte_carlo(
         momentum = torch.randn_like(walk.q) / walk.inverse_mass.sqrt()
         before = walk.energy + _kinetic(momentum, walk.inverse_mass)
         steps = int(torch.randint(1, leapfrog + 1, ()))
-        new_q, new_p, new_energy, new_gradient = _trajectory(
-            potential, walk.q, momentum, walk.gradient, step_size, steps, walk.inverse_mass
+        new_q, new_p, new_energy, new_gradient = yield from _trajectory(
+            walk.q, momentum, walk.gradient, step_size, steps, walk.inverse_mass
         )
         error = new_energy + _kinetic(new_p, walk.inverse_mass) - before
         probability = math.exp(min(0.0, -error)) if math.isfinite(error) else 0.0
@@ -159,21 +183,22 @@ def hamiltonian_monte_carlo(
                 walk.inverse_mass = walk.variances.regularised()
                 walk.variances = _RunningVariance.of(walk.q)
                 windows = windows[1:]
-                averaging.restart(_first_step_size(potential, walk.q, walk.energy, walk.gradient, walk.inverse_mass))
+                first = yield from _first_step_size(walk.q, walk.energy, walk.gradient, walk.inverse_mass)
+                averaging.restart(first)
         walk.iteration = iteration + 1
         after(walk)
     return walk
 
 
 def _trajectory(
-    potential: Potential, q: Tensor, p: Tensor, gradient: Tensor, step_size: float, steps: int, inverse_mass: Tensor
-) -> tuple[Tensor, Tensor, float, Tensor]:
+    q: Tensor, p: Tensor, gradient: Tensor, step_size: float, steps: int, inverse_mass: Tensor
+) -> Asking[tuple[Tensor, Tensor, float, Tensor]]:
     """Make leapfrog steps; return position and momentum, and U and its gradient there."""
     energy = math.nan
     p = p - 0.5 * step_size * gradient
     for step in range(steps):
         q = q + step_size * inverse_mass * p
-        energy, gradient = potential(q)
+        energy, gradient = yield q
         if not math.isfinite(energy):
             break
         p = p - (step_size if step < steps - 1 else 0.5 * step_size) * gradient
@@ -184,21 +209,21 @@ def _kinetic(p: Tensor, inverse_mass: Tensor) -> float:
     return 0.5 * float((p.double().square() * inverse_mass.double()).sum())
 
 
-def _first_step_size(potential: Potential, q: Tensor, energy: float, gradient: Tensor, inverse_mass: Tensor) -> float:
+def _first_step_size(q: Tensor, energy: float, gradient: Tensor, inverse_mass: Tensor) -> Asking[float]:
     """Find a step size at which a single step is accepted half of the time."""
     p = torch.randn_like(q) / inverse_mass.sqrt()
     before = energy + _kinetic(p, inverse_mass)
 
-    def is_accepted(step_size: float) -> bool:
-        _, end, value, _ = _trajectory(potential, q, p, gradient, step_size, 1, inverse_mass)
+    def is_accepted(step_size: float) -> Asking[bool]:
+        _, end, value, _ = yield from _trajectory(q, p, gradient, step_size, 1, inverse_mass)
         error = value + _kinetic(end, inverse_mass) - before
         return math.isfinite(error) and error < math.log(2)
 
     step_size = 0.1
-    grows = is_accepted(step_size)
+    grows = yield from is_accepted(step_size)
     for _ in range(50):
         step_size *= 2.0 if grows else 0.5
-        if is_accepted(step_size) != grows:
+        if (yield from is_accepted(step_size)) != grows:
             break
     return step_size / 2 if grows else step_size
 
