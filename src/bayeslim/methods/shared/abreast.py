@@ -8,9 +8,9 @@ depends on another: a step on the sum of their losses is a step of each on its o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from bayeslim.stochastic import plain_type
 from bayeslim.train.loaders import Loader
 from bayeslim.types import Batch, Params
 
+T = TypeVar("T")
 Settings = dict[int, Params]
 """Tensors that are the hyperparameters of fixed priors, by the identity of the prior."""
 
@@ -56,17 +57,15 @@ def is_faster(model: nn.Module) -> bool:
     )
 
 
-class _Loss(nn.Module):
-    """The terms of the loss of one network, as a module to call with its parameters."""
+class _One(nn.Module):
+    """A function of one network and its batch, as a module to call with the network's parameters."""
 
     def __init__(self, bnn: Bayesian):
         super().__init__()
         self.bnn = bnn
 
-    def forward(self, batch: Batch, kl_weight: float | Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        objective = Bayesian.loss(self.bnn, batch, kl_weight=cast("float | None", kl_weight))
-        assert self.bnn.terms is not None
-        return objective, self.bnn.terms.nll, self.bnn.terms.kl
+    def forward(self, function: Callable[[Bayesian, Batch], T], batch: Batch) -> T:
+        return function(self.bnn, batch)
 
 
 class Stack(Bayesian):
@@ -76,7 +75,7 @@ class Stack(Bayesian):
     """
 
     settings: Settings
-    one: _Loss
+    one: _One
     own_priors: Priors
     ready: bool
     networks: int
@@ -101,9 +100,7 @@ class Stack(Bayesian):
         for module in stack.modules():
             for slots in (module._parameters, module._buffers):  # all of them, since tied tensors stand in several
                 slots.update({leaf: stacks[tensor] for leaf, tensor in slots.items() if tensor in stacks})
-        stack._set(
-            settings={}, one=_Loss(stack), own_priors=copy.copy(stack._priors), ready=False, networks=len(starts)
-        )
+        stack._set(settings={}, one=_One(stack), own_priors=copy.copy(stack._priors), ready=False, networks=len(starts))
         return cast("Stack", stack)
 
     def _stack_priors(self, networks: Sequence[Bayesian]) -> None:
@@ -124,16 +121,41 @@ class Stack(Bayesian):
 
     def loss(self, batch: Batch, *, kl_weight: float | Tensor | None = None) -> Tensor:
         """Sum the losses of all networks, each of its own batch, (S, B, ...)."""
-        tensors = {f"bnn.{name}": tensor for name, tensor in tensors_of(self).items()}
+
+        def of_one(bnn: Bayesian, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            objective = Bayesian.loss(bnn, batch, kl_weight=cast("float | None", kl_weight))
+            assert bnn.terms is not None
+            return objective, bnn.terms.nll, bnn.terms.kl
+
+        tensors = tensors_of(self)
         if not self.ready:
-            self._prepare(tensors, batch, kl_weight)
+            self._prepare(of_one, tensors, batch)
+        objective, nll, kl = self.each(of_one, tensors, batch)
+        weight = self._kl_weight_now(kl_weight)
+        self._set(terms=Terms(nll.sum(), kl.sum(), weight, self.data_size()).detached())
+        total: Tensor = objective.sum()
+        return total
 
-        def of_one(tensors: Params, settings: Settings, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            return self._of_one(tensors, settings, batch, kl_weight)
+    def each(
+        self, function: Callable[[Bayesian, Batch], T], tensors: Params, batch: Batch, *, shared: bool = False
+    ) -> T:
+        """Compute a function of every network under one `vmap`.
 
+        Args:
+            function: of a network and its batch, to tensors.
+            tensors: parameters and buffers of all networks by name, (S, *shape).
+            batch: of every network, (S, B, ...).
+            shared: whether all networks have one batch instead, (B, ...).
+        """
+
+        def of_one(tensors: Params, settings: Settings, batch: Batch) -> T:
+            return self._of_one(function, tensors, settings, batch)
+
+        dims = (0, 0, None if shared else 0)
         try:
             with nullcontext() if torch.compiler.is_compiling() else vmapped():
-                objective, nll, kl = vmap(of_one, randomness="different")(tensors, self.settings, batch)
+                found: T = vmap(of_one, dims, randomness="different")(tensors, self.settings, batch)
+                return found
         except RuntimeError as error:
             if "atching rule" not in str(error) and "vmap" not in str(error):
                 raise
@@ -141,10 +163,6 @@ class Stack(Bayesian):
                 f"{type(self.model).__name__} with {self.method!r} cannot run under vmap: {error} Train the "
                 "networks one by one: bnn.fit for each, or DeepEnsemble(together=False)."
             ) from error
-        weight = self._kl_weight_now(kl_weight)
-        self._set(terms=Terms(nll.sum(), kl.sum(), weight, self.data_size()).detached())
-        total: Tensor = objective.sum()
-        return total
 
     def _kl_weight_now(self, kl_weight: float | Tensor | None) -> float | Tensor:
         schedule = getattr(self.method, "kl_schedule", None)
@@ -152,10 +170,8 @@ class Stack(Bayesian):
             kl_weight = 1.0 if schedule is None else self.scheduled(schedule)
         return kl_weight * getattr(self.method, "temperature", 1.0)
 
-    def _of_one(
-        self, tensors: Params, settings: Settings, batch: Batch, kl_weight: float | Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the loss of one network, with its tensors in place of the stack's."""
+    def _of_one(self, function: Callable[[Bayesian, Batch], T], tensors: Params, settings: Settings, batch: Batch) -> T:
+        """Compute a function of one network, with its tensors in place of the stack's."""
         stacked_priors, own = self._priors, self.own_priors
         made: dict[int, Prior] = {}
         for prior in stacked_priors.given.values():
@@ -164,18 +180,19 @@ class Stack(Bayesian):
         own.given = {name: made.get(id(prior), prior) for name, prior in stacked_priors.given.items()}
         self._set(_priors=own)
         try:
-            found: tuple[Tensor, Tensor, Tensor] = functional_call(self.one, tensors, (batch, kl_weight))
+            named = {f"bnn.{name}": tensor for name, tensor in tensors.items()}
+            found: T = functional_call(self.one, named, (function, batch))
             return found
         finally:
             self._set(_priors=stacked_priors)
             own.given = stacked_priors.given
 
-    def _prepare(self, tensors: Params, batch: Any, kl_weight: float | Tensor | None) -> None:
-        """Call the loss of the first network: it settles which layers are noisy."""
+    def _prepare(self, function: Callable[[Bayesian, Batch], object], tensors: Params, batch: Any) -> None:
+        """Call a function of the first network: it settles which layers are noisy."""
         first = {name: tensor.detach()[0].clone() for name, tensor in tensors.items()}
         settings = {key: {name: value[0] for name, value in own.items()} for key, own in self.settings.items()}
         with torch.no_grad(), kept_random_state():
-            self._of_one(first, settings, _first(batch), kl_weight)
+            self._of_one(function, first, settings, _first(batch))
         self._set(ready=True)
 
     @torch.no_grad()
