@@ -99,6 +99,36 @@ def kept_random_state() -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
 
 
+class RandomStream:
+    """A random state of its own for one of several computations in turn.
+
+    It begins as torch's present state. Inside, torch draws from it, and the next time goes on where it left off.
+    Outside, torch's own state is unchanged.
+
+    Args:
+        device: where the computation draws, beside the CPU.
+    """
+
+    def __init__(self, device: torch.device):
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[device.index])
+        self._other = [generator.get_state() for generator in self._generators]
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *_: object) -> None:
+        self._swap()
+
+    def _swap(self) -> None:
+        """Exchange the state of the generators and the one that waits."""
+        now = [generator.get_state() for generator in self._generators]
+        for generator, state in zip(self._generators, self._other, strict=True):
+            generator.set_state(state)
+        self._other = now
+
+
 @contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
     """Draw the library's noise in this thread from `generator`; None changes nothing."""
