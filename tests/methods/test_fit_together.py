@@ -408,7 +408,8 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("networks", "options", "words"),
     [
-        (lambda: some(bl.HMC(), [None] * 2), {}, "accepts or rejects"),
+        (lambda: some(bl.HMC(2, 2), [None] * 2), {"checkpoint": "run"}, "holds one network"),
+        (lambda: some(bl.HMC(2, 2), [None] * 2, Recurrent), {}, "cannot run under vmap"),
         (lambda: some(bl.SGLD(chains=2), [None] * 2), {}, "one chain each"),
         (lambda: some(bl.SWAG(), [None] * 2), {"checkpoint": "run"}, "holds one network"),
         (lambda: some(bl.Variational(), [Normal(1.0), Laplace(1.0)]), {}, "the same kinds of priors"),

@@ -96,12 +96,10 @@ class Method:
     Attributes:
         name: in files, reports and on the command line.
         default_sites: the parameters that are random by default.
-        trains_together: whether several networks can be trained as one vmapped step (`bayeslim.fit_together`).
     """
 
     name: ClassVar[str]
     default_sites: ClassVar[str] = "all"
-    trains_together: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_settings(self)

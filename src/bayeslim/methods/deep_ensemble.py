@@ -76,7 +76,6 @@ class DeepEnsemble(ParticleMethod):
     together: Literal["auto"] | bool = "auto"
 
     name: ClassVar[str] = "deep-ensemble"
-    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:

@@ -15,10 +15,11 @@ Stan Development Team for the windows
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,15 +31,18 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.errors import CorruptFile
 from bayeslim.io.registry import register
 from bayeslim.io.storage import INDEX, read_folder, write_folder
+from bayeslim.methods.shared.abreast import Stack
 from bayeslim.methods.shared.chain_run import between_ranks, check_whole, joined
-from bayeslim.methods.shared.full_batch import FullBatch
-from bayeslim.methods.shared.hamiltonian import Walk, hamiltonian_monte_carlo
+from bayeslim.methods.shared.chains_abreast import answered_together
+from bayeslim.methods.shared.full_batch import FlatWeights, FullBatch, FullBatches
+from bayeslim.methods.shared.hamiltonian import Asking, Walk, answered, hamiltonian_chain
 from bayeslim.methods.shared.kept_networks import KeptNetworks
-from bayeslim.methods.shared.moving import frozen, moving_weights
+from bayeslim.methods.shared.moving import Moving, frozen, moving_weights
 from bayeslim.methods.shared.particle_method import ParticleMethod
 from bayeslim.methods.shared.refit import restored_on_failure
 from bayeslim.methods.shared.reinitialise import check_resettable, reinitialise_
 from bayeslim.methods.subnetwork import Subnetwork, settled
+from bayeslim.noise import RandomStream
 from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
 from bayeslim.stochastic import evaluating
@@ -56,8 +60,11 @@ from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.progress import progress as progress_bar
-from bayeslim.train.seeding import ordered_by, seed_of_chain
-from bayeslim.types import Params
+from bayeslim.train.seeding import ordered_by, seed_of_chain, seeded
+from bayeslim.types import Params, device_of
+
+FACTS = ("acceptance", "divergences", "step_size", "energies")
+"""What is reported of a chain."""
 
 
 @register("method")
@@ -129,15 +136,9 @@ class HMC(ParticleMethod):
         Returns:
             the result, with `details` of every chain on this rank: acceptance, divergences, step size, energies.
         """
-        if epochs is None and training:
-            raise TypeError(
-                f"{', '.join(training)} are options of training. Pass epochs=... to train first, or leave them out."
-            )
-        check_names("HMC", training, train.fit)
+        self._check_fit(bnn, epochs, start, training)
         check_whole(loader)
         rank, world = rank_and_world()
-        if self.chains * world > 1 and self.subset == "all" and start is None:
-            check_resettable(bnn.model)
         step = bnn.step
         begun, found, walks = time.monotonic(), [], []
         result = Fit()
@@ -157,21 +158,74 @@ class HMC(ParticleMethod):
                         folder = None if checkpoint is None else Path(checkpoint) / f"chain-{index + 1:03d}"
                         with ordered_by(loader, seed_of_chain(base, index)):
                             bnn.model.load_state_dict(begin)
-                            if index and self.subset == "all":
-                                with frozen(moving.points(bnn)):
-                                    reinitialise_(bnn.model, start)
-                                bnn.keep_zeros()
+                            self._begin(bnn, moving, index, start)
                             potential = FullBatch(bnn, moving, loader, self.temperature)
                             kept = self._kept(potential, dtype, folder)
                             journal = None if folder is None else Journal(folder, bnn, loader)
-                            walks.append(self._chain(potential, kept, journal, progress and rank == 0))
+                            chain = self._chain(potential, kept, progress and rank == 0, journal)
+                            walks.append(answered(chain, potential))
                             found.append(kept.particles(bnn))
             finally:
                 bnn.step = step
         self.keep(bnn, between_ranks(joined(found)))
         result.details["chains"] = self.chains * world
-        for fact in ("acceptance", "divergences", "step_size", "energies"):
+        for fact in FACTS:
             result.details[fact] = [getattr(walk, fact) for walk in walks]
+        result.seconds = time.monotonic() - begun
+        return result
+
+    def fit_stack(
+        self,
+        stack: Any,
+        networks: Sequence[Bayesian],
+        loader: Any,
+        *,
+        epochs: int | None = None,
+        start: Callable[[], nn.Module] | None = None,
+        dtype: torch.dtype | None = None,
+        progress: bool = True,
+        **training: Any,
+    ) -> Fit:
+        """Run the chains of all networks side by side, each as it would run alone.
+
+        Network k has the seed `seed_of_chain(seed, k * chains)`. In `details` every fact is a list over networks, of
+        what `fit` reports.
+        """
+        self._check_fit(networks[0], epochs, start, training)
+        begun, result = time.monotonic(), Fit()
+        base = int(torch.randint(2**62, ())) if stack.seed is None else stack.seed
+        if epochs is not None:
+            result = train.fit(stack, loader, epochs=epochs, progress=progress, **training)
+        firsts = [copy.deepcopy(network) for network in networks]
+        stack.unstack(firsts)
+        weights: list[FlatWeights] = []  # of every chain, in a network of its own
+        streams = []
+        for place, first in enumerate(firsts):
+            seed = seed_of_chain(base, place * self.chains)
+            moving = moving_weights(first, self, loader.loaders[place], seed)
+            for index, bnn in enumerate([first, *(copy.deepcopy(first) for _ in range(1, self.chains))]):
+                with seeded(seed_of_chain(seed, index), 0):
+                    self._begin(bnn, moving, index, start)
+                    weights.append(FlatWeights(bnn, moving))
+                    streams.append(RandomStream(device_of(bnn.model)))
+        kept = [self._kept(one, dtype, None) for one in weights]
+        every = Stack.of([one.bnn for one in weights])
+        with evaluating(every):
+            loaders = loader.repeated(self.chains)
+            potentials = FullBatches(every, [one.moving for one in weights], loaders, self.temperature)
+            chains = [
+                self._chain(one, own, progress and not k, who=f"Chain {k % self.chains} of network {k // self.chains}")
+                for k, (one, own) in enumerate(zip(weights, kept, strict=True))
+            ]
+            walks = answered_together(chains, potentials, streams)
+        stack.unstack(networks)
+        found = [own.particles(one.bnn) for one, own in zip(weights, kept, strict=True)]
+        shares = [slice(k, k + self.chains) for k in range(0, len(walks), self.chains)]
+        for network, share in zip(networks, shares, strict=True):
+            self.keep(network, joined(found[share]))
+        result.details["chains"] = self.chains
+        for fact in FACTS:
+            result.details[fact] = [[getattr(walk, fact) for walk in walks[share]] for share in shares]
         result.seconds = time.monotonic() - begun
         return result
 
@@ -180,28 +234,54 @@ class HMC(ParticleMethod):
         several = self.chains * rank_and_world()[1] > 1
         self.stand(bnn, posterior, at_mean=not several)
 
-    def _kept(self, potential: FullBatch, dtype: torch.dtype | None, folder: Path | None) -> KeptNetworks:
+    def _check_fit(
+        self, bnn: Bayesian, epochs: int | None, start: Callable[[], nn.Module] | None, training: Params
+    ) -> None:
+        """Raise for options that mean nothing, and for chains that cannot start."""
+        if epochs is None and training:
+            raise TypeError(
+                f"{', '.join(training)} are options of training. Pass epochs=... to train first, or leave them out."
+            )
+        check_names("HMC", training, train.fit)
+        if self.chains * rank_and_world()[1] > 1 and self.subset == "all" and start is None:
+            check_resettable(bnn.model)
+
+    def _begin(self, bnn: Bayesian, moving: Moving, index: int, start: Callable[[], nn.Module] | None) -> None:
+        """Draw new random weights, unless this is the first chain or only a subset moves."""
+        if index and self.subset == "all":
+            with frozen(moving.points(bnn)):
+                reinitialise_(bnn.model, start)
+            bnn.keep_zeros()
+
+    def _kept(self, weights: FlatWeights, dtype: torch.dtype | None, folder: Path | None) -> KeptNetworks:
         """Make the store for the networks of a chain."""
-        moving = potential.moving
-        buffers = [name for name, _ in potential.bnn.model.named_buffers()] if moving.everything else []
+        moving = weights.moving
+        buffers = [name for name, _ in weights.bnn.model.named_buffers()] if moving.everything else []
         steps = range(self.warmup + 1, self.warmup + self.samples + 1)
         return KeptNetworks(moving.names, buffers, steps, dtype, None if folder is None else folder / "samples")
 
-    def _chain(self, potential: FullBatch, kept: KeptNetworks, journal: Journal | None, shown: bool) -> Walk:
-        start = potential.vector()
+    def _chain(
+        self,
+        weights: FlatWeights,
+        kept: KeptNetworks,
+        shown: bool,
+        journal: Journal | None = None,
+        who: str = "The chain",
+    ) -> Asking[Walk]:
+        """Begin a chain at the weights of a network, or where it was interrupted."""
+        start, bnn = weights.vector(), weights.bnn
 
         def after(walk: Walk) -> None:
-            potential.bnn.step = walk.iteration
+            bnn.step = walk.iteration
             if walk.iteration > self.warmup:
-                potential.put(walk.q)
-                kept.observe(potential.bnn)
+                weights.put(walk.q)
+                kept.observe(bnn)
             if journal is not None:
                 journal.write(walk)
 
         walk = None if journal is None else journal.read(start)
-        potential.bnn.step = 0 if walk is None else walk.iteration
-        return hamiltonian_monte_carlo(
-            potential,
+        bnn.step = 0 if walk is None else walk.iteration
+        return hamiltonian_chain(
             start,
             samples=self.samples,
             warmup=self.warmup,
@@ -210,6 +290,7 @@ class HMC(ParticleMethod):
             watch=lambda iterations: progress_bar(iterations, "hmc", enabled=shown),
             resume=walk,
             after=after,
+            who=who,
         )
 
 

@@ -106,7 +106,6 @@ class Laplace(FoundPosterior):
     max_side: int = MAX_FACTOR_SIDE
 
     name: ClassVar[str] = "laplace"
-    trains_together: ClassVar[bool] = True
     missing: ClassVar[str] = (
         "A Laplace posterior exists once the curvature has been measured: call bnn.fit(loader) on the trained "
         "network, or bnn.fit(loader, epochs=...) to train it first."

@@ -46,7 +46,6 @@ class MCBatchNorm(ParticleMethod):
     samples: int = 30
 
     name: ClassVar[str] = "mc-batch-norm"
-    trains_together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,7 +56,6 @@ class MultiSWAG(GaussianAveraging, ParticleMethod):
     samples: int = 10
 
     name: ClassVar[str] = "multi-swag"
-    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:

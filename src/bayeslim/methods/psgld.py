@@ -96,7 +96,6 @@ class PSGLD(ChainMethod):
     floor: float = 1e-5
 
     name: ClassVar[str] = "psgld"
-    trains_together: ClassVar[bool] = True
     usual_lr: ClassVar[float] = 3e-3
 
     @property

@@ -156,7 +156,6 @@ class SGHMC(ChainMethod):
     adapt: bool = False
 
     name: ClassVar[str] = "sghmc"
-    trains_together: ClassVar[bool] = True
     usual_lr: ClassVar[float] = 0.03
 
     @property

@@ -47,7 +47,6 @@ class SGLD(ChainMethod):
     """Stochastic gradient Langevin dynamics; settings as in `ChainMethod`."""
 
     name: ClassVar[str] = "sgld"
-    trains_together: ClassVar[bool] = True
     usual_lr: ClassVar[float] = 0.1
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:

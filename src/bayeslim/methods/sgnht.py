@@ -116,7 +116,6 @@ class SGNHT(ChainMethod):
     coupling: float = 0.01
 
     name: ClassVar[str] = "sgnht"
-    trains_together: ClassVar[bool] = True
     usual_lr: ClassVar[float] = 0.03
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:

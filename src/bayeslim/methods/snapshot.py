@@ -50,7 +50,6 @@ class Snapshot(ParticleMethod):
     burn_in: int = 0
 
     name: ClassVar[str] = "snapshot"
-    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:

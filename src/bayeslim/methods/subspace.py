@@ -85,7 +85,6 @@ class Subspace(ParticleMethod):
     draws: int = 100
 
     name: ClassVar[str] = "subspace"
-    trains_together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -73,7 +73,6 @@ class SVGD(ParticleMethod):
     function_space: bool = False
 
     name: ClassVar[str] = "svgd"
-    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def __post_init__(self) -> None:

@@ -28,7 +28,6 @@ class SWA(Averaging, ParticleMethod):
     """The mean of networks along training; settings as in `Averaging`."""
 
     name: ClassVar[str] = "swa"
-    trains_together: ClassVar[bool] = True
     stands_at: ClassVar[Literal["mean", "last"]] = "last"
 
     def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:

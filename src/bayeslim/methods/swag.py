@@ -43,7 +43,6 @@ class SWAG(GaussianAveraging, FoundPosterior):
     """
 
     name: ClassVar[str] = "swag"
-    trains_together: ClassVar[bool] = True
     missing: ClassVar[str] = "The posterior of swag is gathered in training: call bnn.fit(loader, ...) first."
 
     def found(self, bnn: Bayesian, trajectory: Trajectory, loader: Any) -> dict[str, Posterior]:

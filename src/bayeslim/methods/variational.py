@@ -90,7 +90,6 @@ class Variational(Method):
 
     name: ClassVar[str] = "variational"
     default_sites: ClassVar[str] = "weights"
-    trains_together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,10 +50,11 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
     its own noise, and goes over the data in its own order. `DeepEnsemble(together=True)` trains its members in the same
     way.
 
-    It is for every method but `HMC`, and for networks that `vmap` can run: recurrent layers, for example, it cannot.
-    `Laplace` and `MCBatchNorm` measure each network after training, and `Subspace` infers the coordinates of each.
-    `SVGD` compares weights, not functions. Where training together is not possible, an error says why, and no network
-    is changed. The loss of all networks must stay finite.
+    It is for every method, and for networks that `vmap` can run: recurrent layers, for example, it cannot. `Laplace`
+    and `MCBatchNorm` measure each network after training, and `Subspace` infers the coordinates of each. `SVGD`
+    compares weights, not functions. Chains of `HMC` are those that each network has alone, with step sizes and
+    trajectories of their own. Where training together is not possible, an error says why, and no network is changed.
+    The loss of all networks must stay finite.
 
     Args:
         networks: the networks, which are trained in place.
@@ -61,7 +62,7 @@ def fit_together(networks: Sequence[Bayesian], loader: Any, *, seed: int | None 
             as many batches of the same sizes.
         seed: makes the run repeatable, and leaves the global random state unchanged.
         **training: options of `bayeslim.train.fit`: epochs, lr, lr_schedule, checkpoint, accumulate, autocast, compile,
-            device, progress; and inner_epochs and inner_lr of `Subspace`.
+            device, progress; inner_epochs and inner_lr of `Subspace`; start and dtype of `HMC`, which needs no epochs.
 
     Returns:
         the history of the mean loss over networks.
@@ -122,13 +123,6 @@ def _check(networks: list[Any], loaders: list[Any]) -> None:
     for place, network in enumerate(networks):
         check_has_values(network.model, f" of network {place}")
     first: Bayesian = networks[0]
-    method = first.method
-    own = type(method)
-    if not own.trains_together:
-        raise UnsupportedModel(
-            f"Networks of {own.__name__} cannot be one vmapped step: each accepts or rejects trajectories of its own. "
-            "Use bnn.fit for each."
-        )
     obstacles = [
         ("pruned networks", any(network.masks for network in networks)),
         ("continual learning", any(network.anchor is not None for network in networks)),

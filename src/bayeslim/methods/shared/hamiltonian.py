@@ -111,8 +111,8 @@ class Walk:
 
 
 def hamiltonian_monte_carlo(potential: Potential, start: Tensor, **settings: Any) -> Walk:
-    """Draw from a density by Hamiltonian Monte Carlo; for the settings see `chain`."""
-    return answered(chain(start, **settings), potential)
+    """Draw from a density by Hamiltonian Monte Carlo; for the settings see `hamiltonian_chain`."""
+    return answered(hamiltonian_chain(start, **settings), potential)
 
 
 def answered(asking: Asking[T], potential: Potential) -> T:
@@ -127,7 +127,7 @@ def answered(asking: Asking[T], potential: Potential) -> T:
         answer = potential(q)
 
 
-def chain(
+def hamiltonian_chain(
     start: Tensor,
     *,
     samples: int,

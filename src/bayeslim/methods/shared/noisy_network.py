@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +22,6 @@ from bayeslim.types import Batches, Inputs, call
 @dataclass(frozen=True)
 class NoisyNetwork(PointNetwork):
     """The base of methods with one network, trained as usual, and noise at test time."""
-
-    trains_together: ClassVar[bool] = True
 
     def prepared(self, bnn: Bayesian, batches: list[Inputs], local: bool) -> list[Any]:
         """Prepare inputs for all passes; they are the inputs themselves by default."""
