@@ -25,17 +25,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import CorruptFile
 from bayeslim.io.registry import register
-from bayeslim.io.storage import INDEX, read_folder, write_folder
 from bayeslim.methods.shared.abreast import Stack
 from bayeslim.methods.shared.chain_run import between_ranks, check_whole, joined
 from bayeslim.methods.shared.chains_abreast import answered_together
 from bayeslim.methods.shared.full_batch import FlatWeights, FullBatch, FullBatches
 from bayeslim.methods.shared.hamiltonian import Asking, Walk, answered, hamiltonian_chain
+from bayeslim.methods.shared.journal import Journal
 from bayeslim.methods.shared.kept_networks import KeptNetworks
 from bayeslim.methods.shared.moving import Moving, frozen, moving_weights
 from bayeslim.methods.shared.particle_method import ParticleMethod
@@ -47,15 +46,6 @@ from bayeslim.posteriors.particles import Particles
 from bayeslim.results import Fit
 from bayeslim.stochastic import evaluating
 from bayeslim.train import fit as train
-from bayeslim.train.checkpoints import (
-    check_random,
-    check_same_run,
-    pack,
-    random_states,
-    restore_random,
-    settings_of,
-    unpack,
-)
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
@@ -292,38 +282,3 @@ class HMC(ParticleMethod):
             after=after,
             who=who,
         )
-
-
-class Journal:
-    """The state of a chain after every iteration, so that resuming is exact.
-
-    The networks it keeps are written beside it (`KeptNetworks`), each before the state that follows it. A network that
-    was written after the last state is drawn and written again, with the same values.
-    """
-
-    def __init__(self, folder: Path, bnn: Bayesian, loader: Any):
-        self.folder, self.loader, self.settings = folder, loader, settings_of(bnn)
-
-    def write(self, walk: Walk) -> None:
-        """Save a chain after an iteration."""
-        tensors: Params = {}
-        config = {
-            "settings": self.settings,
-            "walk": pack(walk.state(), "walk", tensors),
-            "random": pack(random_states(self.loader), "random", tensors),
-        }
-        write_folder(self.folder, "hmc", config, tensors)
-
-    def read(self, like: Tensor) -> Walk | None:
-        """Read an interrupted chain and restore the generators; None if there is none."""
-        if not (self.folder / INDEX).is_file():
-            return None
-        _, config, tensors = read_folder(self.folder, ("hmc",))
-        check_same_run(self.folder, config.get("settings"), self.settings)
-        try:
-            walk, states = Walk.restore(unpack(config["walk"], tensors), like), unpack(config["random"], tensors)
-            check_random(states)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise CorruptFile(f"{self.folder} is not a complete checkpoint: {error!r}.") from error
-        restore_random(self.loader, states)
-        return walk
