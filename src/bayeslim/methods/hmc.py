@@ -51,7 +51,7 @@ from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.seeding import ordered_by, seed_of_chain, seeded
-from bayeslim.types import Params, device_of
+from bayeslim.types import device_of
 
 FACTS = ("acceptance", "divergences", "step_size", "energies")
 """What is reported of a chain."""
@@ -225,7 +225,7 @@ class HMC(ParticleMethod):
         self.stand(bnn, posterior, at_mean=not several)
 
     def _check_fit(
-        self, bnn: Bayesian, epochs: int | None, start: Callable[[], nn.Module] | None, training: Params
+        self, bnn: Bayesian, epochs: int | None, start: Callable[[], nn.Module] | None, training: dict[str, Any]
     ) -> None:
         """Raise for options that mean nothing, and for chains that cannot start."""
         if epochs is None and training:

@@ -111,7 +111,7 @@ class Walk:
 
 
 def hamiltonian_monte_carlo(potential: Potential, start: Tensor, **settings: Any) -> Walk:
-    """Draw from a density by Hamiltonian Monte Carlo; for the settings see `hamiltonian_chain`."""
+    """Draw from a density by one chain, with the settings of `hamiltonian_chain`."""
     return answered(hamiltonian_chain(start, **settings), potential)
 
 
