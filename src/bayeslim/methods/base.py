@@ -165,6 +165,8 @@ class Method:
     def fit_stack(self, stack: Any, networks: Sequence[Bayesian], loader: Any, **options: Any) -> Fit:
         """Train networks that are stacked, and give each its share.
 
+        A method whose `fit` does more than descend the loss has a `fit_stack` of its own.
+
         Args:
             stack: the networks as one (`shared.abreast.Stack`).
             networks: the networks.
