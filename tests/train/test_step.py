@@ -166,6 +166,34 @@ def test_a_compiled_loss_trains_on_any_device() -> None:
     assert result.history[-1]["nll"] < result.history[0]["nll"]
 
 
+def test_a_compiled_loss_is_not_compiled_again_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compiler(module, backend=backend, **options))
+    bnn = bl.bayesianize(network(), bl.Variational(), likelihood=bl.likelihoods.Categorical(), num_data=16)
+    step = Step(bnn, bnn.objective, bnn.optimizer(), torch.device("cpu"), None, torch.bfloat16, False, compiles=True)
+    batch = torch.randn(16, 6), torch.randint(2, (16,))
+    for _ in range(3):
+        step(batch, 1, True)
+    compiled = len(graphs)
+    monkeypatch.setattr("bayeslim.train.step.is_capturing", lambda: True)
+    step(batch, 1, True)
+    assert 0 < compiled == len(graphs)
+
+
+@needs_gpu
+def test_a_compiled_step_in_bfloat16_is_replayed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "bayeslim"):
+        _, result = trained(*METHODS["shared"], True, rows=96, epochs=12, autocast=torch.bfloat16)
+    assert "runs eagerly" not in caplog.text
+    assert result.history[-1]["nll"] < result.history[0]["nll"]
+
+
 def test_on_a_cpu_nothing_changes() -> None:
     one, _ = trained(*METHODS["local"], "auto", "cpu", epochs=2)
     other, _ = trained(*METHODS["local"], False, "cpu", epochs=2)
