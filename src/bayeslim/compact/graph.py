@@ -82,9 +82,12 @@ class UnitGraph:
             cut: indices into `units`.
         """
         masks = {name: torch.ones(shape, dtype=torch.bool) for name, shape in self.shapes.items()}
+        lines: dict[tuple[str, int], list[int]] = {}
         for place in cut:
             for part in (*self.units[place].incoming, *self.units[place].outgoing):
-                masks[part.parameter].index_fill_(part.dim, torch.tensor(part.indices), False)
+                lines.setdefault((part.parameter, part.dim), []).extend(part.indices)
+        for (name, dim), indices in lines.items():
+            masks[name].index_fill_(dim, torch.tensor(indices), False)
         return masks
 
     def by_layer(self) -> dict[str, list[int]]:

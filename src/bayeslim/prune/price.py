@@ -34,7 +34,7 @@ def price(goal: str, bnn: Bayesian, candidates: Candidates, example: Inputs) -> 
     """Make the function that counts the price of a goal; "sparsity" is weights left."""
     model = bnn.mean_network()
     if goal == "sparsity":
-        return lambda masks: float(sum(int(masks[name].sum()) for name in candidates.weights))
+        return lambda masks: float(sum(_count(masks[name]) for name in candidates.weights))
     if goal == "parameters":
         total = sum(p.numel() for p in model.parameters())
         earlier = {name: mask.cpu() for name, mask in bnn.masks.items()}
@@ -48,7 +48,11 @@ def price(goal: str, bnn: Bayesian, candidates: Candidates, example: Inputs) -> 
 
 
 def _cut(masks: Params) -> int:
-    return sum(mask.numel() - int(mask.sum()) for mask in masks.values())
+    return sum(mask.numel() - _count(mask) for mask in masks.values())
+
+
+def _count(mask: Tensor) -> int:
+    return int(torch.count_nonzero(mask))  # much faster than the sum of a mask
 
 
 def _flops(model: nn.Module, example: Inputs) -> Price:
@@ -104,7 +108,7 @@ def _unit_bytes(model: nn.Module) -> Price:
     state = _stored(model)
 
     def size(masks: Params) -> float:
-        counts = {n: int(masks[n].sum()) if n in masks else t.numel() for n, t in state.items()}
+        counts = {n: _count(masks[n]) if n in masks else t.numel() for n, t in state.items()}
         return float(sum(counts[n] * t.element_size() for n, t in state.items()))
 
     return size

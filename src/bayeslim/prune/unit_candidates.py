@@ -58,10 +58,13 @@ def unit_candidates(pruning: Pruning, settings: Settings) -> Candidates:
     def unread(cut: Tensor) -> Params:
         chosen = [graph.units[places[item]] for item in cut.tolist()]
         made = [part for unit in chosen if any(p.parameter in random for p in unit.outgoing) for part in unit.incoming]
-        silent: Params = {}
+        lines: dict[tuple[str, int], list[int]] = {}
         for part in made:
-            mask = silent.setdefault(part.parameter, torch.zeros(graph.shapes[part.parameter], dtype=torch.bool))
-            mask.index_fill_(part.dim, torch.tensor(part.indices), True)
+            lines.setdefault((part.parameter, part.dim), []).extend(part.indices)
+        silent: Params = {}
+        for (name, dim), indices in lines.items():
+            mask = silent.setdefault(name, torch.zeros(graph.shapes[name], dtype=torch.bool))
+            mask.index_fill_(dim, torch.tensor(indices), True)
         return silent
 
     scores = pruning.criterion.units(pruning.posterior, pruning.bnn.priors, chosen)
@@ -97,7 +100,7 @@ def _groups(graph: UnitGraph, random: set[str]) -> list[Group]:
             if part.parameter in random:
                 indices = numbered[part.parameter].index_select(part.dim, torch.tensor(part.indices)).flatten()
                 parts.setdefault(part.parameter, []).append(indices)
-        groups.append({name: torch.cat(indices).unique() for name, indices in parts.items()})
+        groups.append({name: own[0] if len(own) == 1 else torch.cat(own).unique() for name, own in parts.items()})
     return groups
 
 
