@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 import bayeslim as bl
 from bayeslim.export.memory import LiveTensors
-from bayeslim.train.step import Step, step_of
+from bayeslim.train.captured_step import step_of
+from bayeslim.train.step import Step
 
 BATCH = 128
 """Examples of a training step."""

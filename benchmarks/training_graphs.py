@@ -25,7 +25,8 @@ from environment import RESULTS, save
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.train.step import Step, step_of
+from bayeslim.train.captured_step import step_of
+from bayeslim.train.step import Step
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "784-400-400-10, batch 128": (lambda: bl.zoo.create("mlp"), (1, 28, 28), 128),

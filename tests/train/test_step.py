@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.train.step import Meter, Step, step_of
+from bayeslim.train.captured_step import step_of
+from bayeslim.train.step import Meter, Step
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),

@@ -25,13 +25,14 @@ from bayeslim.errors import BayeslimError, BayeslimWarning, NonFiniteLoss
 from bayeslim.metrics import Classification, Regression
 from bayeslim.results import Fit, Prediction
 from bayeslim.stochastic import evaluating
+from bayeslim.train.captured_step import CapturedStep, step_of
 from bayeslim.train.checkpoints import Checkpoint
 from bayeslim.train.distributed import rank_and_world
 from bayeslim.train.loaders import number_of_batches, training_set_size
 from bayeslim.train.options import check_batch, check_values
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.seeding import seeded
-from bayeslim.train.step import CapturedStep, Compile, Step, step_of
+from bayeslim.train.step import Compile, Step
 from bayeslim.types import Inputs, chosen_device, device_of, note_inputs, split_batch, to_device
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def fit(
         accumulate: batches whose gradients are averaged for one step.
         clip: the largest allowed norm of the gradient.
         autocast: a lower precision for the forward pass: torch.bfloat16 or torch.float16.
-        compile: "auto" replays the step as a CUDA graph on a GPU (see `bayeslim.train.step`) and runs it eagerly
+        compile: "auto" replays the step as a CUDA graph on a GPU (see `train/captured_step.py`) and runs it eagerly
             elsewhere. True also compiles the loss with `torch.compile`, on any device: it takes a minute, and pays for
             large networks that train for long. False runs every step eagerly. A graph replays kernels, not Python:
             use False for a network whose forward changes what it does from step to step.
