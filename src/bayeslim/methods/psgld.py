@@ -25,6 +25,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.sampler import Sampler, Tensors
+from bayeslim.methods.shared.steepness import relative_flatness
 
 
 class PreconditionedLangevin(Sampler):
@@ -104,8 +105,8 @@ class PSGLD(ChainMethod):
         return True
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the usual rate of RMSprop, which adapts to the steepness of the loss."""
-        return self.usual_lr
+        """Return the usual rate of RMSprop, times σ for noise σ < 1."""
+        return self.usual_lr * relative_flatness(bnn.likelihood)
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
         """Make the preconditioned Langevin optimizer."""

@@ -40,6 +40,7 @@ from bayeslim.bayesian import Bayesian
 from bayeslim.io.registry import register
 from bayeslim.methods.shared.chain_method import ChainMethod
 from bayeslim.methods.shared.sampler import Sampler, Tensors
+from bayeslim.methods.shared.steepness import relative_flatness
 
 
 class StochasticHamiltonian(Sampler):
@@ -164,8 +165,8 @@ class SGHMC(ChainMethod):
         return self.adapt
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the usual rate of SGD with momentum, or with `adapt` that of RMSprop."""
-        return 1e-3 if self.adapt else super().default_lr(bnn)
+        """Return the usual rate of SGD with momentum, or with `adapt` that of RMSprop, times σ for noise σ < 1."""
+        return 1e-3 * relative_flatness(bnn.likelihood) if self.adapt else super().default_lr(bnn)
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:
         """Make the optimizer with momentum, friction and noise."""

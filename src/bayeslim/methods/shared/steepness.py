@@ -1,4 +1,8 @@
-"""How steep a loss is: that of Gaussian noise σ is 1/σ² times as steep as that of noise 1."""
+"""How steep a loss is: with Gaussian noise σ it is 1/σ² as steep as with noise 1, and its gradients are 1/σ as large.
+
+Targets and weights in other units, σ y and σ w, have the same loss. With the rates below a chain takes σ times the
+steps then, so that it is the same chain in other units.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ from bayeslim.likelihoods import Gaussian, Likelihood
 
 
 def flatness(likelihood: Likelihood) -> float:
-    """Return σ² for Gaussian noise σ < 1, and 1 otherwise.
+    """Return σ² for Gaussian noise σ < 1, and 1 otherwise: the factor on steps along gradients."""
+    return relative_flatness(likelihood) ** 2
 
-    A step times this factor is short enough for the steeper loss.
-    """
+
+def relative_flatness(likelihood: Likelihood) -> float:
+    """Return σ for Gaussian noise σ < 1, and 1 otherwise: the factor on steps along gradients over their size."""
     if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
-        return min(1.0, float(likelihood.noise.detach().min()) ** 2)  # networks that train together have one each
+        return min(1.0, float(likelihood.noise.detach().min()))  # networks that train together have one each
     return 1.0
