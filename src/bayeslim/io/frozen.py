@@ -6,15 +6,14 @@ model with other values gives a warning: the posterior belongs to the values it 
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bayeslim.errors import BayeslimError, BayeslimWarning, CorruptFile
+from bayeslim.io.digest import digest
 from bayeslim.types import Params
 
 
@@ -53,9 +52,4 @@ def take_frozen(entry: Any, model: nn.Module | None) -> Params:
 
 
 def _hash(tensors: Mapping[str, Tensor], names: Iterable[str]) -> str:
-    found = hashlib.sha256()
-    for name in sorted(names):
-        tensor = tensors[name].detach().cpu().contiguous()
-        found.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return digest(part for name in sorted(names) for part in (name, tensors[name]))

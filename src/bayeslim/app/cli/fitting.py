@@ -21,7 +21,7 @@ from bayeslim.app.cli.fits import check_fits_data, outputs_for
 from bayeslim.app.cli.sources import NETWORK
 from bayeslim.app.cli.toml import TomlSettings
 from bayeslim.app.compress.folder import RunFolder, run_folder
-from bayeslim.app.compress.job import described_both, digest, readable, start_over
+from bayeslim.app.compress.job import described_both, digest_of_weights, readable, start_over
 from bayeslim.app.data.cells import is_table, read_table
 from bayeslim.app.data.columns import Kind
 from bayeslim.app.data.tables import Missing, TableRules
@@ -229,7 +229,7 @@ class FitSettings(TomlSettings):
     def _identity(self, bnn: Bayesian, content: str) -> dict[str, str]:
         """List the facts that identify a run: settings, first weights, the data."""
         settings = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in ("out", "device")}
-        return {**settings, "start": digest(bnn.model), "content of the data": content}
+        return {**settings, "start": digest_of_weights(bnn.model), "content of the data": content}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset
 
+from bayeslim.io.digest import digest
 from bayeslim.train.loaders import TensorPairs
 
 MAX_BYTES_HASHED = 64 * 2**20
@@ -28,15 +28,9 @@ def fingerprint(loader: Any) -> str | None:
         return None
     parts = list(_parts(content))
     share = MAX_BYTES_HASHED // max(1, sum(isinstance(part, Tensor) for part in parts))
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            digest.update(f"{tuple(part.shape)} {part.dtype};".encode())
-            rows = _some_rows(part, share).cpu().resolve_conj().contiguous()
-            digest.update(rows.view(-1).view(torch.uint8).numpy().data)
-        else:
-            digest.update(f"{part};".encode())
-    return digest.hexdigest()[:16]
+    shapes = [str(tuple(part.shape)) for part in parts if isinstance(part, Tensor)]
+    rows = [_some_rows(part, share) if isinstance(part, Tensor) else part for part in parts]
+    return digest([*shapes, *rows])[:16]
 
 
 def layout(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import re
@@ -19,6 +18,7 @@ from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
 from bayeslim.compact.example import run_example
 from bayeslim.errors import BayeslimError, MissingExtra, closest
+from bayeslim.io.digest import digest
 from bayeslim.likelihoods import Categorical, Likelihood
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Laplace
@@ -197,21 +197,21 @@ def identity(bnn: Bayesian, train: Any, val: Any, job: Job) -> dict[str, str]:
     """List the facts that identify a run: network, posterior, method, prior, data."""
     return {
         "network": bnn.sites.model,
-        "weights": digest(bnn),
+        "weights": digest_of_weights(bnn),
         "posterior": _digest_of_posteriors(bnn),
-        "sites": hashlib.sha256(repr(sorted(bnn.sites.names)).encode()).hexdigest()[:16],
+        "sites": digest(sorted(bnn.sites.names))[:16],
         "num_data": str(bnn.num_data),
         "masks": _digest_of(dict(sorted(bnn.masks.items()))) if bnn.masks else "none",
         "method": words(bnn.method),
         "likelihood": repr(bnn.likelihood),
-        "prior": hashlib.sha256(repr(sorted((n, repr(p)) for n, p in bnn.priors.items())).encode()).hexdigest()[:16],
+        "prior": digest(f"{n}: {p!r}" for n, p in sorted(bnn.priors.items()))[:16],
         "training": words(job.fit or {}),
         "data": described_both(train, val),
         "seed": str(job.seed),
     }
 
 
-def digest(network: nn.Module) -> str:
+def digest_of_weights(network: nn.Module) -> str:
     """Hash the weights of a network."""
     return _digest_of(network.state_dict())
 
@@ -224,11 +224,7 @@ def _digest_of_posteriors(bnn: Bayesian) -> str:
 
 
 def _digest_of(tensors: Mapping[str, Tensor]) -> str:
-    found = hashlib.sha256()
-    for name, tensor in tensors.items():
-        found.update(f"{name}{tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+    return digest(part for named in tensors.items() for part in named)[:16]
 
 
 def size_of(loader: Any) -> str:

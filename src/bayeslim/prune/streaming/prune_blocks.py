@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.columns import Columns
 from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
+from bayeslim.io.digest import digest
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
 from bayeslim.noise import kept_random_state
@@ -39,7 +40,7 @@ from bayeslim.prune.streaming.factors import KroneckerSettings, LocalSettings, m
 from bayeslim.prune.streaming.found_blocks import find_blocks
 from bayeslim.prune.streaming.processes import least
 from bayeslim.prune.streaming.restored import allocation
-from bayeslim.prune.streaming.resume import BlockCut, Checkpoint, fingerprint
+from bayeslim.prune.streaming.resume import BlockCut, Checkpoint
 from bayeslim.replica import deep_copy
 from bayeslim.sites import usable
 from bayeslim.train.distributed import rank_and_world
@@ -216,8 +217,8 @@ def prune_blocks_(
         "prior": repr((prior_std, damping, steps, COLUMNS, repr(likelihood))),
         "solver": repr(solver),
         "batches": len(everything),
-        "calibration data": fingerprint(_tensors(everything)) if checkpoint is not None else "",
-        "weights": fingerprint(model.parameters()) if checkpoint is not None else "",
+        "calibration data": digest(_tensors(everything)) if checkpoint is not None else "",
+        "weights": digest(model.parameters()) if checkpoint is not None else "",
     }
     with showing(progress and rank == 0):
         cuts = _cut_all(run, dense, cutting, shares, Checkpoint(checkpoint, described))

@@ -7,10 +7,9 @@ not stored: they follow from the weights, by one forward pass of each.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,13 +113,3 @@ class Checkpoint:
 def _unpacked(bits: Tensor, shape: Sequence[int]) -> Tensor:
     count = math.prod(shape)
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).view(*shape)
-
-
-def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """Hash tensors, to tell other weights or data apart."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
-        flat = tensor.detach().cpu().resolve_conj().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
