@@ -29,7 +29,7 @@ LAYERS = (
     "likelihoods priors",
     "io.lock",
     "io.storage",
-    "io.files",
+    "io.files io.digest",
     "gates",
     # distributions over named parameters
     "posteriors",
