@@ -56,8 +56,8 @@ def test_rates_of_optimizers():
         (bl.SGLD(), Gaussian(3.0), 0.1),
         (bl.SGLD(), Gaussian("heteroscedastic"), 0.1),
         (bl.SGHMC(), Categorical(), 0.03),
-        (bl.SGHMC(adapt=True), Gaussian(0.1), 1e-3),
-        (bl.PSGLD(), Gaussian(0.1), 3e-3),
+        (bl.SGHMC(adapt=True), Gaussian(0.1), 1e-4),
+        (bl.PSGLD(), Gaussian(0.1), 3e-4),
         (bl.IVON(), Categorical(), 0.1),
         (bl.Variational(), Categorical(), 1e-3),
     ):

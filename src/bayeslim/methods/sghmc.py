@@ -165,7 +165,10 @@ class SGHMC(ChainMethod):
         return self.adapt
 
     def default_lr(self, bnn: Bayesian) -> float:
-        """Return the usual rate of SGD with momentum, or with `adapt` that of RMSprop, times σ for noise σ < 1."""
+        """Return the usual rate of SGD with momentum, or with `adapt` that of RMSprop.
+
+        The latter is times σ for noise σ < 1.
+        """
         return 1e-3 * relative_flatness(bnn.likelihood) if self.adapt else super().default_lr(bnn)
 
     def sampler(self, params: Any, lr: float, burn_in_steps: int | None, **settings: Any) -> Sampler:

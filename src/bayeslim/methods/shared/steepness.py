@@ -10,12 +10,18 @@ from bayeslim.likelihoods import Gaussian, Likelihood
 
 
 def flatness(likelihood: Likelihood) -> float:
-    """Return σ² for Gaussian noise σ < 1, and 1 otherwise: the factor on steps along gradients."""
+    """Return σ² for Gaussian noise σ < 1, and 1 otherwise.
+
+    It is the factor on steps along gradients.
+    """
     return relative_flatness(likelihood) ** 2
 
 
 def relative_flatness(likelihood: Likelihood) -> float:
-    """Return σ for Gaussian noise σ < 1, and 1 otherwise: the factor on steps along gradients over their size."""
+    """Return σ for Gaussian noise σ < 1, and 1 otherwise.
+
+    It is the factor on steps along gradients over their size.
+    """
     if isinstance(likelihood, Gaussian) and likelihood.mode != "heteroscedastic":
         return min(1.0, float(likelihood.noise.detach().min()))  # networks that train together have one each
     return 1.0
