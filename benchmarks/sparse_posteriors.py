@@ -60,7 +60,7 @@ UNITS: dict[str, Any] = {
     "epochs": BOTTLENECK.fit["epochs"],
     "tune_epochs": BOTTLENECK.fine_tune["epochs"],
     "tune_lr": BOTTLENECK.fine_tune["lr"],
-    "gate": repr(BOTTLENECK.method.gates),
+    "gate": repr(bl.gates.InformationBottleneck(strength=0.1, per="weight")),
 }
 """One recipe for both networks."""
 TEACHER_TEMPERATURE, TEACHER_WEIGHT = 2.0, 0.9
@@ -221,8 +221,9 @@ class Run:
         if job["rule"] == "random labels":  # from scratch: there is nothing to learn before the KL counts
             method = bl.Variational(bl.families.SparseGaussian())
         elif job["rule"].startswith("units"):
-            recipe = bl.recipes.bottleneck(job.get("strength", 0.1), epochs)
-            method, prior = recipe.method, recipe.prior
+            recipe = bl.recipes.bottleneck(epochs=epochs)
+            gate = bl.gates.InformationBottleneck(strength=job.get("strength", 0.1), per="weight")
+            method, prior = dataclasses.replace(recipe.method, gates=gate), recipe.prior
         bnn = bl.bayesianize(network, method, likelihood=likelihood(teacher), prior=prior)
         return self.train(bnn, epochs, job["lr"], "half-then-linear", self.lesson(teacher))
 

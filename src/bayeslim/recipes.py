@@ -97,17 +97,17 @@ def relevance(epochs: int = 100) -> Recipe:
     )  # fmt: skip
 
 
-def bottleneck(strength: float = 0.1, epochs: int = 100) -> Recipe:
+def bottleneck(strength: float = 1.0, epochs: int = 100) -> Recipe:
     """Make the variational information bottleneck (VIBNet): units are cut.
 
     A gate pays for the information that it passes on, in proportion to the weights that go with it.
 
     Args:
-        strength: the cost in nats of a nat of information, for each of these weights; a larger one leaves fewer units.
-            Small data sets need a smaller one: 0.025 for a thousand small digits.
+        strength: what the loss of an example rises by, in nats, where every gate passes on one nat; a larger one leaves
+            fewer units. It means the same for networks and data sets of any size.
         epochs: the number of training epochs.
     """
-    gate = gates.InformationBottleneck(strength=strength, per="weight")
+    gate = gates.InformationBottleneck(strength=strength, per="example")
     return _gated("bottleneck", gate, families.Point(), epochs)
 
 

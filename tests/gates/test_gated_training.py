@@ -283,6 +283,18 @@ def test_a_price_for_each_weight_is_that_of_a_gate_times_its_weights(gate):
     assert bnn.terms.kl.item() == pytest.approx(kl.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("gate", [gates.InformationBottleneck(per="example"), gates.HardConcrete(per="example")])
+@pytest.mark.parametrize("num_data", [40, 4000])
+def test_a_price_for_each_example_is_shared_by_the_gates_in_proportion_to_their_weights(gate, num_data):
+    bnn = gated(mlp(), gate)
+    bnn.num_data = num_data
+    bnn.loss((X, Y))
+    inputs, units = (gate.kl(scales.own) for scales in bnn.posterior_.scales)
+    price = (5 * inputs + (6 + 1) * units) / (6 * 5 + 5 * (6 + 1))
+    of_gates = (bnn.terms.kl + bnn.log_prior()) / num_data
+    assert of_gates.item() == pytest.approx(price.item(), rel=1e-4)
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_weights_under_two_dropped_sides_cost_the_square_of_both(cut):
     bnn = gated(mlp(), gates.Bernoulli(0.3, learn="concrete"), gate_at={"0": ("inputs", "outputs")})

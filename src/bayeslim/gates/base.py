@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from bayeslim.types import Params
 
 MAX_EXPONENT = 60.0
 """The exponent from which `bounded_exp` grows like a logarithm; float32 overflows at 88."""
+
+Per = Literal["gate", "weight", "example"]
 
 
 class Gate(ABC):
@@ -47,8 +49,12 @@ class Gate(ABC):
         """A setting: the score that a gate must exceed to stay open."""
 
     @property
-    def per(self) -> Literal["gate", "weight"]:
-        """A setting: whether `kl` counts once for a gate, or for each of its weights."""
+    def per(self) -> Per:
+        """A setting: whether `kl` counts once for a gate, for each of its weights, or for each example.
+
+        For each example gates share a price in proportion to their weights: the mean loss of the examples gets
+        Σ nᵢ klᵢ / Σ nᵢ, where nᵢ weights go with gate i. One price then suits networks and data sets of any size.
+        """
         return "gate"
 
     @abstractmethod
@@ -164,9 +170,9 @@ def uniform(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def check_per(value: Any) -> None:
-    """Raise a `ValueError` unless `per` is "gate" or "weight"."""
-    if value not in ("gate", "weight"):
-        raise ValueError(f'per must be "gate" or "weight". Got {value!r}.')
+    """Raise a `ValueError` unless `per` is one of `Per`."""
+    if value not in get_args(Per):
+        raise ValueError(f'per must be "gate", "weight" or "example". Got {value!r}.')
 
 
 def positive(setting: str, value: float) -> None:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayeslim.gates.base import Gate, check_per, positive, precise, uniform
+from bayeslim.gates.base import Gate, Per, check_per, positive, precise, uniform
 from bayeslim.io.registry import register
 from bayeslim.types import Params
 
@@ -38,8 +38,8 @@ class HardConcrete(Gate):
 
     Attributes:
         cost: the penalty of an open gate, in nats.
-        per: "gate", or "weight" to have the cost for each of the weights that go with a gate. The paper's λ is per
-            weight and per example: cost = λ · data size, 0.1 in its experiments.
+        per: what the cost counts for, one of `Per`. The paper's λ is per weight and per example: per="weight" with
+            cost = λ · data size, 0.1 in its experiments.
         initial_rate: the initial probability of dropping (of the variable before it is stretched).
         temperature: β.
         low: γ, below 0.
@@ -48,7 +48,7 @@ class HardConcrete(Gate):
     """
 
     cost: float = 10.0
-    per: Literal["gate", "weight"] = "gate"
+    per: Per = "gate"
     initial_rate: float = 0.1
     temperature: float = 2 / 3
     low: float = -0.1

@@ -9,18 +9,22 @@ noise of the same α on each of them (`priors.RelevanceDetermination`). All weig
 far more harm, so the strength per weight is a fraction of 1. A unit then costs in proportion to its weights, in narrow
 layers and in wide ones.
 
+The paper counts the KL for each example, because every example has noise of its own. With per="example" the loss is
+
+    E[−log p(y | x, z)] + γ Σ nᵢ KLᵢ / Σ nᵢ,      γ the strength,  nᵢ the weights that go with unit i
+
 Dai, Zhu, Guo & Wipf 2018, arXiv:1802.10399 (VIBNet)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bayeslim.gates.base import check_per, positive
+from bayeslim.gates.base import Per, check_per, positive
 from bayeslim.gates.gaussian import GaussianGate
 from bayeslim.io.registry import register
 from bayeslim.types import Params
@@ -33,11 +37,11 @@ class InformationBottleneck(GaussianGate):
 
     Attributes:
         strength: a factor on the KL. At 1 the objective is a variational bound; the paper weighs layers by it.
-        per: "gate", or "weight" to count the KL for each of the weights that go with a gate.
+        per: what the KL counts for, one of `Per`.
     """
 
     strength: float = 1.0
-    per: Literal["gate", "weight"] = "gate"
+    per: Per = "gate"
     name: ClassVar[str] = "information_bottleneck"
 
     def __post_init__(self) -> None:

@@ -36,8 +36,8 @@ CUT = ("sparsity", "granularity", "steps")
 """Settings that a recipe has itself."""
 TRAINING = {"epochs": 60, "lr": 5e-3}
 """Training of a recipe: the data set is small, so it needs more epochs and a higher rate."""
-FOR_SMALL_DATA = {"bottleneck": "bottleneck(strength=0.025)", "l0": "l0(cost=30)"}
-"""Strengths of recipes whose defaults are for larger data sets."""
+FOR_SMALL_DATA = {"l0": "l0(cost=30)"}
+"""Recipes whose default price is for larger data sets."""
 
 
 def run(output: Path, seed: int, recipe: str | None = None, device: str = "auto") -> None:

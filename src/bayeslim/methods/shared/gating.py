@@ -257,8 +257,11 @@ class Gating:
         for place in self.places:
             own, left = self.own(place), self._left(place)
             gates.append(own if left is None else self.gate.pick(own, left))
-        if self.gate.per == "weight":
+        if self.gate.per != "gate":
             kls = [self.gate.kl(own) * place.weights for own, place in zip(gates, self.places, strict=True)]
+            if self.gate.per == "example":  # the loss divides by the number of examples
+                weights = sum(place.weights * place.count for place in self.places)
+                return torch.stack(kls).sum() * (self.bnn.data_size() / weights)
         elif self.gate.shared:
             kls = [self.gate.kl(own) for own in gates]
         else:  # concatenated, in one call for all places
