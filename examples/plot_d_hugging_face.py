@@ -96,7 +96,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 lora = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
 adapted = get_peft_model(model, lora)
-recipe = bl.recipes.lora_ranks(strength=1.0, epochs=10)
+recipe = bl.recipes.lora_ranks(epochs=10)
 bnn = bl.bayesianize(adapted, likelihood=bl.likelihoods.Categorical(), **recipe)
 bnn.fit(prose, **recipe.fit, seed=0, progress=False)
 pruned = bl.prune(bnn, bl.Budget(sparsity=0.5), **recipe.cut)
