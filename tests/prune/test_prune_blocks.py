@@ -3,6 +3,7 @@
 import copy
 import weakref
 from collections import UserDict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -242,6 +243,18 @@ def test_blocks_with_tuples_caches_and_keyword_arguments():
             found = bl.prune_blocks(decoder(**variant), HALF, batches, **options).model
             for name, value in wanted.state_dict().items():
                 torch.testing.assert_close(found.state_dict()[name], value)
+
+
+def test_decoders_run_without_their_cache():
+    """Blocks may take it by position, under any name."""
+    model, seen = decoder(), []
+    model.config = SimpleNamespace(use_cache=True)
+    model.register_forward_pre_hook(lambda module, args: seen.append(module.config.use_cache))
+    cut = bl.prune_blocks_(model, HALF, tokens(), **kronecker())
+    assert seen
+    assert not any(seen)
+    assert model.config.use_cache
+    assert cut.model.config.use_cache
 
 
 def test_a_bayesian_network_gives_its_likelihood_and_prior():

@@ -10,6 +10,7 @@ output and none before. One batch is run in both ways to check it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -60,6 +61,10 @@ class BlockRun:
         for module in self.twin.modules():
             if not isinstance(module, nn.RNNBase):  # its flat list of weights would have to follow
                 for leaf, p in module._parameters.items():
+            config = getattr(module, "config", None)
+            if getattr(config, "use_cache", None) is True:  # blocks of some decoders take the cache by position
+                vars(module)["config"] = copy.copy(config)
+                vars(module)["config"].use_cache = False
                     # without gradients of their own, weights keep no activations alive in a backward pass
                     module._parameters[leaf] = None if p is None else p.detach()  # type: ignore[assignment]
         self.names = tuple(names)
