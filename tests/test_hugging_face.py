@@ -91,14 +91,19 @@ def test_networks_fit_and_predict_on_dict_batches(name):
     assert (found.epistemic > 0).all()
 
 
-def test_pads_change_nothing():
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_pads_change_nothing(structure):
     batch = batch_for("llama")
     pads = {"input_ids": 5, "attention_mask": 0, "labels": -100}
     longer = {key: F.pad(value, (0, 3), value=pads[key]) for key, value in batch.items()}
     found = []
     for data in (batch, longer):
         bnn = bl.bayesianize(
-            build("llama"), bl.Laplace("diag"), likelihood=likelihoods.Categorical(), sites="*layers.1.mlp*"
+            build("llama"),
+            bl.Laplace(structure),
+            likelihood=likelihoods.Categorical(),
+            sites="*layers.1.mlp*",
+            prior=bl.priors.Normal(100.0),  # the data decide
         )
         bnn.fit([data], progress=False)
         found.append(bnn.posterior_.variance["model.layers.1.mlp.up_proj.weight"])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from block_networks import decoder, tokens
 from safetensors.torch import load_file, save_file
 
@@ -83,6 +84,22 @@ def test_a_hugging_face_decoder_in_bfloat16(way):
         assert bool((weight[~kept] == 0).all())
         assert not torch.equal(weight, model.get_parameter(name) * kept)
     assert torch.isfinite(pruned.model(input_ids=ids).logits).all()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("way", ["restored", "local"])
+def test_padding_does_not_count(way, side):
+    """Without a likelihood: the random signs of one differ with the length."""
+    model, ids = llama().double(), torch.randint(0, 17, (4, 9))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    padded = {
+        key: F.pad(value, (3, 0) if side == "left" else (0, 3), value=pad)
+        for (key, value), pad in zip(batch.items(), (5, 0, -100), strict=True)
+    }
+    options = {"curvature": way, "steps": 2, "tolerance": 1e-9, "progress": False}
+    alone, longer = (bl.prune_blocks(model, bl.Budget(sparsity=0.5), [given], **options) for given in (batch, padded))
+    for name, weight in alone.model.state_dict().items():
+        torch.testing.assert_close(longer.model.state_dict()[name], weight, rtol=1e-3, atol=1e-5)
 
 
 def test_blocks_of_the_same_width_are_a_llama_with_a_smaller_config():

@@ -32,6 +32,7 @@ from bayeslim.curvature.columns import Columns, check_columns, output_columns
 from bayeslim.curvature.factors import Factors, LayerFactors
 from bayeslim.curvature.layers import EmbeddingLayer, MatrixLayer, matrix_layer, scale_layer
 from bayeslim.curvature.moments import InputMoment, add_outer_products, symmetric
+from bayeslim.curvature.padding import real_positions
 from bayeslim.curvature.probe import Probe, probe
 from bayeslim.curvature.recurrent import is_unrolled
 from bayeslim.curvature.sweep import (
@@ -95,8 +96,10 @@ def kfac(
         chosen = chosen_parameters(twin, wanted)
         sums, unsupported, diagonal = _plan(twin, chosen, sharing == "reduce", dtype, max_side)
         modules = {key: layer.view.module for key, layer in sums.items()}
-        with Capture(modules, lambda key, x, shape: sums[key].add_input(x, shape)) as capture:
+        real: Tensor | None = None
+        with Capture(modules, lambda key, x, shape: sums[key].add_input(x, shape, real)) as capture:
             for inputs, targets in data:
+                real = real_positions(inputs)
                 seen = seen or probe(twin, inputs, modules)
                 outputs = capture.forward(twin, inputs)
                 count += outputs.shape[0]
@@ -146,9 +149,9 @@ class _LayerSums:
     def names(self) -> tuple[str, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
-    def add_input(self, x: Tensor, output_shape: torch.Size) -> None:
+    def add_input(self, x: Tensor, output_shape: torch.Size, real: Tensor | None) -> None:
         if not self.reduce:
-            self.inputs.add(x, output_shape)
+            self.inputs.add(x, output_shape, real)
         else:
             self._waiting.append(self.inputs.total_over_positions(x, output_shape))
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.curvature.layers import ConvolutionLayer, EmbeddingLayer, MatrixLayer, TransposedConvolutionLayer
+from bayeslim.curvature.padding import without_padding
 from bayeslim.curvature.patches import RowMoment
 from bayeslim.curvature.sweep import examples_at_once
 
@@ -57,9 +58,12 @@ class InputMoment:
         self.count = torch.zeros((), dtype=torch.float64)
         self._rows: RowMoment | None = None
 
-    def add(self, x: Tensor, output_shape: torch.Size) -> None:
-        """Add the features at every position of a layer's input."""
+    def add(self, x: Tensor, output_shape: torch.Size, real: Tensor | None = None) -> None:
+        """Add the features at every position of a layer's input, or at the `real` ones of a linear layer's."""
         view = self.view
+        if real is not None and not isinstance(view, (ConvolutionLayer, EmbeddingLayer)):
+            x = without_padding(x, real)
+            output_shape = torch.Size((*x.shape[:-1], *output_shape[-1:]))
         if isinstance(view, EmbeddingLayer):
             indices = x.flatten()
             self.count += len(indices)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
+from bayeslim.curvature.padding import real_positions
 from bayeslim.errors import UnsupportedModel
 from bayeslim.replica import replicate
 from bayeslim.types import Inputs, arguments, device_of, to_device
@@ -49,6 +50,7 @@ class BlockRun:
         names: the blocks, in the order in which they run.
         done: the number of blocks whose outputs are kept: the next block is `names[done]`.
         twin: the replica.
+        real: the positions of the last batch that are no padding, see `bayeslim.curvature.padding`.
     """
 
     def __init__(
@@ -59,18 +61,19 @@ class BlockRun:
         self.batches = batches
         self.twin = replicate(model)
         for module in self.twin.modules():
-            if not isinstance(module, nn.RNNBase):  # its flat list of weights would have to follow
-                for leaf, p in module._parameters.items():
             config = getattr(module, "config", None)
             if getattr(config, "use_cache", None) is True:  # blocks of some decoders take the cache by position
                 vars(module)["config"] = copy.copy(config)
                 vars(module)["config"].use_cache = False
+            if not isinstance(module, nn.RNNBase):  # its flat list of weights would have to follow
+                for leaf, p in module._parameters.items():
                     # without gradients of their own, weights keep no activations alive in a backward pass
                     module._parameters[leaf] = None if p is None else p.detach()  # type: ignore[assignment]
         self.names = tuple(names)
         self.done = 0
         self._kept: list[Any] = [None] * len(batches)
         self._now: Any = None
+        self.real: Tensor | None = None
 
     @property
     def block(self) -> nn.Module:
@@ -166,7 +169,7 @@ class BlockRun:
 
         def prepared(place: int) -> tuple[nn.Module, Inputs]:
             self._now = _moved(self._kept[place], self.device)
-            return self.twin, to_device(self.batches[place], self.device)
+            return self.twin, self._inputs(place)
 
         later = [self.twin.get_submodule(name) for name in self.names[self.done + 1 :]]
         with _replaced_forwards(later, _checkpointed), self._skipping(self.done):
@@ -200,8 +203,13 @@ class BlockRun:
             return reached.output
         raise UnsupportedModel(f'The block "{self.names[self.done]}" did not run on batch {place}.')
 
+    def _inputs(self, place: int) -> Inputs:
+        inputs = to_device(self.batches[place], self.device)
+        self.real = real_positions(inputs)
+        return inputs
+
     def _call(self, place: int) -> Any:
-        args, kwargs = arguments(to_device(self.batches[place], self.device))
+        args, kwargs = arguments(self._inputs(place))
         return self.twin(*args, **kwargs)
 
     @contextmanager

@@ -95,8 +95,7 @@ class BlockFactors:
     """The sums of all layers of one block.
 
     Args:
-        block: the block, on a replica.
-        name: its name in the network.
+        run: stands before the block.
         skip: reasons to leave weights alone, by name.
         quick: whether the sums of one batch are in float32, and only the sums of batches in float64: exact enough for a
             curvature that is damped by a fraction of itself. Inputs in float64 are never rounded.
@@ -109,15 +108,14 @@ class BlockFactors:
         order: the layers in the order of their first calls.
     """
 
-    def __init__(
-        self, block: nn.Module, name: str, skip: Mapping[str, str], quick: bool, only: Collection[str] | None = None
-    ):
-        self.quick = quick
+    def __init__(self, run: BlockRun, skip: Mapping[str, str], quick: bool, only: Collection[str] | None = None):
+        self.run, self.quick = run, quick
+        name = run.names[run.done]
         self.order: list[str] = []
         self.layers: dict[str, _Layer] = {}
         self.modules: dict[str, nn.Module] = {}
         self.left: dict[str, str] = {}
-        for path, module in block.named_modules():
+        for path, module in run.block.named_modules():
             full = f"{name}.{path}" if path else name
             view = matrix_layer(module)
             weight = f"{full}.weight"
@@ -155,7 +153,7 @@ class BlockFactors:
             if self.quick and x.dtype != torch.float64:
                 layer.batch_moment = InputMoment(layer.view, bias=True, dtype=torch.float32)
         self._last[name] = (x, x._version)
-        (layer.batch_moment or layer.moment).add(x, output_shape)
+        (layer.batch_moment or layer.moment).add(x, output_shape, self.run.real)
 
     def _leader(self, layer: _Layer, x: Tensor) -> str | None:
         """Find another layer of the same kind that has just read the same tensor."""
@@ -231,7 +229,7 @@ def measure(
     Returns:
         the curvature by the layers' names, and the reasons for weights without one.
     """
-    factors = BlockFactors(run.block, run.names[run.done], skip, isinstance(settings, LocalSettings))
+    factors = BlockFactors(run, skip, isinstance(settings, LocalSettings))
     if isinstance(settings, LocalSettings):
         with _input_hooks(factors.modules, factors.add_input):
             for _ in run.pass_block():
@@ -255,8 +253,7 @@ def measure_group(
     Returns:
         the curvature by the layers' names, and B as `restored.Targets` defines it.
     """
-    name = run.names[run.done]
-    factors = BlockFactors(run.block, name, {}, True, only)
+    factors = BlockFactors(run, {}, True, only)
     targets = Targets({n: layer.view for n, layer in factors.layers.items()})
     theirs = {n: dense.twin.get_submodule(n) for n in factors.modules}
     with (
@@ -266,7 +263,7 @@ def measure_group(
     ):
         for _ in zip(dense.pass_block(), run.pass_block(), strict=True):
             factors.finish_batch()
-            targets.add(original, cut)
+            targets.add(original, cut, run.real)
             original.clear()
             cut.clear()
     return factors.finish(settings), targets.means()
@@ -278,7 +275,7 @@ def layer_groups(run: BlockRun, skip: Mapping[str, str]) -> tuple[list[list[str]
     Returns:
         the groups, and the reasons for weights that are in none.
     """
-    factors = BlockFactors(run.block, run.names[run.done], skip, True)
+    factors = BlockFactors(run, skip, True)
     with _input_hooks(factors.modules, factors.add_input):
         next(run.pass_block())
     groups: dict[str, list[str]] = {}

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bayeslim.curvature.layers import MatrixLayer
+from bayeslim.curvature.layers import ConvolutionLayer, MatrixLayer
+from bayeslim.curvature.padding import without_padding
 from bayeslim.curvature.sweep import examples_at_once, sum_over_processes
 
 ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
@@ -138,14 +139,17 @@ class Targets:
         }
         self.count = dict.fromkeys(views, 0)
 
-    def add(self, dense: Watched, cut: Watched) -> None:
-        """Add the calls of one batch in the dense and in the cut network."""
+    def add(self, dense: Watched, cut: Watched, real: Tensor | None = None) -> None:
+        """Add the calls of one batch in the dense and in the cut network, at the `real` positions of linear layers."""
         for name, view in self.views.items():
             for original, own in zip(dense.calls[name], cut.calls[name], strict=True):
                 wanted = original.output.double()
                 if original.stream is not None and own.stream is not None:
                     wanted = wanted + (original.stream.double() - own.stream.double())
-                self._add(name, view, wanted, own.input)
+                given = own.input
+                if not isinstance(view, ConvolutionLayer):
+                    wanted, given = without_padding(wanted, real), without_padding(given, real)
+                self._add(name, view, wanted, given)
 
     def _add(self, name: str, view: MatrixLayer, wanted: Tensor, x: Tensor) -> None:
         if not view.batched(x):
