@@ -131,7 +131,7 @@ def test_quantiles_of_large_layers_end_at_their_last_score():
 
 
 class Adding(nn.Module):
-    """A block whose outputs reach the stream after an operation in place, and one that adds a reshaped output."""
+    """A block whose layer's outputs reach the stream in different ways."""
 
     def __init__(self, how):
         super().__init__()
@@ -139,18 +139,32 @@ class Adding(nn.Module):
 
     def forward(self, x):
         y = self.linear(x)
+        if self.how == "in place":  # the output goes through two sums, as in parallel attention
+            y += x.sin()
+            return x + y
+        if self.how == "twice":  # the second sum adds something that depends on the output
+            x = x + y
+            return x + x.tanh()
         return x + (y.relu_() if self.how == "relu" else y.view(-1, 4).view(x.shape))
 
 
-@pytest.mark.parametrize("how", ["relu", "view"])
-def test_the_stream_counts_only_where_the_output_itself_is_added(how):
+STREAMS = {
+    "relu": lambda x: 0,
+    "view": lambda x: x,
+    "in place": lambda x: x + x.sin(),
+    "twice": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("how", STREAMS)
+def test_the_stream_is_all_that_the_output_itself_is_added_to(how):
     torch.manual_seed(0)
     model = nn.Sequential(*[Adding(how) for _ in range(3)]).double()
     x = torch.randn(40, 4, dtype=torch.float64)
     pruned = bl.prune_blocks(model, HALF, [x], blocks=["0", "1", "2"], damping=1e-9, tolerance=1e-12, progress=False)
     with torch.no_grad():
         dense_in, own_in = model[:2](x), pruned.model[:2](x)
-        wanted = model[2].linear(dense_in) + (dense_in - own_in if how == "view" else 0)
+        wanted = model[2].linear(dense_in) + STREAMS[how](dense_in) - STREAMS[how](own_in)
     kept = pruned.plan.masks["2.linear.weight"]
     ones = torch.ones(40, 1, dtype=torch.float64)
     for row in range(4):

@@ -7,9 +7,9 @@ stream in the cut network, the layer solves
     min  mean ‖V a − (y + s − s')‖² + δ ‖V − W‖²,   V zero where it is cut,
 
 so that it makes up for earlier cuts as far as its inputs allow. A layer whose outputs are not added to a stream of the
-same shape has s = s'. Without the mask the minimum is V₀ = (B + δ W) (A + δ I)⁻¹, B = mean (y + s − s') aᵀ; the cut is
-that of V₀ by the local curvature. For the correction to see the cuts of its own block, layers are cut in the order in
-which they run; those that read the same tensor together.
+same shape has s = s'. In x + (attention + mlp), s of the attention is x + mlp. Without the mask the minimum is V₀ = (B
++ δ W) (A + δ I)⁻¹, B = mean (y + s − s') aᵀ; the cut is that of V₀ by the local curvature. For the correction to see
+the cuts of its own block, layers are cut in the order in which they run; those that read the same tensor together.
 
 The dense network runs beside the cut one, block after block, so that twice the outputs of a block are kept.
 """
@@ -24,6 +24,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from bayeslim.curvature.layers import ConvolutionLayer, MatrixLayer
 from bayeslim.curvature.padding import without_padding
@@ -33,22 +34,40 @@ ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 
 
 class _Additions(TorchFunctionMode):
-    """Notes what the outputs of layers are added to, in this thread."""
+    """Follows the outputs of layers through additions, in this thread.
 
-    def __init__(self, found: Callable[[Tensor, Tensor], None]):
+    In `x + (attention + mlp)` the stream of the attention is `mlp + x`. A sum is followed until another operation reads
+    it: what is added later may depend on the output.
+    """
+
+    def __init__(self, watched: Watched):
         super().__init__()
-        self.found = found
+        self.watched = watched
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in ADDITIONS and len(args) == 2 and not kwargs:
-            first, second = args
-            if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
-                self.found(first, second)
-                self.found(second, first)
-        return func(*args, **kwargs)
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        calls = [call for calls in self.watched.calls.values() for call in calls]
+        followed = [(call, tensor) for call in calls for tensor in read if call.is_unchanged(tensor)]
+        if not followed:
+            return func(*args, **kwargs)
+        is_sum = getattr(func, "__name__", "") in ADDITIONS and len(args) == 2 and not kwargs
+        if is_sum and len(read) == 2 and read[0].shape == read[1].shape:
+            # copies: an addition in place changes its first tensor
+            added = [(call, read[tensor is read[0]].clone()) for call, tensor in followed]
+            result = func(*args)
+            for call, other in added:
+                call.add(other, result)
+            return result
+        result = func(*args, **kwargs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                for call, tensor in followed:
+                    if call.stream is not None and leaf.data_ptr() != tensor.data_ptr():
+                        call.returned = None
+        return result
 
 
 @dataclass(eq=False)
@@ -58,25 +77,32 @@ class Call:
     Attributes:
         input: of the layer.
         output: of the layer.
-        stream: the tensor that the output was added to, if there was one.
-        returned: the output itself, to tell it from others.
-        version: of the output when it was returned.
+        stream: the sum of the tensors that the output was added to, if there were any.
+        returned: the output itself or the last sum with it, to tell it from others; None if that was read otherwise.
+        version: of that tensor when it was returned.
     """
 
     input: Tensor
     output: Tensor
-    returned: Tensor
+    returned: Tensor | None
     version: int
     stream: Tensor | None = None
 
     def is_unchanged(self, other: Tensor) -> bool:
-        """Whether a tensor is the output as it was returned, perhaps reshaped."""
+        """Whether a tensor is the output or the sum as it was returned, perhaps reshaped."""
         return (
-            other.data_ptr() == self.returned.data_ptr()
+            self.returned is not None
             and other.numel() == self.returned.numel()
             and other._version == self.version
         )
+            and other.data_ptr() == self.returned.data_ptr()
 
+
+    def add(self, other: Tensor, total: Tensor) -> None:
+        """Note that another tensor was added to the output, which gave a sum."""
+        other = other.reshape(self.output.shape)
+        self.stream = other if self.stream is None else self.stream + other
+        self.returned, self.version = total, total._version
 
 class Watched:
     """The calls of some layers in a pass: inputs, outputs, and what the outputs are added to.
@@ -102,7 +128,7 @@ class Watched:
         for name, module in self.modules.items():
             handle = module.register_forward_hook(self._hook(name), prepend=True, with_kwargs=True)
             self._stack.callback(handle.remove)
-        self._stack.enter_context(_Additions(self._added))
+        self._stack.enter_context(_Additions(self))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -114,12 +140,6 @@ class Watched:
             self.calls[name].append(Call(given.clone(), output.clone(), output, output._version))
 
         return hook
-
-    def _added(self, output: Tensor, stream: Tensor) -> None:
-        for calls in self.calls.values():
-            for call in calls:
-                if call.stream is None and call.is_unchanged(output):
-                    call.stream = stream.clone().reshape(call.output.shape)
 
 
 class Targets:
