@@ -11,7 +11,7 @@ from block_networks import Skipping, decoder, inputs_of_layers, tokens
 from torch import nn
 
 import bayeslim as bl
-from bayeslim.errors import BayeslimError, NoSiteMatched, UnsupportedModel
+from bayeslim.errors import BayeslimError, BayeslimWarning, NoSiteMatched, UnsupportedModel
 from bayeslim.posteriors.layer_matrix import LayerMatrix
 from bayeslim.prune.streaming import block_cut
 from bayeslim.prune.streaming import prune_blocks as verb
@@ -243,6 +243,52 @@ def test_blocks_with_tuples_caches_and_keyword_arguments():
             found = bl.prune_blocks(decoder(**variant), HALF, batches, **options).model
             for name, value in wanted.state_dict().items():
                 torch.testing.assert_close(found.state_dict()[name], value)
+
+
+class Experts(nn.Module):
+    """A block whose router sends each position to one of its experts; one parameter may hold all experts."""
+
+    def __init__(self, fused):
+        super().__init__()
+        self.first, self.router = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.router.weight.data.mul_(10)
+        if fused:
+            self.weights = nn.Parameter(torch.randn(3, 8, 8) / 3)
+        else:
+            self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x):
+        x = x + self.first(x)
+        chosen = self.router(x).argmax(-1)
+        if hasattr(self, "weights"):
+            return x + torch.einsum("...i,...io->...o", x, self.weights[chosen]).tanh()
+        out = torch.zeros_like(x)
+        for place, expert in enumerate(self.experts):
+            out[chosen == place] = expert(x[chosen == place])
+        return x + out
+
+
+def experts(fused):
+    torch.manual_seed(0)
+    return nn.Sequential(*[Experts(fused) for _ in range(2)]), [torch.randn(4, 6, 8) for _ in range(3)]
+
+
+def test_experts_in_one_parameter_stay_with_a_warning():
+    model, batches = experts(fused=True)
+    with pytest.warns(BayeslimWarning, match=r"384 of 560 parameters of the blocks stay.*0\.weights, because Experts"):
+        bl.prune_blocks(model, HALF, batches, blocks=["0", "1"], progress=False)
+    budget = bl.Budget(sparsity=0.5, protect=["*weights"])
+    assert bl.prune_blocks(model, budget, batches, blocks=["0", "1"], progress=False).plan.sparsity == 0.5
+
+
+def test_experts_that_a_router_chooses_are_cut_by_their_own_curvature():
+    model, batches = experts(fused=False)
+    batches.append(torch.zeros(1, 1, 8))  # two of the experts read nothing
+    with pytest.raises(UnsupportedModel, match=r'reads other positions.*curvature="local"'):
+        bl.prune_blocks(model, HALF, batches, blocks=["0", "1"], progress=False)
+    cut = bl.prune_blocks(model, HALF, batches, blocks=["0", "1"], **LOCAL)
+    assert len(cut.plan.masks) == 10
+    assert cut.plan.sparsity == 0.5
 
 
 def test_decoders_run_without_their_cache():

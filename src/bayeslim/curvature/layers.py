@@ -61,11 +61,11 @@ class MatrixLayer:
 
     def features(self, x: Tensor, output_shape: torch.Size) -> Tensor:
         """Compute the features (B, T, groups, columns), columns in the order of `order`."""
-        return x.reshape(x.shape[0] if x.ndim > 1 else 1, -1, 1, x.shape[-1])
+        return _by_position(x)
 
     def gradients(self, g: Tensor) -> Tensor:
         """Reshape gradients of the outputs, (B, ...), to (B, T, groups, rows)."""
-        return g.reshape(g.shape[0] if g.ndim > 1 else 1, -1, 1, g.shape[-1])
+        return _by_position(g)
 
     @cached_property
     def order(self) -> Tensor | None:
@@ -185,6 +185,11 @@ class ScaleLayer:
         keep = g.shape[-self.module.weight.ndim :] if self.trailing else (g.shape[2], g[0, 0, 0].numel())
         g = g.reshape(*g.shape[:2], -1, *keep)
         return g.sum(2).flatten(2) if self.trailing else g.sum((2, 4))
+
+
+def _by_position(x: Tensor) -> Tensor:
+    """Reshape (B, ..., D), also of no examples, or (D,) to (B, T, 1, D)."""
+    return x.reshape(x.shape[0] if x.ndim > 1 else 1, math.prod(x.shape[1:-1]), 1, x.shape[-1])
 
 
 LAYERS: dict[type[nn.Module], type[MatrixLayer]] = {

@@ -64,7 +64,6 @@ def cut_block(
     """
     name = run.names[run.done]
     block = cutting.model.get_submodule(name)
-    protected = _protected(cutting)
     skip = skipped(cutting, name)
     groups: list[list[str]] = []
     curvatures: Mapping[str, LayerCurvature] = {}
@@ -83,7 +82,8 @@ def cut_block(
     unread: Params = {}
     if cutting.granularity == "unit":
         assert cutting.budget is not None
-        units = cut_units(block, name, run.arguments_of_block(), curvatures, means, cutting.budget, set(protected))
+        stay = set(protected(cutting))
+        units = cut_units(block, name, run.arguments_of_block(), curvatures, means, cutting.budget, stay)
         masks, unread = units.masks, units.unread
         left = left | units.left
     elif dense is None:
@@ -104,7 +104,7 @@ def cut_block(
 
 def skipped(cutting: Cutting, block: str) -> dict[str, str]:
     """List the weights of a block that are not cut, with the reasons."""
-    return _tied(cutting.model, block) | _protected(cutting)
+    return _tied(cutting.model, block) | protected(cutting)
 
 
 def _matrix(cutting: Cutting, layer: LayerMatrix) -> Tensor:
@@ -321,7 +321,8 @@ def _tied(model: nn.Module, block: str) -> dict[str, str]:
     }
 
 
-def _protected(cutting: Cutting) -> dict[str, str]:
+def protected(cutting: Cutting) -> dict[str, str]:
+    """List the parameters that the budget protects, with that as the reason."""
     found: dict[str, str] = {}
     for selection in cutting.budget.protect if cutting.budget is not None else ():
         matches = matcher(selection)

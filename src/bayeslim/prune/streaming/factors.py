@@ -161,7 +161,7 @@ class BlockFactors:
             other = self.layers[name]
             same = seen.data_ptr() == x.data_ptr() and seen.shape == x.shape and seen.stride() == x.stride()
             alike = type(other.view) is MatrixLayer and type(layer.view) is MatrixLayer
-            if other is not layer and same and version == seen._version == x._version and alike:
+            if other is not layer and x.numel() and same and version == seen._version == x._version and alike:
                 return name
         return None
 

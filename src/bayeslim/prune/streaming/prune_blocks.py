@@ -13,6 +13,7 @@ processes end with the same network, which is that of one process up to the orde
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.columns import Columns
-from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
+from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
 from bayeslim.io.digest import digest
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
@@ -34,7 +35,7 @@ from bayeslim.prune.budget import Budget
 from bayeslim.prune.candidates import pattern
 from bayeslim.prune.plan import Plan
 from bayeslim.prune.ranking import MIN_CAPACITY
-from bayeslim.prune.streaming.block_cut import Cutting, cut_block, skipped, write_weights
+from bayeslim.prune.streaming.block_cut import Cutting, cut_block, protected, skipped, write_weights
 from bayeslim.prune.streaming.block_run import BlockRun
 from bayeslim.prune.streaming.factors import KroneckerSettings, LocalSettings, measure, output_weights
 from bayeslim.prune.streaming.found_blocks import find_blocks
@@ -54,6 +55,8 @@ COLUMNS: Columns = "signs"
 """Gradients measure the loss in one backward pass, see `bayeslim.curvature.columns`."""
 MAX_ITERATIONS = 1000
 """Conjugate gradients stop after this many products, with a warning."""
+MAX_REST = 0.25
+"""A larger part of the blocks that stays gives a warning."""
 SCORE_QUANTILES = 1024
 """Scores of a layer are kept as this many quantiles, to share the sparsity out between layers."""
 
@@ -222,7 +225,9 @@ def prune_blocks_(
     }
     with showing(progress and rank == 0):
         cuts = _cut_all(run, dense, cutting, shares, Checkpoint(checkpoint, described))
-    return PrunedBlocks(model, _plan(cuts, curvature, granularity, budget, shares is not None))
+    plan = _plan(cuts, curvature, granularity, budget, shares is not None)
+    _warn_of_the_rest(plan, cutting)
+    return PrunedBlocks(model, plan)
 
 
 def _cut_all(
@@ -321,6 +326,23 @@ def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Bu
 
 
 def _one_std(bnn: Bayesian) -> float:
+def _warn_of_the_rest(plan: Plan, cutting: Cutting) -> None:
+    """Warn if weights that were neither cut nor protected are a large part of the blocks."""
+    chosen = protected(cutting)
+    sizes = {n: p.numel() for n, p in cutting.model.named_parameters()}
+    rest = {n: sizes[n] for n in plan.left if n in sizes and n not in chosen and n not in plan.masks}
+    total = sum(rest.values()) + sum(sizes[n] for n in plan.masks)
+    if sum(rest.values()) > MAX_REST * total:
+        largest = max(rest, key=lambda n: rest[n])
+        warnings.warn(
+            f"{sum(rest.values()):,} of {total:,} parameters of the blocks stay as they are, so that the network is "
+            f"less sparse than the plan says of its layers. The largest: {largest}, because {plan.left[largest]}. "
+            "Print the plan for all of them, or protect them.",
+            BayeslimWarning,
+            stacklevel=3,
+        )
+
+
     """Find the standard deviation of a network's prior, if it is one number."""
     stds = [p.config()["std"] if isinstance(p, Normal) else None for p in (bnn.priors[n] for n in bnn.sites.names)]
     if len(set(map(repr, stds))) != 1 or not isinstance(stds[0], (int, float)):

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from bayeslim.curvature.layers import ConvolutionLayer, MatrixLayer
 from bayeslim.curvature.padding import without_padding
 from bayeslim.curvature.sweep import examples_at_once, sum_over_processes
+from bayeslim.errors import UnsupportedModel
 
 ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 
@@ -94,15 +95,15 @@ class Call:
             self.returned is not None
             and other.numel() == self.returned.numel()
             and other._version == self.version
-        )
             and other.data_ptr() == self.returned.data_ptr()
-
+        )
 
     def add(self, other: Tensor, total: Tensor) -> None:
         """Note that another tensor was added to the output, which gave a sum."""
         other = other.reshape(self.output.shape)
         self.stream = other if self.stream is None else self.stream + other
         self.returned, self.version = total, total._version
+
 
 class Watched:
     """The calls of some layers in a pass: inputs, outputs, and what the outputs are added to.
@@ -162,7 +163,13 @@ class Targets:
     def add(self, dense: Watched, cut: Watched, real: Tensor | None = None) -> None:
         """Add the calls of one batch in the dense and in the cut network, at the `real` positions of linear layers."""
         for name, view in self.views.items():
-            for original, own in zip(dense.calls[name], cut.calls[name], strict=True):
+            calls = dense.calls[name], cut.calls[name]
+            if [call.input.shape for call in calls[0]] != [call.input.shape for call in calls[1]]:
+                raise UnsupportedModel(
+                    f'"{name}" reads other positions in the cut network than in the dense one, as an expert does that '
+                    'a router chooses, so that its outputs cannot be restored. Use curvature="local".'
+                )
+            for original, own in zip(*calls, strict=True):
                 wanted = original.output.double()
                 if original.stream is not None and own.stream is not None:
                     wanted = wanted + (original.stream.double() - own.stream.double())
