@@ -102,6 +102,21 @@ def test_padding_does_not_count(way, side):
         torch.testing.assert_close(longer.model.state_dict()[name], weight, rtol=1e-3, atol=1e-5)
 
 
+def test_the_linear_layers_of_a_falcon_are_linear():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.FalconConfig(
+        vocab_size=17, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_hidden_size=24
+    )
+    model = transformers.FalconForCausalLM(config)
+    ids = torch.randint(0, 17, (4, 9))
+    batches = [{"input_ids": ids, "labels": ids}]
+    for way in WAYS.values():
+        pruned = bl.prune_blocks(model, bl.Budget(sparsity=0.5), batches, **way)
+        assert len(pruned.plan.masks) == 8
+        assert pruned.plan.sparsity == pytest.approx(0.5, abs=0.01)
+
+
 def test_blocks_of_the_same_width_are_a_llama_with_a_smaller_config():
     model, ids = llama().eval(), torch.randint(0, 17, (4, 9))
     budget = bl.Budget(sparsity=0.3, scope="layer", uniform=True, round_to=4)

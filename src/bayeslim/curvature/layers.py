@@ -225,13 +225,20 @@ def matrix_layer(module: nn.Module) -> MatrixLayer | None:
             if isinstance(module, nn.Embedding) and module.max_norm is not None:
                 return None  # it rescales its own weights in every forward
             return view(module)
-    return TransposedLinearLayer(module) if is_transposed_linear(module) else None
+    if is_transposed_linear(module):
+        return TransposedLinearLayer(module)
+    is_linear = _is_class(module, "FalconLinear", "transformers.models.falcon.modeling_falcon")
+    return MatrixLayer(module) if is_linear else None
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
     """Check whether a module is the `Conv1D` of Hugging Face's GPT-2."""
-    kind = type(module)
-    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+    return _is_class(module, "Conv1D", "transformers.pytorch_utils")
+
+
+def _is_class(module: nn.Module, name: str, path: str) -> bool:
+    """Check for a class of a library that may not be installed."""
+    return type(module).__name__ == name and type(module).__module__ == path
 
 
 def scale_layer(module: nn.Module) -> ScaleLayer | None:

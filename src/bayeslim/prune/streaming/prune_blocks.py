@@ -284,7 +284,7 @@ def _shares(run: BlockRun, cutting: Cutting) -> dict[str, float]:
             quantiles[weight], sizes[weight] = scores[even_places(len(scores)).to(scores.device)], len(scores)
         if place + 1 < len(run.names):
             run.advance()
-    return allocation(quantiles, sizes, cutting.budget.value, MIN_CAPACITY)
+    return allocation(quantiles, sizes, cutting.budget.value, MIN_CAPACITY) if quantiles else {}
 
 
 def even_places(count: int) -> Tensor:
