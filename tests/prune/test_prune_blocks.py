@@ -361,6 +361,8 @@ def test_blocks_are_found_by_list_name_and_glob():
         find_blocks(model, "inner.layer")
     with pytest.raises(NoSiteMatched, match="Pass blocks="):
         find_blocks(nn.Linear(2, 2))
+    with pytest.raises(UnsupportedModel, match=r"2 lists of 2 modules: encoder\.layers, decoder\.layers\."):
+        find_blocks(nn.ModuleDict({"encoder": decoder(), "decoder": decoder()}))
     with pytest.raises(UnsupportedModel, match="apart"):
         find_blocks(model, ["inner.layers", "inner.layers.0.q"])
 

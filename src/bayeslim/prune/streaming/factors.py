@@ -123,7 +123,9 @@ class BlockFactors:
                 continue
             if view is None or isinstance(view, EmbeddingLayer):
                 matrices = [leaf for leaf, p in module._parameters.items() if p is not None and p.ndim > 1]
-                self.left |= {f"{full}.{leaf}": f"{type(module).__name__} may not be linear in it" for leaf in matrices}
+                kind = type(module).__name__
+                why = f"{kind} may not be linear in it" if view is None else "is an embedding"
+                self.left |= {f"{full}.{leaf}": why for leaf in matrices}
             elif weight in skip:
                 self.left[weight] = skip[weight]
             else:

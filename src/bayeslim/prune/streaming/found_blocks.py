@@ -22,7 +22,7 @@ def find_blocks(model: nn.Module, blocks: str | Sequence[str] | None = None) -> 
 
     Raises:
         NoSiteMatched: if there are none.
-        UnsupportedModel: if one block is inside of another, or is a script module.
+        UnsupportedModel: if several lists are the longest, or one block is inside of another or is a script module.
 
     >>> find_blocks(nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}))
     ('layers.0', 'layers.1')
@@ -35,7 +35,14 @@ def find_blocks(model: nn.Module, blocks: str | Sequence[str] | None = None) -> 
             raise NoSiteMatched(
                 f"{type(model).__name__} has no nn.ModuleList of blocks. Pass blocks=[...], the names of its blocks."
             )
-        patterns: Sequence[str] = [max(outer, key=lambda name: len(list(modules[name].children())))]
+        lengths = {name: len(list(modules[name].children())) for name in outer}
+        longest = [name for name in outer if lengths[name] == max(lengths.values())]
+        if len(longest) > 1:  # an encoder and a decoder, say: a cut of one of them would leave half of the network
+            raise UnsupportedModel(
+                f"{type(model).__name__} has {len(longest)} lists of {lengths[longest[0]]} modules: "
+                f"{', '.join(longest)}. Pass blocks=..., one of them; to cut the others too, call again on the result."
+            )
+        patterns: Sequence[str] = longest
     else:
         patterns = [blocks] if isinstance(blocks, str) else list(blocks)
     found: dict[str, None] = {}

@@ -125,7 +125,8 @@ def prune_blocks(
         progress: whether to show a progress bar.
 
     Raises:
-        UnsupportedModel: for a network that cannot be run block by block, or that was cut before.
+        UnsupportedModel: for a network that cannot be run block by block, that has several longest lists, or that was
+            cut before.
         BayeslimError: if nothing in a block can be cut.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
@@ -325,7 +326,6 @@ def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Bu
     )
 
 
-def _one_std(bnn: Bayesian) -> float:
 def _warn_of_the_rest(plan: Plan, cutting: Cutting) -> None:
     """Warn if weights that were neither cut nor protected are a large part of the blocks."""
     chosen = protected(cutting)
@@ -343,6 +343,7 @@ def _warn_of_the_rest(plan: Plan, cutting: Cutting) -> None:
         )
 
 
+def _one_std(bnn: Bayesian) -> float:
     """Find the standard deviation of a network's prior, if it is one number."""
     stds = [p.config()["std"] if isinstance(p, Normal) else None for p in (bnn.priors[n] for n in bnn.sites.names)]
     if len(set(map(repr, stds))) != 1 or not isinstance(stds[0], (int, float)):
