@@ -59,7 +59,10 @@ class InputMoment:
         self._rows: RowMoment | None = None
 
     def add(self, x: Tensor, output_shape: torch.Size, real: Tensor | None = None) -> None:
-        """Add the features at every position of a layer's input, or at the `real` ones of a linear layer's."""
+        """Add the features at every position of a layer's input.
+
+        Of a linear layer's input, only the `real` positions count if they are given.
+        """
         view = self.view
         if real is not None and not isinstance(view, (ConvolutionLayer, EmbeddingLayer)):
             x = without_padding(x, real)

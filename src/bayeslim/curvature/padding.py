@@ -1,4 +1,4 @@
-"""Padding, which counts in no second moment: the positions that an attention mask leaves out."""
+"""Padding, which an attention mask leaves out: it counts in no second moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def real_positions(inputs: Inputs) -> Tensor | None:
 
 
 def without_padding(rows: Tensor, real: Tensor | None) -> Tensor:
-    """Take the real positions of rows (B, T, D) or (B T, D), as (n, D); other shapes are returned whole."""
+    """Take the real positions of rows (B, T, D) or (B T, D), as (n, D).
+
+    Rows of other shapes are returned whole.
+    """
     if real is None:
         return rows
     if rows.shape[:-1] == real.shape:

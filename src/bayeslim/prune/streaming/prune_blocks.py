@@ -327,7 +327,7 @@ def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Bu
 
 
 def _warn_of_the_rest(plan: Plan, cutting: Cutting) -> None:
-    """Warn if weights that were neither cut nor protected are a large part of the blocks."""
+    """Warn if much of the blocks was neither cut nor protected."""
     chosen = protected(cutting)
     sizes = {n: p.numel() for n, p in cutting.model.named_parameters()}
     rest = {n: sizes[n] for n in plan.left if n in sizes and n not in chosen and n not in plan.masks}

@@ -161,7 +161,10 @@ class Targets:
         self.count = dict.fromkeys(views, 0)
 
     def add(self, dense: Watched, cut: Watched, real: Tensor | None = None) -> None:
-        """Add the calls of one batch in the dense and in the cut network, at the `real` positions of linear layers."""
+        """Add the calls of one batch in the dense and in the cut network.
+
+        Of linear layers, only the `real` positions count if they are given.
+        """
         for name, view in self.views.items():
             calls = dense.calls[name], cut.calls[name]
             if [call.input.shape for call in calls[0]] != [call.input.shape for call in calls[1]]:
