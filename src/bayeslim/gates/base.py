@@ -50,10 +50,11 @@ class Gate(ABC):
 
     @property
     def per(self) -> Per:
-        """A setting: whether `kl` counts once for a gate, for each of its weights, or for each example.
+        """A setting: what `kl` is counted for: a gate, a weight or an example.
 
-        For each example gates share a price in proportion to their weights: the mean loss of the examples gets
-        Σ nᵢ klᵢ / Σ nᵢ, where nᵢ weights go with gate i. One price then suits networks and data sets of any size.
+        For a weight it counts once for each that goes with the gate. For an example the gates share a price in
+        proportion to their weights: the mean loss of the examples gets Σ nᵢ klᵢ / Σ nᵢ, where nᵢ weights go with gate
+        i. One price then suits networks and data sets of any size.
         """
         return "gate"
 
