@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import bayeslim as bl
 import oracles
 from bayeslim.curvature.sweep import evaluation_replica
+from bayeslim.errors import UnsupportedModel
 from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
 from bayeslim.predict import linearised
 
@@ -193,6 +194,28 @@ def test_draws_where_an_operation_has_no_forward_derivative():
     exact = expected(bnn.model, x, bnn.posterior_).diagonal(dim1=1, dim2=2)
     ratio = draws.var(0, correction=0) / exact
     assert (ratio - 1).abs().max() < 6 * math.sqrt(2 / 100)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_draws_of_a_network_with_hard_sigmoids(inplace):
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Hardsigmoid(inplace), nn.Linear(4, 2)), torch.randn(5, 3)
+    bnn = _fitted(model, x, bl.Laplace("diag"))
+    draws = linearised.linearised_draws(evaluation_replica(bnn.model, x), bnn.posterior_, lambda: [x], 200)
+    torch.testing.assert_close(draws.mean(0), bnn.model.eval()(x))
+    exact = expected(bnn.model, x, bnn.posterior_).diagonal(dim1=1, dim2=2)
+    assert (draws.var(0, correction=0) / exact - 1).abs().max() < 6 * math.sqrt(2 / 100)
+
+
+class Distances(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, self.weight)
+
+
+def test_operations_that_have_first_derivatives_only_are_refused_with_the_remedy():
+    model, x = Distances(3, 4), torch.randn(5, 3)
+    bnn = _fitted(model, x, bl.Laplace("diag"))
+    with pytest.raises(UnsupportedModel, match=r'cdist_backward.*how="sample"'):
+        linearised.linearised_draws(evaluation_replica(bnn.model, x), bnn.posterior_, lambda: [x], 2)
 
 
 def test_memory_is_bounded_by_few_examples_at_a_time(monkeypatch):

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from bayeslim.attention import ExplicitAttention
 from bayeslim.curvature.columns import signs as random_signs
-from bayeslim.curvature.probe import graph_nodes
+from bayeslim.curvature.second_derivatives import TwiceDifferentiable, check_not_once_differentiable
 from bayeslim.curvature.sweep import data_pass, seeded, sum_over_processes
 from bayeslim.errors import UnsupportedModel
 from bayeslim.likelihoods import Likelihood
@@ -45,7 +44,7 @@ def hutchinson(
     params = {name: known[name].detach().requires_grad_() for name in names}
     total = {name: torch.zeros_like(p, dtype=dtype, requires_grad=False) for name, p in params.items()}
     generator = seeded(seed)
-    with data_pass(model, loader, "Hessian", progress) as (twin, data), ExplicitAttention():
+    with data_pass(model, loader, "Hessian", progress) as (twin, data), TwiceDifferentiable():
         for inputs, targets in data:
             loss = -likelihood.log_prob(call(twin, inputs, params), targets).sum()
             for signs, products in _products(loss, list(params.values()), probes, generator):
@@ -61,9 +60,7 @@ def _products(
     """Yield random signs z and H z; nothing for a loss linear in every parameter."""
     try:
         slopes = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
-        if any(node.name().endswith("::Error") for node in graph_nodes(*slopes)):
-            # it would give zeros for second derivatives
-            raise RuntimeError("a custom function is marked once_differentiable")
+        check_not_once_differentiable(*slopes)
         for _ in range(probes):
             signs = [random_signs(p.shape, generator, p) for p in params]
             along = torch.stack([(s * z).sum() for s, z in zip(slopes, signs, strict=True)]).sum()

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bayeslim.attention import ExplicitAttention
 from bayeslim.curvature.diag import chunks_of
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients, LayerPass
 from bayeslim.curvature.layers import MatrixLayer
 from bayeslim.curvature.recurrent import unroll_
 from bayeslim.curvature.rows import GradientRows
+from bayeslim.curvature.second_derivatives import TwiceDifferentiable, check_not_once_differentiable
 from bayeslim.curvature.sweep import accumulation_dtype, examples, with_gradients
+from bayeslim.errors import UnsupportedModel
 from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
 from bayeslim.posteriors.functional import diagonal_functional_covariance
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
@@ -293,7 +294,7 @@ def _outputs_and_slopes(
     derivatives would take less time, but torch allows only one thread at a time to compute them.
     """
     params = {name: value.detach().requires_grad_() for name, value in mean.items()}
-    with with_gradients(), ExplicitAttention():
+    with with_gradients(), TwiceDifferentiable():
         outputs = call(model, inputs, params)
         along = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, list(params.values()), along, create_graph=True, allow_unused=True)
@@ -301,10 +302,21 @@ def _outputs_and_slopes(
         count = len(next(iter(noise.values())))
         if not used:
             return outputs.detach(), outputs.detach().new_zeros(count, *outputs.shape)
-        slopes = [
-            torch.autograd.grad(
-                list(used.values()), along, [noise[name][k].to(g) for name, g in used.items()], retain_graph=True
-            )[0]
-            for k in range(count)
-        ]
+        slopes = [_slope(used, along, {name: values[k] for name, values in noise.items()}) for k in range(count)]
     return outputs.detach(), torch.stack(slopes)
+
+
+def _slope(pulled: Mapping[str, Tensor], along: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+    """Differentiate the backward pass Jᵀ u along u, which gives J ε."""
+    try:
+        check_not_once_differentiable(*pulled.values())
+        directions = [noise[name].to(g) for name, g in pulled.items()]
+        return torch.autograd.grad(list(pulled.values()), along, directions, retain_graph=True)[0]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UnsupportedModel(
+            "Draws of the linearised network differentiate its backward pass, and torch cannot do that for an "
+            f'operation of the network ({error}). Predict with how="sample", which draws weights and differentiates '
+            "nothing."
+        ) from error
