@@ -160,6 +160,15 @@ def as_tensors(inputs: Any, model: nn.Module) -> Any:
     return inputs
 
 
+def flattened(tensor: Tensor, lead: int) -> Tensor:
+    """Flatten what follows the first `lead` dimensions: the entries of parameters, one for a scalar.
+
+    >>> flattened(torch.ones(5, 2, 3), 1).shape, flattened(torch.ones(5), 1).shape
+    (torch.Size([5, 6]), torch.Size([5, 1]))
+    """
+    return tensor.unsqueeze(-1).flatten(lead)
+
+
 def batch_size(inputs: Inputs) -> int:
     """Count the examples: the first dimension of the first tensor in the inputs."""
     if isinstance(inputs, Tensor) and inputs.ndim:

@@ -283,6 +283,35 @@ def test_a_layer_that_never_runs_is_drawn_whole(some_method):
     assert bnn.posterior_.sample()["spare.weight"].shape == (2, 2)
 
 
+class Scaled(nn.Sequential):
+    """The scale of its outputs is a parameter without dimensions."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.ReLU(), nn.Linear(4, 3))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.scale, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(x)
+
+
+WITH_SCALARS = METHODS | {"laplace-full": lambda: bl.Laplace("full"), "laplace-lowrank": lambda: bl.Laplace("lowrank")}
+
+
+@pytest.mark.parametrize("name", WITH_SCALARS)
+def test_scalars_are_random_as_other_parameters_are(name):
+    bnn = bl.bayesianize(Scaled(), WITH_SCALARS[name](), likelihood=bl.likelihoods.Categorical(), sites="all")
+    bnn.fit(loader(), epochs=2, seed=7)
+    assert torch.isfinite(bl.predict(bnn, X, samples=4).probs).all()
+    ask_for_evidence(bnn, loader())
+    if isinstance(bnn.method, bl.MCDropout):
+        return
+    pruned = bl.prune(bnn, bl.Budget(sparsity=0.3), granularity="unit", example=X)
+    assert torch.isfinite(bl.predict(pruned, X, samples=4, how="sample").probs).all()
+
+
 def test_the_loss_is_in_one_scale(method):
     bnn = bayesian(method)
     loss = bnn.loss((X, Y))

@@ -14,7 +14,7 @@ from torch import Tensor
 from bayeslim.curvature.example_gradients import Backward, ExampleGradients
 from bayeslim.curvature.layers import MatrixLayer, ScaleLayer
 from bayeslim.curvature.sweep import examples, examples_at_once
-from bayeslim.types import Params
+from bayeslim.types import Params, flattened
 
 
 class GradientRows:
@@ -47,7 +47,7 @@ class GradientRows:
         for name, index in self.weights.items():
             part: Tensor | None
             if name in whole:
-                yield _pick(whole[name].flatten(2).to(self.dtype), index)
+                yield _pick(flattened(whole[name], 2).to(self.dtype), index)
                 continue
             path, leaf = self.gradients.direct[name]
             layer = backward.layers[path]

@@ -32,7 +32,7 @@ from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import LowRankCovariance, Posterior
 from bayeslim.priors import Prior
 from bayeslim.sites import tensor_at
-from bayeslim.types import Params
+from bayeslim.types import Params, flattened
 
 LATENT = ""
 """The key of z among the noise; no parameter has an empty name."""
@@ -107,7 +107,7 @@ class CorrelatedWeights(Density):
         self.means, self.masks = means, masks
         self.log_stds, self.stds = without_cut(log_stds, masks)
         self.factors = masked(factors, masks)
-        self.scaled = {n: (t * torch.exp(-self.log_stds[n])).flatten(1) for n, t in self.factors.items()}
+        self.scaled = {n: flattened(t * torch.exp(-self.log_stds[n]), 1) for n, t in self.factors.items()}
         first = next(iter(self.scaled.values()))
         self.log_weights = first.new_zeros(1)
         with _full_precision(first):
@@ -126,7 +126,7 @@ class CorrelatedWeights(Density):
         weights = {}
         with _full_precision(self.root):
             for name, mean in self.means.items():
-                along = (noise[LATENT] @ self.factors[name].flatten(1)).view(mean.shape)
+                along = (noise[LATENT] @ flattened(self.factors[name], 1)).view(mean.shape)
                 weights[name] = torch.addcmul(mean, self.stds[name], noise[name]) + along
         return Draw(weights, noise)
 

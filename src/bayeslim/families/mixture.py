@@ -27,7 +27,7 @@ from bayeslim.io.registry import register
 from bayeslim.noise import standard_normal, standard_normals_like
 from bayeslim.posteriors import Mixture, Posterior
 from bayeslim.sites import tensor_at
-from bayeslim.types import Params
+from bayeslim.types import Params, flattened
 
 LOGITS = "mixture_logits"
 
@@ -148,6 +148,6 @@ class MixedWeights(Density):
             own = self.stds[name][draw.component] * draw.noise[name]
             # μ_c + σ_c ε − μ_j, without rounding where it is the draw's own component
             off = (own + (mean[draw.component] - mean)) * torch.exp(-self.log_stds[name])
-            components = components - (0.5 * off.square() + self.log_stds[name]).flatten(1).sum(1)
+            components = components - flattened(0.5 * off.square() + self.log_stds[name], 1).sum(1)
         count = count_kept({name: mean[0] for name, mean in self.means.items()}, self.masks)
         return components.logsumexp(0) - 0.5 * math.log(2 * math.pi) * count

@@ -50,7 +50,7 @@ from bayeslim.train.fit import fit
 from bayeslim.train.loaders import training_set_size
 from bayeslim.train.options import check_names
 from bayeslim.train.seeding import seeded
-from bayeslim.types import Batch, Batches, Params, call, device_of, split_batch
+from bayeslim.types import Batch, Batches, Params, call, device_of, flattened, split_batch
 
 
 @register("method")
@@ -105,7 +105,7 @@ class SVGD(ParticleMethod):
         steered = (outputs.flatten(1) * direction.to(outputs.dtype)).sum()
         prior = torch.zeros((), device=outputs.device)
         for name, each in bnn.priors.items():
-            log_prob = each.log_prob(stack.get_parameter(name)).flatten(1).sum(1)
+            log_prob = flattened(each.log_prob(stack.get_parameter(name)), 1).sum(1)
             prior = prior - (log_prob * closeness.to(log_prob)).sum()
         # `value` has the gradients of the likelihood's own parameters, `steered` those of the weights
         return Terms(
@@ -264,7 +264,7 @@ def descent(points: Tensor, gradients: Tensor, num_data: int, bandwidth: float |
 
 def _rows(values: Tensor) -> Tensor:
     """Flatten values to one row per particle, at least in single precision."""
-    return values.flatten(1).to(torch.promote_types(values.dtype, torch.float32))
+    return flattened(values, 1).to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _only_gradient(value: Tensor) -> Tensor:

@@ -43,6 +43,6 @@ class FlatLayout:
         """Split a vector (..., D) into parameters by name."""
         parts = vector.split([shape.numel() for shape in self.shapes.values()], -1)
         return {
-            name: part.reshape(*vector.shape[:-1], *shape)
+            name: part.reshape((*vector.shape[:-1], *shape))
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }

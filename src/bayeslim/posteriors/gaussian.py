@@ -26,7 +26,7 @@ from bayeslim.io.registry import register, registered
 from bayeslim.posteriors.base import Posterior, check_masks, keyed, like_means, unkeyed
 from bayeslim.posteriors.conjugate import DEFAULT_SOLVER, Solve, Solver
 from bayeslim.posteriors.prior_precision import PriorPrecision
-from bayeslim.types import Params
+from bayeslim.types import Params, flattened
 
 How = Literal["joint", "row"]
 
@@ -122,7 +122,7 @@ class Gaussian(Posterior):
         image = self.covariance_product(flat)
         covariance: Tensor | float = 0.0
         for name, value in jacobian.items():
-            left = value.flatten(2).to(image[name])
+            left = flattened(value, 2).to(image[name])
             covariance = covariance + left @ image[name].reshape(left.shape).mT
         return torch.as_tensor(covariance)
 

@@ -34,7 +34,7 @@ from bayeslim.posteriors import Conditioned, Dense, Gaussian, Kronecker
 from bayeslim.posteriors.functional import diagonal_functional_covariance
 from bayeslim.posteriors.kronecker_block import KroneckerBlock
 from bayeslim.posteriors.layer_matrix import LayerMatrix
-from bayeslim.types import Inputs, Params, batch_size, call
+from bayeslim.types import Inputs, Params, batch_size, call, flattened
 
 CPU_GRADIENT_BYTES = 2**25
 DEVICE_GRADIENT_BYTES = 9 * 2**25
@@ -176,7 +176,7 @@ def _by_layer(
         for block in apart:
             image |= block.layer.params(block.covariance_product(block.layer.matrix(J).to(block.eigenvalues)))
         for name in names:
-            left, right = J[name].flatten(2).transpose(0, 1), image[name].flatten(2).to(dtype).transpose(0, 1)
+            left, right = flattened(J[name], 2).transpose(0, 1), flattened(image[name], 2).to(dtype).transpose(0, 1)
             covariance[start : start + len(left)] += left @ right.mT
     return covariance
 

@@ -20,7 +20,7 @@ from bayeslim.methods.shared.moving import Moving
 from bayeslim.posteriors.particles import Particles
 from bayeslim.priors import Normal, Prior
 from bayeslim.train.distributed import rank_and_world
-from bayeslim.types import Params, call_with
+from bayeslim.types import Params, call_with, flattened
 
 
 class Coordinates(nn.Module):
@@ -112,7 +112,7 @@ def principal_directions(networks: Tensor, rank: int) -> tuple[Tensor, Tensor, f
 
 def flat(moving: Moving, values: Params) -> Tensor:
     """Flatten the moving weights of networks, (S, *shape) by name, to (S, D)."""
-    rows = {name: values[name].flatten(1) for name in moving.names}
+    rows = {name: flattened(values[name], 1) for name in moving.names}
     masks = {name: mask.to(rows[name].device).flatten() for name, mask in moving.masks.items()}
     return torch.cat([row[:, masks[name]] if name in masks else row for name, row in rows.items()], dim=1)
 

@@ -16,7 +16,7 @@ from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.methods.shared.moving import Moving
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.train.loaders import check_labelled
-from bayeslim.types import Batch, Params, call, device_of, note_inputs, split_batch, to_device
+from bayeslim.types import Batch, Params, call, device_of, flattened, note_inputs, split_batch, to_device
 
 
 class FlatWeights:
@@ -92,7 +92,7 @@ class FullBatches:
         self.tensors = {name: tensor.detach() for name, tensor in tensors_of(stack).items()}
         names = dict.fromkeys(name for own in moving for name in own.names)
         self.parameters = {f"model.{name}": self.tensors[f"model.{name}"] for name in names}
-        self.weights = torch.cat([p.flatten(1) for p in self.parameters.values()], 1)
+        self.weights = torch.cat([flattened(p, 1) for p in self.parameters.values()], 1)
         self.sizes = [p[0].numel() for p in self.parameters.values()]
         numbers = dict(zip(names, torch.arange(sum(self.sizes), device=device).split(self.sizes), strict=True))
         self.moving = torch.stack([

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from bayeslim.posteriors.particles import Particles
 from bayeslim.posteriors.saliency import Group
+from bayeslim.types import flattened
 
 
 def score_each_group(posterior: Particles, groups: Sequence[Group], score: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a score to the weights of every group, (S, n), and stack the results."""
-    values = {name: value.flatten(1) for name, value in posterior.values.items()}
+    values = {name: flattened(value, 1) for name, value in posterior.values.items()}
     found = []
     for group in groups:
         parts = [values[name][:, index.to(values[name].device)].double() for name, index in group.items()]
