@@ -101,3 +101,24 @@ def test_correlated_weights_have_no_mean_to_train_alone() -> None:
 def test_a_plain_network_is_refused() -> None:
     with pytest.raises(TypeError, match="fine_tune takes a Bayesian network"):
         bl.fine_tune(nn.Linear(6, 2), bl.data.Loader(*data(), batch_size=50), epochs=1)  # type: ignore[arg-type]
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_activation_checkpointing_changes_nothing(estimator: str) -> None:
+    tuned = []
+    for kind in (nn.Sequential, Checkpointed):
+        torch.manual_seed(0)
+        model = kind(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+        bnn = bl.bayesianize(model, bl.Variational(estimator=estimator), likelihood=bl.likelihoods.Categorical())
+        bnn.fit([data()], epochs=1, progress=False, seed=0)
+        types = [type(module) for module in bnn.model.modules()]
+        pruned = bl.prune(bnn, bl.Budget(sparsity=0.5))
+        tuned.append(bl.fine_tune(pruned, [data()], epochs=2, progress=False, seed=0))
+        assert [type(module) for module in tuned[-1].model.modules()] == types
+    for name, value in tuned[0].state_dict().items():
+        assert torch.equal(value, tuned[1].state_dict()[name])

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
+from bayeslim.families import DiagonalGaussian
 from bayeslim.methods.variational import Variational
 from bayeslim.prune.prune import Refresh
 from bayeslim.train.fit import fit
@@ -53,11 +55,18 @@ def means_alone(bnn: Bayesian) -> Iterator[None]:
     bnn.method = Variational(
         method.family, estimator="mean", temperature=0.0, gates=method.gates, gate_at=method.gate_at
     )
+    # Activation checkpointing runs layers again in the backward pass, where noise is not turned off.
+    noisy = [layer for layer in bnn.model.modules() if stochastic.is_noisy(layer)]
+    for layer in noisy:
+        stochastic.make_plain(layer)
     for parameter in spreads:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
         bnn.method = method
+        for layer in noisy:
+            assert isinstance(method.family, DiagonalGaussian)
+            stochastic.make_noisy(layer, method.noise_at, method.family)
         for parameter in spreads:
             parameter.requires_grad_(True)
