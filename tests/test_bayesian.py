@@ -112,6 +112,8 @@ def test_a_posterior_is_data_that_training_does_not_move():
 def test_models_that_cannot_be_converted_are_refused_with_advice():
     with pytest.raises(UnsupportedModel, match="Make the Python module Bayesian"):
         bl.bayesianize(torch.jit.script(model()), bl.Variational(), likelihood=LIKELIHOOD)
+    with pytest.raises(UnsupportedModel, match=r"model\.module"):
+        bl.bayesianize(nn.DataParallel(model()), bl.Variational(), likelihood=LIKELIHOOD)
     net = model()
     prune.l1_unstructured(net[0], "weight", 0.5)
     with pytest.raises(UnsupportedModel, match=r"cannot be copied.*remove these first, or use bayesianize_"):
