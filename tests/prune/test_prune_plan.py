@@ -239,3 +239,19 @@ def test_a_start_for_another_model_is_refused_before_anything():
     pruned = bl.prune(given(model, diagonal(model)), bl.Budget(sparsity=0.3))
     with pytest.raises(ShapeMismatch, match=r'its mask of "0.weight" is \(4, 5\)'):
         bl.plan(pruned, bl.Budget(sparsity=0.5), start=Plan({"0.weight": torch.rand(4, 5) < 0.5}))
+
+
+def test_parametrized_units_that_stay_come_with_the_remedy():
+    def network() -> nn.Sequential:
+        hidden = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+        return nn.Sequential(hidden, nn.ReLU(), nn.Linear(6, 2))
+
+    def plan_units(model: nn.Module) -> Plan:
+        bnn = bl.bayesianize(model, bl.Variational(), likelihood=bl.likelihoods.Categorical())
+        return bl.plan(bnn, bl.Budget(sparsity=0.3), granularity="unit", example=torch.randn(3, 4))
+
+    model = network()
+    with pytest.raises(bl.errors.BayeslimError, match="remove_parametrizations"):
+        plan_units(model)
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert plan_units(model).granularity == "unit"

@@ -23,6 +23,11 @@ from bayeslim.prune.settings import Settings
 from bayeslim.sites import is_weight
 from bayeslim.types import Params
 
+_UNPARAMETRIZE = (
+    " Units of weights that a parametrization computes stay: train with it, then make them plain weights with "
+    'torch.nn.utils.parametrize.remove_parametrizations(layer, "weight") before bayesianize.'
+)
+
 
 def unit_candidates(pruning: Pruning, settings: Settings) -> Candidates:
     """List every removable unit, scored by the joint posterior of its weights."""
@@ -46,7 +51,8 @@ def unit_candidates(pruning: Pruning, settings: Settings) -> Candidates:
             places.append(place)
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items()) or "it has no hidden units"
-        raise BayeslimError(f"No unit of {pruning.bnn.sites.model} can be cut: {reasons}.")
+        advice = _UNPARAMETRIZE if any("parametrizations." in name for name in left) else ""
+        raise BayeslimError(f"No unit of {pruning.bnn.sites.model} can be cut: {reasons}.{advice}")
     chosen = [groups[place] for place in places]
     layers = list(dict.fromkeys(graph.units[place].layer for place in places))
     start = {name: pruning.kept(name) for name in graph.shapes}
