@@ -161,7 +161,9 @@ def as_tensors(inputs: Any, model: nn.Module) -> Any:
 
 
 def flattened(tensor: Tensor, lead: int) -> Tensor:
-    """Flatten what follows the first `lead` dimensions: the entries of parameters, one for a scalar.
+    """Flatten what follows the first `lead` dimensions.
+
+    Behind them may be a scalar parameter, which has one entry and no dimension.
 
     >>> flattened(torch.ones(5, 2, 3), 1).shape, flattened(torch.ones(5), 1).shape
     (torch.Size([5, 6]), torch.Size([5, 1]))

@@ -13,7 +13,10 @@ from bayeslim.curvature.probe import graph_nodes
 
 
 class TwiceDifferentiable(ExplicitAttention):
-    """Compute attention and hard sigmoids by operations that torch differentiates twice; a context manager."""
+    """Compute attention and hard sigmoids so that they differentiate twice.
+
+    A context manager.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -30,6 +33,9 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def check_not_once_differentiable(*gradients: Tensor) -> None:
-    """Raise if a custom function of the graph is differentiable once only: torch would take zeros for the rest."""
+    """Raise if a custom function of the graph can be differentiated only once.
+
+    Torch would take zeros for its second derivatives.
+    """
     if any(node.name().endswith("::Error") for node in graph_nodes(*gradients)):
         raise RuntimeError("a custom function is marked once_differentiable")
