@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import re
 import sys
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+
+import bayeslim as bl
+from bayeslim.app.compress import pipeline
 
 spec = importlib.util.spec_from_file_location("reference", Path(__file__).parents[2] / "docs" / "reference.py")
 assert spec is not None
@@ -45,6 +49,8 @@ def test_every_public_name_has_a_summary_and_an_example(space):
 @pytest.mark.filterwarnings("ignore")  # trainings are short, and other libraries give advice
 def test_the_example_runs_and_shows_its_names(space, names, start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    brief = functools.partial(bl.benchmark, runtimes=["eager"], rounds=2, batch_sizes=(1,))
+    monkeypatch.setattr(pipeline, "benchmark", brief)  # every runtime is timed in tests/app/test_benchmark.py
     code = reference.EXAMPLES[space][names]
     assert [name for name in names if not re.search(rf"\b{name}\b", code)] == []
     scope = {key: copy.deepcopy(value) if key in ("model", "bnn") else value for key, value in start.items()}
