@@ -28,7 +28,7 @@ def test_one_split_of_many_learns_as_it_does_alone(benchmark: Any) -> None:
     x = torch.randn(2, 60, 3)
     y = x[..., :1] + 0.2 * torch.randn(2, 60, 1)
     for method in ("laplace", "ensemble", "vi"):
-        settings = benchmark.Settings(method, epochs=60, batch=20, lr=0.01, draws=1, hidden=8, seed=0)
+        settings = benchmark.Settings(method, epochs=40, batch=30, lr=0.02, draws=1, hidden=8, seed=0)
         both = benchmark.train(x, y, settings)
         alone = benchmark.train(x[:1], y[:1], settings)
         first, second = (found[0](x[0]).mean for found in (both, alone))
