@@ -39,7 +39,13 @@ def fitted(tmp_path_factory):
     return path
 
 
-def test_compress_by_a_recipe(tmp_path, capsys):
+def brief_report(bnn, pruned, slim, path, **options):
+    path.write_text("a report")
+    return path
+
+
+def test_compress_by_a_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pipeline, "report", brief_report)
     run = tmp_path / "run"
     words = ("--model", MODEL, "--data", "digits", "--recipe", "sparse-vd(epochs=3)", "--out", run)
     assert call("compress", *words, "--fine-tune", 1) == 0
