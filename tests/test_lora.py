@@ -177,7 +177,7 @@ def test_ranks_that_a_second_task_does_not_need_are_cut():
         x, y = (torch.cat([pair[part] for pair in first]) for part in (0, 1))
         y = torch.distributions.Categorical(logits=second(x)).sample()
         unseen = torch.randint(WORDS, (400, 12))
-    batches = list(zip(x.split(50), y.split(50), strict=True))
+    batches = list(zip(x.split(100), y.split(100), strict=True))
 
     @torch.no_grad()
     def distance(network: nn.Module) -> float:
@@ -189,10 +189,10 @@ def test_ranks_that_a_second_task_does_not_need_are_cut():
         config = peft.LoraConfig(r=8, lora_alpha=8, target_modules=["q", "v", "up"])
         return peft.get_peft_model(copy.deepcopy(base), config)
 
-    plain = trained(with_adapter(), batches, 30, 5e-3)
+    plain = trained(with_adapter(), batches, 30, 1e-2)
     recipe = bl.recipes.lora_ranks(epochs=30)
     bnn = bl.bayesianize(with_adapter(), likelihood=likelihoods.Categorical(class_dim=-1), **recipe)
-    bnn.fit(batches, progress=False, **{**recipe.fit, "lr": 5e-3})
+    bnn.fit(batches, progress=False, **{**recipe.fit, "lr": 1e-2})
     pruned = bl.prune(bnn, recipe.budget, progress=False, **recipe.cut)
     slim = bl.compact(pruned, x[:2])
     ranks = {name.rpartition(".")[2]: rank for name, rank in slim.peft_config["default"].rank_pattern.items()}
