@@ -36,7 +36,7 @@ def within_binomial_band(covered: int, trials: int, least: float, most: float) -
 @pytest.mark.parametrize("sharp", [1.0, 5.0])  # 5: a posterior that is far too sure
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])
 def test_sets_cover_over_many_splits(score: str, sharp: float) -> None:
-    generator, n, splits = torch.Generator().manual_seed(0), 19, 500  # of so few, a rank too low is seen
+    generator, n, splits = torch.Generator().manual_seed(0), 19, 500
     logits, labels = logits_and_labels(splits * (n + 1), 8, generator, sharp)
     covered = 0
     for x, y in zip(logits.split(n + 1), labels.split(n + 1), strict=True):
@@ -44,7 +44,7 @@ def test_sets_cover_over_many_splits(score: str, sharp: float) -> None:
             nn.Identity(), [(x[:-1], y[:-1])], 0.9, score=score, likelihood=CATEGORICAL, generator=generator
         )
         covered += int(made(x[-1:], generator).covers(y[-1:]))
-    assert within_binomial_band(covered, splits, 0.9, 0.9 + 1 / (n + 1))
+    assert within_binomial_band(covered, splits, 0.9, 0.9)  # 18 of 20 ranks: exactly, as there are no ties
 
 
 @pytest.mark.parametrize("score", ["absolute", "scaled", "cqr"])
@@ -56,7 +56,7 @@ def test_intervals_cover_over_many_splits(score: str) -> None:
     for xs, ys in zip(x.split(n + 1), y.split(n + 1), strict=True):
         made = bl.conformal(nn.Identity(), [(xs[:-1], ys[:-1])], 0.8, score=score, likelihood=GAUSSIAN)
         covered += int(made(xs[-1:]).covers(ys[-1:]))
-    assert within_binomial_band(covered, splits, 0.8, 0.8 + 1 / (n + 1))
+    assert within_binomial_band(covered, splits, 0.8, 0.8)  # 16 of 20 ranks
 
 
 @pytest.mark.parametrize("score", ["absolute", "cqr"])
