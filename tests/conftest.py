@@ -19,6 +19,7 @@ gc.disable()  # until all tests are collected: what that makes stays, and lookin
 
 
 def pytest_collection_finish():
+    gc.freeze()  # what collecting has made is never looked through again, nor at the end
     gc.enable()
 
 
