@@ -35,8 +35,8 @@ def within_binomial_band(covered: int, trials: int, least: float, most: float) -
 
 @pytest.mark.parametrize("sharp", [1.0, 5.0])  # 5: a posterior that is far too sure
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])
-def test_sets_cover_over_many_splits(score: str, sharp: float) -> None:
-    generator, n, splits = torch.Generator().manual_seed(0), 19, 500
+def test_sets_cover_over_a_thousand_splits(score: str, sharp: float) -> None:
+    generator, n, splits = torch.Generator().manual_seed(0), 19, 1000
     logits, labels = logits_and_labels(splits * (n + 1), 8, generator, sharp)
     covered = 0
     for x, y in zip(logits.split(n + 1), labels.split(n + 1), strict=True):
@@ -48,8 +48,8 @@ def test_sets_cover_over_many_splits(score: str, sharp: float) -> None:
 
 
 @pytest.mark.parametrize("score", ["absolute", "scaled", "cqr"])
-def test_intervals_cover_over_many_splits(score: str) -> None:
-    generator, n, splits = torch.Generator().manual_seed(1), 19, 500
+def test_intervals_cover_over_a_thousand_splits(score: str) -> None:
+    generator, n, splits = torch.Generator().manual_seed(1), 19, 1000
     x = torch.randn(splits * (n + 1), 1, generator=generator)
     y = x + 3 * x.abs() * torch.randn(x.shape, generator=generator)  # the likelihood says 0.5: misspecified
     covered = 0
