@@ -219,8 +219,8 @@ def test_thresholds_that_are_not_given_are_those_of_the_score():
     [
         (lambda: gates.NormalJeffreys(initial_std=0.0), "initial_std must be a positive number. Got 0.0"),
         (lambda: gates.InformationBottleneck(strength=-1.0), "strength must be a positive number"),
-        (lambda: gates.InformationBottleneck(per="unit"), 'per must be "gate" or "weight"'),
-        (lambda: gates.HardConcrete(per="layer"), 'per must be "gate" or "weight"'),
+        (lambda: gates.InformationBottleneck(per="unit"), 'per must be "gate", "weight" or "example"'),
+        (lambda: gates.HardConcrete(per="layer"), 'per must be "gate", "weight" or "example"'),
         (lambda: gates.HalfCauchy(global_scale=float("inf")), "global_scale must be a finite number"),
         (lambda: gates.TruncatedLogNormal(log_low=1.0), "log_low must be below log_high. Got 1.0 and 0.0"),
         (lambda: gates.HardConcrete(cost=-1.0), "cost must not be negative"),

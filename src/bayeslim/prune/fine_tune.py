@@ -15,6 +15,7 @@ from typing import Any
 from bayeslim import stochastic
 from bayeslim.bayesian import Bayesian
 from bayeslim.families import DiagonalGaussian
+from bayeslim.methods.shared import gating
 from bayeslim.methods.variational import Variational
 from bayeslim.prune.prune import Refresh
 from bayeslim.train.fit import fit
@@ -55,14 +56,15 @@ def means_alone(bnn: Bayesian) -> Iterator[None]:
     bnn.method = Variational(
         method.family, estimator="mean", temperature=0.0, gates=method.gates, gate_at=method.gate_at
     )
-    # Activation checkpointing runs layers again in the backward pass, where noise is not turned off.
+    # Activation checkpointing runs layers again in the backward pass, where the loss does not turn noise off.
     noisy = [layer for layer in bnn.model.modules() if stochastic.is_noisy(layer)]
     for layer in noisy:
         stochastic.make_plain(layer)
     for parameter in spreads:
         parameter.requires_grad_(False)
     try:
-        yield
+        with gating.still(bnn.model):
+            yield
     finally:
         bnn.method = method
         for layer in noisy:

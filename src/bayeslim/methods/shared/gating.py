@@ -177,27 +177,45 @@ def _channel_dim(module: nn.Module, values: Tensor) -> int:
 @contextmanager
 def drawing(model: nn.Module, on: bool) -> Iterator[list[AtLayer]]:
     """Switch gates at layers on or off inside; return those that record their draws."""
-    changed: list[AtLayer] = []
+    changed: list[tuple[AtLayer, bool | None]] = []
     recording: list[AtLayer] = []
-    for module in model.modules():
-        hooks: tuple[Any, ...] = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        for hook in hooks:
-            if isinstance(hook, AtLayer):
-                if module.training != on:
-                    changed.append(hook)
-                if hook.gate.has_surrogate:
-                    recording.append(hook)
-    for hook in changed:
+    for module, hook in _at_layers(model):
+        if (module.training if hook.on is None else hook.on) != on:
+            changed.append((hook, hook.on))
+        if hook.gate.has_surrogate:
+            recording.append(hook)
+    for hook, _ in changed:
         hook.on = on
     for hook in recording:
         hook.drawn = []
     try:
         yield recording
     finally:
-        for hook in changed:
-            hook.on = None
+        for hook, before in changed:
+            hook.on = before
         for hook in recording:
             hook.drawn = []
+
+
+@contextmanager
+def still(model: nn.Module) -> Iterator[None]:
+    """Keep gates at layers from drawing, in training mode too, unless `drawing` is on."""
+    hooks = [hook for _, hook in _at_layers(model)]
+    for hook in hooks:
+        hook.on = False
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.on = None
+
+
+def _at_layers(model: nn.Module) -> Iterator[tuple[nn.Module, AtLayer]]:
+    for module in model.modules():
+        hooks: tuple[Any, ...] = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        for hook in hooks:
+            if isinstance(hook, AtLayer):
+                yield module, hook
 
 
 @dataclass(frozen=True)
