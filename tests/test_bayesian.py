@@ -110,7 +110,7 @@ def test_a_posterior_is_data_that_training_does_not_move():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_models_that_cannot_be_converted_are_refused_with_advice():
-    with pytest.raises(UnsupportedModel, match="Make the Python module Bayesian"):
+    with pytest.raises(UnsupportedModel, match="Pass the Python module"):
         bl.bayesianize(torch.jit.script(model()), bl.Variational(), likelihood=LIKELIHOOD)
     with pytest.raises(UnsupportedModel, match=r"model\.module"):
         bl.bayesianize(nn.DataParallel(model()), bl.Variational(), likelihood=LIKELIHOOD)

@@ -384,13 +384,6 @@ class Bayesian(StateOfModel):
 def _check(model: Any, method: Any, likelihood: Any, num_data: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module. Got {type(model).__name__}.")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedModel("A scripted model takes no other weights. Make the Python module Bayesian instead.")
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise UnsupportedModel(
-            f"{type(model).__name__} runs copies of a network, which take no other weights. Make the network inside it "
-            "Bayesian (model.module), and train on several devices with bnn.fit under torchrun."
-        )
     for what, value, kind, needed in (
         ("method", method, Method, "a bayeslim method, such as bl.Variational()"),
         ("likelihood", likelihood, Likelihood, "one of bayeslim.likelihoods, such as Categorical()"),

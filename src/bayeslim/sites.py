@@ -163,12 +163,20 @@ def usable(model: Any) -> Any:
     """Check that a model can be made Bayesian; unwrap a compiled one.
 
     Raises:
-        UnsupportedModel: for modules without values, values that are not finite, and compiled parts of a module.
+        UnsupportedModel: for scripted and data-parallel modules, compiled parts of a module, and modules without values
+            or with values that are not finite.
     """
     if _is_compiled(model):
         model = model._orig_mod
     if not isinstance(model, nn.Module):
         return model  # refused later, in words for objects that are no modules
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModel("A scripted model takes no other weights. Pass the Python module instead.")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModel(
+            f"{type(model).__name__} runs copies of a network, which take no other weights. Pass the network inside it "
+            "(model.module), and train on several devices with bnn.fit under torchrun."
+        )
     for path, module in model.named_modules():
         if _is_compiled(module):
             raise UnsupportedModel(

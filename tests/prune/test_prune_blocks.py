@@ -341,6 +341,11 @@ def test_a_network_that_was_cut_before_is_refused():
         bl.prune_blocks(pruned, HALF, tokens(), **LOCAL)
 
 
+def test_a_wrapper_for_several_devices_is_refused():
+    with pytest.raises(UnsupportedModel, match=r"model\.module"):
+        bl.prune_blocks(nn.DataParallel(decoder()), HALF, tokens(), **LOCAL)
+
+
 def test_protected_tied_and_unread_weights_stay_with_a_reason():
     model = decoder()
     model.layers[1].k.weight = model.layers[0].k.weight
