@@ -7,9 +7,10 @@ stream in the cut network, the layer solves
     min  mean ‖V a − (y + s − s')‖² + δ ‖V − W‖²,   V zero where it is cut,
 
 so that it makes up for earlier cuts as far as its inputs allow. A layer whose outputs are not added to a stream of the
-same shape has s = s'. In x + (attention + mlp), s of the attention is x + mlp. Without the mask the minimum is V₀ = (B
-+ δ W) (A + δ I)⁻¹, B = mean (y + s − s') aᵀ; the cut is that of V₀ by the local curvature. For the correction to see
-the cuts of its own block, layers are cut in the order in which they run; those that read the same tensor together.
+same shape, or are transposed before, has s = s'. In x + (attention + mlp), s of the attention is x + mlp. Without the
+mask the minimum is V₀ = (B + δ W) (A + δ I)⁻¹, B = mean (y + s − s') aᵀ; the cut is that of V₀ by the local curvature.
+For the correction to see the cuts of its own block, layers are cut in the order in which they run; those that read the
+same tensor together.
 
 The dense network runs beside the cut one, block after block, so that twice the outputs of a block are kept.
 """
@@ -90,12 +91,14 @@ class Call:
     stream: Tensor | None = None
 
     def is_unchanged(self, other: Tensor) -> bool:
-        """Whether a tensor is the output or the sum as it was returned, perhaps reshaped."""
+        """Whether a tensor is the output or the sum as it was returned, perhaps reshaped but not transposed."""
+        mine = self.returned
         return (
-            self.returned is not None
-            and other.numel() == self.returned.numel()
+            mine is not None
+            and other.numel() == mine.numel()
             and other._version == self.version
-            and other.data_ptr() == self.returned.data_ptr()
+            and other.data_ptr() == mine.data_ptr()
+            and ((other.is_contiguous() and mine.is_contiguous()) or other.stride() == mine.stride())
         )
 
     def add(self, other: Tensor, total: Tensor) -> None:
