@@ -45,10 +45,12 @@ def base() -> nn.Module:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def adapted(base: nn.Module, rank: int = 4) -> nn.Module:
+def adapted(base: nn.Module, rank_pattern: dict[str, int] | None = None) -> nn.Module:
     """Add an adapter with random weights in both matrices."""
     torch.manual_seed(1)
-    config = peft.LoraConfig(r=rank, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", rank_pattern=rank_pattern or {}
+    )
     model = peft.get_peft_model(copy.deepcopy(base), config).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -113,18 +115,19 @@ def test_a_posterior_is_saved_beside_the_adapter(base, batch, tmp_path):
 
 
 def test_ranks_that_are_zero_leave_the_adapter(base, batch, tmp_path):
-    model = adapted(base)
+    own = {r"^model\.layers\.0\.self_attn\.q_proj": 3}
+    model = adapted(base, own)
     with torch.no_grad():
         model.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight[:, 1:] = 0
         model.base_model.model.model.layers[0].self_attn.v_proj.lora_B["default"].weight[:, 2] = 0
     example = inputs_of(batch)
     found = compaction(model, None, example)
-    assert "4 of 8 ranks" in found.why
+    assert "4 of 7 ranks" in found.why
     slim = found.network
     config = slim.peft_config["default"]
     attention = "model.layers.0.self_attn"
     assert config.rank_pattern == {f"{attention}.q_proj": 1, f"{attention}.v_proj": 3}
-    assert model.peft_config["default"].rank_pattern == {}
+    assert model.peft_config["default"].rank_pattern == own
     slim.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
     wanted = model(**example).logits

@@ -25,22 +25,28 @@ def update_ranks_(model: Any) -> str:
         A sentence that says how many ranks are left.
     """
     before = after = 0
+    ranks: dict[str, dict[str, int]] = {}
+    alphas: dict[str, dict[str, float]] = {}
+    changed = set()
     for path, module in model.named_modules():
         if not _is_lora(module):
             continue
+        key = path.removeprefix("base_model.model.")
         for name, old in list(module.r.items()):
-            if name not in module.lora_A:
-                continue
-            rank = module.lora_A[name].weight.shape[0]
-            before, after = before + old, after + rank
-            if rank == old:
-                continue
-            config = model.peft_config[name]
-            key = path.removeprefix("base_model.model.")
-            alpha = module.scaling[name] * (math.sqrt(rank) if config.use_rslora else rank)
-            config.rank_pattern = {**(config.rank_pattern or {}), key: rank}
-            config.alpha_pattern = {**(config.alpha_pattern or {}), key: alpha}
-            module.r[name], module.lora_alpha[name] = rank, alpha
+            if name in module.lora_A:
+                rank = module.lora_A[name].weight.shape[0] // getattr(module, "num_experts", 1)
+                before, after = before + old, after + rank
+                if rank != old:
+                    changed.add(name)
+                    root = math.sqrt(rank) if model.peft_config[name].use_rslora else rank
+                    module.r[name], module.lora_alpha[name] = rank, module.scaling[name] * root
+            ranks.setdefault(name, {})[key] = module.r[name]
+            alphas.setdefault(name, {})[key] = module.lora_alpha[name]
+    for name in changed:
+        # every layer by its whole name: PEFT takes the first pattern that matches, in the order of the alphabet
+        config = model.peft_config[name]
+        config.rank_pattern = {key: rank for key, rank in ranks[name].items() if rank != config.r}
+        config.alpha_pattern = {key: alpha for key, alpha in alphas[name].items() if alpha != config.lora_alpha}
     return f"{after} of {before} ranks of its adapters stay"
 
 
