@@ -395,5 +395,8 @@ def test_refusals_say_what_to_do():
         bl.prune_blocks(model, HALF, batches, granularity="head")
     with pytest.raises(ValueError, match="at least one batch"):
         bl.prune_blocks(model, HALF, [])
+    ignored = [(x, torch.full_like(y, -100)) for x, y in batches]
+    with pytest.raises(BayeslimError, match="nothing to learn"):
+        bl.prune_blocks(model, HALF, ignored, likelihood=bl.likelihoods.Categorical())
     with pytest.raises(BayeslimError, match="NaN"):
         bl.prune_blocks(nn.Sequential(nn.Linear(4, 4)), HALF, [torch.full((2, 4), torch.nan)], blocks="0")

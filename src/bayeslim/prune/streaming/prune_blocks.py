@@ -45,7 +45,7 @@ from bayeslim.prune.streaming.resume import BlockCut, Checkpoint
 from bayeslim.replica import deep_copy
 from bayeslim.sites import usable
 from bayeslim.train.distributed import rank_and_world
-from bayeslim.train.loaders import check_loader
+from bayeslim.train.loaders import check_labelled, check_loader
 from bayeslim.train.progress import progress as progress_bar
 from bayeslim.train.progress import showing
 from bayeslim.types import chosen_device, inputs_of, split_batch, to_device
@@ -201,6 +201,7 @@ def prune_blocks_(
     settings: LocalSettings | KroneckerSettings = LocalSettings(damping)
     loss = None
     if likelihood is not None and curvature != "local":
+        check_labelled(likelihood, (split_batch(batch)[1] for batch in everything))
         targets = [split_batch(everything[place])[1] for place in places]
         loss = KroneckerSettings(likelihood, targets, tuple(places), float(std) ** -2, COLUMNS)
     dense, shares = None, None
