@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from block_networks import decoder, tokens
+from block_networks import Decoder, decoder, tokens
 from safetensors.torch import load_file, save_file
+from torch.utils.checkpoint import checkpoint
 
 import bayeslim as bl
 from processes import in_processes
@@ -49,6 +50,31 @@ def test_two_processes_share_batches_and_solves_and_agree_with_one(tmp_path):
             assert torch.equal(first[name], second[name])
             assert torch.equal(first[name], resumed[name])
             torch.testing.assert_close(first[name], value, rtol=1e-6, atol=1e-8)
+
+
+class Saving(Decoder):
+    """A decoder whose forward may checkpoint its blocks."""
+
+    def __init__(self, is_saving):
+        super().__init__()
+        self.is_saving = is_saving
+
+    def forward(self, x):
+        x = self.table(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.is_saving else layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("way", ["restored", "kronecker"])
+def test_blocks_that_the_network_checkpoints_itself(way):
+    cuts = []
+    for is_saving in (False, True):
+        torch.manual_seed(0)
+        model, options = Saving(is_saving), WAYS[way] | {"steps": 1}
+        cuts.append(bl.prune_blocks(model, bl.Budget(sparsity=0.5), tokens(), **options))
+    for name, weight in cuts[0].model.state_dict().items():
+        assert torch.equal(cuts[1].model.state_dict()[name], weight)
 
 
 def llama():

@@ -140,14 +140,16 @@ class Capture:
 
     def _hook(self, name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if not self._recording or not isinstance(output, Tensor):
+            if not isinstance(output, Tensor):
                 return None
-            given = (args[0] if args else next(iter(kwargs.values()))).detach()
             replaced = None
             if not output.requires_grad:
                 # everything up to here is frozen: start the graph here, with a copy that may be changed in place
                 output = output.detach().requires_grad_()
                 replaced = output.clone()
+            if not self._recording:  # a checkpointed segment that runs again must have the same graph
+                return replaced
+            given = (args[0] if args else next(iter(kwargs.values()))).detach()
             edge = get_gradient_edge(output)
             kept = given if self.on_input is None else None
             self.uses[name].append(Use(name, kept, given._version, output.shape, edge))
