@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from block_networks import Decoder, decoder, tokens
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bayeslim as bl
@@ -141,6 +142,22 @@ def test_the_linear_layers_of_a_falcon_are_linear():
         pruned = bl.prune_blocks(model, bl.Budget(sparsity=0.5), batches, **way)
         assert len(pruned.plan.masks) == 8
         assert pruned.plan.sparsity == pytest.approx(0.5, abs=0.01)
+
+
+def test_blocks_have_the_same_widths_whatever_their_scores():
+    """After a quarter of one layer, half of either layer is next."""
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)
+    ]
+    with torch.no_grad():
+        blocks[1][2].weight.mul_(0.01)
+    budget = bl.Budget(sparsity=0.3, scope="layer", uniform=True, round_to=4)
+    pruned = bl.prune_blocks(
+        nn.Sequential(*blocks), budget, [torch.randn(9, 4)], granularity="unit", blocks=["0", "1"], **WAYS["local"]
+    )
+    widths = [[int(pruned.plan.masks[f"{i}.{n}.weight"].any(1).sum()) for n in (0, 2)] for i in range(2)]
+    assert widths[0] == widths[1]
 
 
 def test_blocks_of_the_same_width_are_a_llama_with_a_smaller_config():

@@ -10,7 +10,7 @@ are weighted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,8 @@ def cut_units(
     )
     if budget.bundles:
         candidates = bundled(candidates, True, uniform=budget.uniform, round_to=budget.round_to)
+    if budget.uniform:  # of equal fractions, layers lose theirs in the same order in all blocks, whatever their scores
+        candidates = replace(candidates, scores=torch.arange(len(candidates.scores)) * candidates.sizes)
     keep_best = budget.empty_layers == "keep best"
     ranking = rank(candidates, budget.scope, keep_best, True, MIN_CAPACITY if keep_best else 0.0)
     total = sum(torch.Size(graph.shapes[weight]).numel() for weight in weights)
