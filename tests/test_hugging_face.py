@@ -91,8 +91,8 @@ def test_networks_fit_and_predict_on_dict_batches(name):
     assert (found.epistemic > 0).all()
 
 
-@pytest.mark.parametrize("structure", ["diag", "kron"])
-def test_pads_change_nothing(structure):
+@pytest.mark.parametrize("method", [bl.Laplace("diag"), bl.Laplace("kron"), bl.Laplace("kron", sharing="reduce")])
+def test_pads_change_nothing(method):
     batch = batch_for("llama")
     pads = {"input_ids": 5, "attention_mask": 0, "labels": -100}
     longer = {key: F.pad(value, (0, 3), value=pads[key]) for key, value in batch.items()}
@@ -100,7 +100,7 @@ def test_pads_change_nothing(structure):
     for data in (batch, longer):
         bnn = bl.bayesianize(
             build("llama"),
-            bl.Laplace(structure),
+            method,
             likelihood=likelihoods.Categorical(),
             sites="*layers.1.mlp*",
             prior=bl.priors.Normal(100.0),  # the data decide

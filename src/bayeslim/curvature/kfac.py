@@ -142,7 +142,7 @@ class _LayerSums:
     reduce: bool
 
     def __post_init__(self) -> None:
-        self._waiting: list[tuple[int, Tensor]] = []
+        self._waiting: list[tuple[int | Tensor, Tensor]] = []
         self._misfit = torch.zeros((), dtype=torch.float64)
 
     @property
@@ -153,7 +153,7 @@ class _LayerSums:
         if not self.reduce:
             self.inputs.add(x, output_shape, real)
         else:
-            self._waiting.append(self.inputs.total_over_positions(x, output_shape))
+            self._waiting.append(self.inputs.total_over_positions(x, output_shape, real))
 
     def finish_inputs(self, examples: int) -> None:
         """Average the features over the positions of all calls in this batch."""

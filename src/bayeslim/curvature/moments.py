@@ -94,13 +94,21 @@ class InputMoment:
         if self.bias:
             self.total += rows.sum(0)
 
-    def total_over_positions(self, x: Tensor, output_shape: torch.Size) -> tuple[int, Tensor]:
-        """Count the positions and sum each example's features over them, (B, groups, I)."""
+    def total_over_positions(
+        self, x: Tensor, output_shape: torch.Size, real: Tensor | None = None
+    ) -> tuple[int | Tensor, Tensor]:
+        """Count the positions and sum each example's features over them, (B, groups, I).
+
+        Of a linear layer's input, only the `real` positions count if they are given.
+        """
+        positions: int | Tensor | None = None
+        is_linear = not isinstance(self.view, (ConvolutionLayer, EmbeddingLayer))
+        if real is not None and is_linear and x.shape[:-1] == real.shape:
+            x, positions = x * real[..., None], real.sum(1).clamp(min=1)[:, None, None]
         sums = []
         for features in self._features(x, output_shape):
-            positions = features.shape[1]
             sums.append(features.to(self.total.dtype).sum(1))
-        return positions, torch.cat(sums)
+        return features.shape[1] if positions is None else positions, torch.cat(sums)
 
     def _features(self, x: Tensor, output_shape: torch.Size) -> Iterator[Tensor]:
         """Yield the features of a few examples at a time, (b, T, groups, I)."""
