@@ -122,6 +122,18 @@ def test_allocation_keeps_the_sparsity_and_cuts_low_scores_further():
     assert shares["a"] == pytest.approx(0.6 + (0.9 - 0.6) / 2, abs=0.01)  # the first term is bounded by 1 − 0.25 · 0.4
 
 
+def test_allocation_keeps_the_sparsity_where_most_scores_are_equal():
+    """Dead units have scores of zero; one threshold would take all of them or none."""
+    torch.manual_seed(0)
+    dead = torch.cat([torch.zeros(80), torch.rand(21)]).sort().values
+    quantiles, sizes = {"dead": dead, "alive": torch.rand(101).sort().values}, {"dead": 100, "alive": 300}
+    for sparsity in (0.01, 0.05, 0.2, 0.6):
+        shares = allocation(quantiles, sizes, sparsity, 0.25)
+        assert sum(shares[n] * sizes[n] for n in sizes) == pytest.approx(400 * sparsity)
+        assert all(sparsity / 2 <= share < 1 for share in shares.values())
+        assert shares["dead"] > shares["alive"]
+
+
 def test_quantiles_of_large_layers_end_at_their_last_score():
     for count in (1, 7, 58_720_256):
         places = even_places(count)

@@ -234,11 +234,17 @@ def allocation(
             for name, values in quantiles.items()
         }
 
+    def total_of(shares: Mapping[str, float]) -> float:
+        return sum(share * sizes[name] for name, share in shares.items()) / total
+
     low, high = 0, len(candidates) - 1
     while low < high:
         middle = (low + high) // 2
-        cut = sum(fraction * sizes[name] for name, fraction in at(middle).items())
-        low, high = (middle + 1, high) if cut < sparsity * total else (low, middle)
-    shares = at(low)
-    mean = sum(shares[name] * sizes[name] for name in shares) / total
+        low, high = (middle + 1, high) if total_of(at(middle)) < sparsity else (low, middle)
+    below, above = at(max(low - 1, 0)), at(low)
+    step = total_of(above) - total_of(below)
+    # many equal scores, as those of dead units, pass the threshold at once: some of them go
+    part = min(1.0, (sparsity - total_of(below)) / step) if step > 0 else 1.0
+    shares = {name: share + part * (above[name] - share) for name, share in below.items()}
+    mean = total_of(shares)
     return {name: sparsity + (share - mean) / 2 for name, share in shares.items()}
