@@ -134,6 +134,13 @@ def test_the_linear_layer_of_gpt2_has_the_factors_of_a_linear_layer():
     torch.testing.assert_close(found[0].variance["0.bias"], found[1].variance["0.bias"])
 
 
+def test_patterns_run_along_the_inputs_of_gpt2():
+    layer = nn.Sequential(transformers.pytorch_utils.Conv1D(3, 8))
+    bnn = bl.bayesianize(layer, bl.Variational(), likelihood=likelihoods.Categorical())
+    kept = bl.plan(bnn, granularity="2:4").masks["0.weight"]
+    assert bool((kept.mT.reshape(-1, 4).sum(1) == 2).all())
+
+
 def half_of(graph: UnitGraph, heads: bool) -> list[int]:
     """Choose half of the units of each layer, with heads or without."""
     chosen = []

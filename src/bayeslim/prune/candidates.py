@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.compact import UnitGraph
+from bayeslim.curvature.layers import is_transposed_linear
 from bayeslim.errors import BayeslimError, NoSiteMatched
 from bayeslim.posteriors import Posterior
 from bayeslim.prune.criteria import Criterion
@@ -285,7 +286,7 @@ def part_of_pattern(candidates: Candidates, masks: Params, before: Mapping[str, 
 
 
 def _input_dim(module: nn.Module) -> int:
-    return 0 if isinstance(module, _ConvTransposeNd) else 1
+    return 0 if isinstance(module, _ConvTransposeNd) or is_transposed_linear(module) else 1
 
 
 def ranks_in_blocks(scores: Tensor, ties: Tensor, m: int, dim: int) -> Tensor:
