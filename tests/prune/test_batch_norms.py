@@ -133,6 +133,33 @@ def test_a_layer_that_runs_more_than_once_keeps_its_bias(first_says):
     assert first_says or abs(off[1]) < 1e-5 < abs(off[0])
 
 
+class Words(nn.Module):
+    """A classifier of words that leaves the mask to the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.i, self.o = nn.Embedding(7, 4), nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, input_ids, attention_mask):
+        return self.o(self.i(self.table(input_ids)).relu())
+
+
+def test_biases_do_not_make_up_for_padding():
+    torch.manual_seed(0)
+    network, ids = Words(), torch.randint(7, (5, 6))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids % 3}
+    pads = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    padded = {key: F.pad(value, (0, 9), value=pads[key]) for key, value in batch.items()}
+    silent = {key: torch.full_like(value, pads[key]) for key, value in batch.items()}
+    found = []
+    for data in ([batch], [padded, silent]):
+        bnn = bl.bayesianize(network, bl.Laplace(), likelihood=bl.likelihoods.Categorical())
+        bnn.fit(data, progress=False)
+        budget = bl.Budget(sparsity=0.6)
+        found.append(bl.prune(bnn, budget, refresh=data, bias_correction=True, progress=False).mean_network().i.bias)
+    torch.testing.assert_close(*found)
+
+
 def test_validation_data_that_are_no_numbers_are_refused():
     bnn, loader = normed()
     nothing = [(torch.full_like(x, torch.nan), y) for x, y in loader]

@@ -5,9 +5,9 @@ that a layer sees the corrected outputs of those before it,
 
     b ← b + mean over data of (E[y before the cut] − E[y]),
 
-with means over examples and positions. Layers with a batch norm behind them need none of this once the statistics of
-the norm are measured anew (`batch_norms.py`). A layer that runs more than once on a batch stays as it is: its calls
-have means of their own, and one bias cannot bring all of them back.
+with means over examples and positions that are no padding. Layers with a batch norm behind them need none of this once
+the statistics of the norm are measured anew (`batch_norms.py`). A layer that runs more than once on a batch stays as it
+is: its calls have means of their own, and one bias cannot bring all of them back.
 
 Nagel et al. 2019, arXiv:1906.04721
 """
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.curvature.padding import real_positions, without_padding
 from bayeslim.posteriors import Particles
 from bayeslim.types import call, device_of, split_batch, to_device
 
@@ -50,22 +51,26 @@ def correct_biases(before: nn.Module, bnn: Bayesian, loader: Iterable[Any]) -> i
     wanted: dict[str, list[Tensor]] = {}  # of one batch, by layer
     shifts: dict[str, list[Tensor]] = {}  # of all batches
     left_alone: set[str] = set()
+    real: Tensor | None = None
 
     def record(name: str, output: Tensor) -> None:
-        wanted.setdefault(name, []).append(_mean(layers[name], output))
+        wanted.setdefault(name, []).append(_mean(layers[name], output, real))
 
     def correct(name: str, output: Tensor) -> Tensor | None:
         means = wanted.pop(name, [])
         if len(means) != 1:  # more calls before the cut, or a further call after it
             left_alone.add(name)
             return None
-        shift = means[0] - _mean(layers[name], output)
+        shift = means[0] - _mean(layers[name], output, real)
         shifts.setdefault(name, []).append(shift)
         return output + _along(layers[name], shift.to(output.dtype), output.ndim)
 
     with torch.no_grad():
         for batch in loader:
             inputs = to_device(split_batch(batch)[0], device)
+            real = real_positions(inputs)
+            if real is not None and not bool(real.any()):
+                continue
             wanted.clear()
             with _hooked(before, layers, record):
                 call(before, inputs)
@@ -83,8 +88,10 @@ def _channel_dim(layer: nn.Module, ndim: int) -> int:
     return ndim - 1 if isinstance(layer, nn.Linear) else ndim - 1 - len(layer.kernel_size)  # type: ignore[arg-type]
 
 
-def _mean(layer: nn.Module, output: Tensor) -> Tensor:
-    """Average the outputs of each channel, in float64."""
+def _mean(layer: nn.Module, output: Tensor, real: Tensor | None) -> Tensor:
+    """Average the outputs of each channel, in float64; of a linear layer at the `real` positions."""
+    if isinstance(layer, nn.Linear):
+        output = without_padding(output, real)
     return output.movedim(_channel_dim(layer, output.ndim), -1).flatten(0, -2).double().mean(0)
 
 
