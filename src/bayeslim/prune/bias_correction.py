@@ -89,7 +89,10 @@ def _channel_dim(layer: nn.Module, ndim: int) -> int:
 
 
 def _mean(layer: nn.Module, output: Tensor, real: Tensor | None) -> Tensor:
-    """Average the outputs of each channel, in float64; of a linear layer at the `real` positions."""
+    """Average the outputs of each channel, in float64.
+
+    Of a linear layer, only the `real` positions count if they are given.
+    """
     if isinstance(layer, nn.Linear):
         output = without_padding(output, real)
     return output.movedim(_channel_dim(layer, output.ndim), -1).flatten(0, -2).double().mean(0)

@@ -91,7 +91,7 @@ class Call:
     stream: Tensor | None = None
 
     def is_unchanged(self, other: Tensor) -> bool:
-        """Whether a tensor is the output or the sum as it was returned, perhaps reshaped but not transposed."""
+        """Whether a tensor is the output or the sum as returned, perhaps reshaped."""
         mine = self.returned
         return (
             mine is not None
