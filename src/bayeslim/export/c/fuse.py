@@ -45,7 +45,7 @@ def _joined(first: Step, second: Step) -> Step | None:
             )
     if isinstance(first, Weighted) and isinstance(second, Window) and not is_pooled and not first.is_vector:
         is_plain = second.stride == second.size and second.padding == (0, 0) and second.dilation == (1, 1)
-        if is_plain and second.activation is None:
+        if is_plain and second.activation is None and second.in_shape == first.out_shape:
             pool = Pool(second.kind, *second.size)
             return replace(first, output=second.output, out_shape=second.out_shape, pool=pool)
     return None

@@ -27,12 +27,12 @@ class CNetwork:
     Calls may run in parallel: each thread has scratch memory of its own.
 
     Args:
-        path: the shared library.
+        library: the shared library.
         name: the prefix of its functions.
+        path: the file that it comes from.
     """
 
-    def __init__(self, path: Path, name: str):
-        library = ctypes.CDLL(str(path.resolve()))
+    def __init__(self, library: ctypes.CDLL, name: str, path: Path):
         try:
             self._run, self._run_batch = library[f"{name}_run"], library[f"{name}_run_batch"]
             self.input_shape = _shape(library, f"{name}_input_shape")
@@ -50,13 +50,15 @@ class CNetwork:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute a batch, float32 of shape (batch, *input_shape)."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{self.name} takes a tensor. Got {type(x).__name__}: pass torch.as_tensor(x).")
         if x.shape[1:] != self.input_shape or not x.ndim:
             raise ShapeMismatch(
                 f"{self.name} takes inputs of shape (batch, {', '.join(map(str, self.input_shape))}). "
                 f"Got {tuple(x.shape)}."
             )
         rows = len(x)
-        if x.dtype != torch.float32 or not x.is_contiguous() or x.device.type != "cpu":
+        if not _is_plain(x):
             x = x.detach().to("cpu", torch.float32).contiguous()
         outputs = torch.empty((rows, *self.output_shape))
         if rows == 1:
@@ -70,7 +72,15 @@ class CNetwork:
 
         Args:
             x: as in a call; contiguous float32 numbers of the CPU.
+
+        Raises:
+            ValueError: if `x` is of another kind.
         """
+        if not _is_plain(x):
+            raise ValueError(
+                "bind reads the memory of x itself, which must hold contiguous float32 numbers on the CPU. Got "
+                f'{x.dtype} on {x.device}. Pass x.to("cpu", torch.float32).contiguous().'
+            )
         outputs = self(x)
         work = np.empty(max(self._work), np.float32)
         inputs, results, scratch = map(ctypes.c_void_p, (x.data_ptr(), outputs.data_ptr(), work.ctypes.data))
@@ -107,18 +117,27 @@ def load_c(path: str | os.PathLike[str], *, name: str | None = None) -> CNetwork
     Raises:
         FileNotFoundError: if there is no such file.
         BayeslimError: if there is no compiler, or it fails.
-        CorruptFile: if the library holds no such network.
+        CorruptFile: if the file is no shared library, or holds no such network.
     """
     target = Path(path)
-    if not target.exists():
-        raise FileNotFoundError(f"{target} does not exist.")
+    if not target.is_file():
+        raise FileNotFoundError(f"There is no file {target}.")
     own = name or identifier(target.stem.removeprefix("lib") if target.suffix != ".c" else target.stem)
-    if target.suffix != ".c":
-        return CNetwork(target, own)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:  # a loaded library outlives its file
         built = Path(folder) / f"{own}.so"
-        compile_c(target, built)
-        return CNetwork(built, own)  # a loaded library outlives its file
+        if target.suffix == ".c":
+            compile_c(target, built)
+        else:
+            shutil.copyfile(target, built)  # the system would give an older library of the same path again
+        try:
+            return CNetwork(ctypes.CDLL(str(built)), own, target)
+        except OSError as error:
+            raise CorruptFile(f"{target} is no shared library of this machine: compile the .c file again.") from error
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Check whether the functions of a network can read a tensor's memory."""
+    return x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu"
 
 
 def find_compiler() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 MAX_LINE_CHARACTERS = 116
@@ -10,11 +11,13 @@ MAX_LINE_CHARACTERS = 116
 def literal(value: float) -> str:
     """Write a float32 number such that a C compiler reads it back to the bit.
 
-    >>> literal(0.1), literal(-2.0), literal(1e-20)
-    ('0.1f', '-2.0f', '1e-20f')
+    >>> literal(0.1), literal(-2.0), literal(1e-20), literal(-math.inf)
+    ('0.1f', '-2.0f', '1e-20f', '-INFINITY')
 
     Nine digits identify every float32 number.
     """
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
     text = f"{value:.9g}"
     return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
 

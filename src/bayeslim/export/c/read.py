@@ -291,9 +291,8 @@ class _Reader(fx.Interpreter):
         low, high = call.values["min"], call.values["max"]
         if not all(isinstance(bound, int | float | None) for bound in (low, high)):
             raise _refused(call, "its bounds are tensors")
-        largest = float(np.finfo(np.float32).max)
-        low, high = (-largest if low is None else float(low)), (largest if high is None else float(high))
-        self._elementwise(call, Activation("clamp", (low, high)))
+        bounds = (-math.inf if low is None else float(low)), (math.inf if high is None else float(high))
+        self._elementwise(call, Activation("clamp", bounds))
 
     def _prelu(self, call: Call) -> None:
         weight = self._constant(call, "weight")
