@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import bayeslim as bl
 from bayeslim.train.captured_step import step_of
@@ -185,6 +186,17 @@ def test_a_compiled_loss_is_not_compiled_again_in_a_capture(monkeypatch: pytest.
     monkeypatch.setattr("bayeslim.train.step.is_capturing", lambda: True)
     step(batch, 1, True)
     assert 0 < compiled == len(graphs)
+
+
+def test_every_network_is_compiled_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter, compiler = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compiler(module, backend=counter, **options))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for width in (3, 4, 5):
+            net = nn.Sequential(nn.Linear(6, width), nn.Linear(width, 2))
+            bnn = bl.bayesianize(net, METHODS["shared"][0], likelihood=bl.likelihoods.Categorical())
+            bnn.fit(data("cpu", 48), epochs=1, compile=True, progress=False)
+    assert counter.frame_count == 3
 
 
 @needs_gpu

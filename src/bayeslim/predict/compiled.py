@@ -8,7 +8,6 @@ for inputs of another shape, and keeps what it compiled for as long as the `Comp
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from bayeslim.noise import drawing_from, on_device
 from bayeslim.posteriors import Particles, Posterior
 from bayeslim.predict.predict import DEFAULT_SAMPLES
 from bayeslim.results import Prediction
+from bayeslim.train.step import own_code
 from bayeslim.types import Inputs, Params, arguments, as_tensor, call_with, device_of, to_device
 
 MAX_NETWORKS_PER_GRAPH = 8
@@ -76,9 +76,7 @@ class Compiled:
             networks = ({n: v[k] for n, v in stack.items()} for k in range(len(next(iter(stack.values())))))
             return torch.stack([as_tensor(call_with(twin.model, p, args, kwargs), twin.model) for p in networks])
 
-        # torch compiles one piece of code at most eight times in a process: every network gets its own piece
-        own = FunctionType(outputs.__code__.replace(), globals(), "outputs", None, outputs.__closure__)
-        self._outputs = torch.compile(own, **options)
+        self._outputs = torch.compile(own_code(outputs), **options)
         self._summary = torch.compile(self._parts, **{k: v for k, v in options.items() if k != "mode"})
 
     def __call__(self, x: Inputs, generator: torch.Generator | None = None) -> Prediction:

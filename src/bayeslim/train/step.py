@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,6 +22,12 @@ Check = Callable[["Terms"], None]
 def is_capturing() -> bool:
     """Tell whether kernels are recorded into a CUDA graph at present, and not run."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def own_code(function: Any) -> FunctionType:
+    """Copy a function: torch compiles each piece of code at most eight times."""
+    parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    return FunctionType(function.__code__.replace(), *parts)
 
 
 @dataclass
@@ -94,6 +101,8 @@ class Step:
         if updates:
             self.update()
         if self.compiles and not self.is_compiled:
+            own: Any = getattr(self.objective, "module", self.objective)  # inside DDP
+            own.forward = MethodType(own_code(type(own).forward), own)
             self.objective, self.is_compiled = torch.compile(self.objective, dynamic=False), True  # type: ignore[assignment]
 
     def gradients(self, batch: Any, window: int, updates: bool = True) -> None:
