@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +187,30 @@ def test_a_compiled_loss_is_not_compiled_again_in_a_capture(monkeypatch: pytest.
     monkeypatch.setattr("bayeslim.train.step.is_capturing", lambda: True)
     step(batch, 1, True)
     assert 0 < compiled == len(graphs)
+
+
+def test_a_compiled_run_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compiler(module, backend="eager", **options))
+
+    def fitted(**options: Any) -> bl.Bayesian:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        bnn = bl.bayesianize(net, bl.Variational(), likelihood=bl.likelihoods.Categorical())
+        bnn.fit(data("cpu", 48), epochs=2, lr=0.05, seed=3, compile=True, progress=False, **options)
+        return bnn
+
+    def interrupt(epoch: Any) -> None:
+        if epoch.number == 2:
+            raise KeyboardInterrupt
+
+    whole = fitted()
+    with pytest.raises(KeyboardInterrupt):
+        fitted(checkpoint=tmp_path, callbacks=[interrupt])
+    resumed = fitted(checkpoint=tmp_path)
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
+    )
 
 
 def test_every_network_is_compiled_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bayeslim.noise import kept_random_state
+
 if TYPE_CHECKING:
     from bayeslim.bayesian import Bayesian
     from bayeslim.methods.base import Terms
@@ -63,7 +65,7 @@ class Step:
         clip: the largest norm of the gradient.
         autocast: a lower precision for the forward pass.
         shares_gradients: whether `objective` averages gradients between processes.
-        compiles: whether to compile the objective, after a first step that settles where noise is drawn.
+        compiles: whether to compile the objective.
         kl_weight: the weight of the KL as a tensor; None for the method's own.
     """
 
@@ -93,6 +95,8 @@ class Step:
         Gradients are averaged over the batches of a window. `check` raises for bad terms of the loss, before the
         weights move.
         """
+        if self.compiles and not self.is_compiled:
+            self._compile(batch)
         self.meter.count += 1
         self.gradients(batch, window, updates)
         if check is not None:
@@ -100,10 +104,6 @@ class Step:
             check(self.bnn.terms)
         if updates:
             self.update()
-        if self.compiles and not self.is_compiled:
-            own: Any = getattr(self.objective, "module", self.objective)  # inside DDP
-            own.forward = MethodType(own_code(type(own).forward), own)
-            self.objective, self.is_compiled = torch.compile(self.objective, dynamic=False), True  # type: ignore[assignment]
 
     def gradients(self, batch: Any, window: int, updates: bool = True) -> None:
         """Compute the loss and add its gradients."""
@@ -121,6 +121,21 @@ class Step:
             nn.utils.clip_grad_norm_(self.bnn.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def _compile(self, batch: Any) -> None:
+        """Compile the objective before the first step, so that a resumed run goes on as it would have.
+
+        The loss settles where noise is drawn, which a compiler cannot trace; nothing else of this call is left.
+        """
+        kept = [(buffer, buffer.clone()) for buffer in self.bnn.buffers()]
+        with kept_random_state(), self._precision():
+            self.bnn.loss(batch)
+        for buffer, value in kept:
+            buffer.copy_(value)
+        own: Any = getattr(self.objective, "module", self.objective)  # inside DDP
+        own.forward = MethodType(own_code(type(own).forward), own)
+        self.objective, self.is_compiled = torch.compile(self.objective, dynamic=False), True  # type: ignore[assignment]
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
