@@ -373,6 +373,16 @@ class Floor(nn.Module):
         return torch.div(x, 0.3, rounding_mode="floor")
 
 
+class Fixed(nn.Module):
+    def forward(self, x):
+        return x.view(4, 3)
+
+
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.double().float()
+
+
 def empty() -> nn.Linear:
     layer = nn.Linear(4, 1, bias=False)
     layer.weight = nn.Parameter(torch.zeros(0, 4))
@@ -395,6 +405,8 @@ def empty() -> nn.Linear:
         (nn.Linear(4, 2), torch.randn(0, 4), r"Got torch.float32 \(0, 4\)"),
         (nn.Sequential(nn.Conv1d(1, 2, 3), nn.Softmax(2)), torch.randn(2, 1, 3), "a size of one"),
         (Floor(), torch.randn(2, 4), "it rounds"),
+        (Fixed(), torch.randn(4, 3), "takes 4 at once"),
+        (Cast(), torch.randn(2, 3), 'to" gives a torch.float64'),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path, net, x, words):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from bayeslim.compact.example import rows_of, tensors_in
+from bayeslim.compact.example import rows_of, takes, tensors_in
 from bayeslim.compact.ops import Call, read_call, words
 from bayeslim.compact.trace import trace
 from bayeslim.errors import UnsupportedModel
@@ -76,7 +76,13 @@ def read_program(network: nn.Module, example: Inputs) -> Program:
             raise UnsupportedModel(f'A network in C computes in float32. "{name}" is {tensor.dtype}: call .float().')
         if not tensor.numel():
             raise UnsupportedModel(f'A network in C needs weights in every layer. "{name}" is empty.')
-    traced = trace(network, with_batch_size(example, _TRACED_ROWS) if rows_of(example) != _TRACED_ROWS else example)
+    rows = with_batch_size(example, _TRACED_ROWS) if rows_of(example) != _TRACED_ROWS else example
+    if not takes(network, rows):
+        raise UnsupportedModel(
+            f"A network in C takes any number of samples. {type(network).__name__} takes {rows_of(example)} at once, "
+            f"and not {_TRACED_ROWS}: take sizes from x.shape in its forward, not from constants."
+        )
+    traced = trace(network, rows)
     reader = _Reader(traced.module)
     with torch.no_grad():
         reader.run(*traced.inputs)
@@ -105,8 +111,8 @@ class _Reader(fx.Interpreter):
             self.input_shape = tuple(result.shape[1:])
         elif n.op == "output":
             self._finish(n, result)
-        elif isinstance(result, (int, float, bool)):
-            pass  # a size, which is known
+        elif isinstance(result, (int, float, bool)) or result is None:
+            pass  # a size, which is known, or a check
         elif n.op == "call_function" and any(parent in self.tensors for parent in n.all_input_nodes):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             self._translate(read_call(n, args, kwargs, result))
@@ -118,7 +124,10 @@ class _Reader(fx.Interpreter):
         outputs = [parent for parent in node.all_input_nodes if parent in self.tensors]
         found = tensors_in(result)
         if len(outputs) != 1 or len(found) != 1:
-            raise UnsupportedModel(f"A network in C returns one tensor computed from the input. Got {len(found)}.")
+            raise UnsupportedModel(
+                f"A network in C returns one tensor computed from the input. Got {len(found)}, {len(outputs)} of them "
+                "computed from it."
+            )
         ends = next(iter(self.tensors.values())), self.tensors[outputs[0]]
         self.program = Program(tuple(self.steps), *ends, self.input_shape, tuple(found[0].shape[1:]), self.sizes)
 
