@@ -89,6 +89,14 @@ def test_every_network_has_the_draws_of_its_own_data():
     assert_same(together, alone, result, data)
 
 
+def test_the_draws_do_not_depend_on_numbers_that_a_loader_draws():
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, VALUES), 12, shuffle=True)
+    together = some(bl.HMC(3, 4, 4))
+    alone = copy.deepcopy(together)
+    result = bl.fit_together(together, data, seed=5, progress=False)
+    assert_same(together, alone, result, data)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the generator of a GPU")
 def test_every_network_has_the_draws_it_has_alone_on_a_gpu():
     together = [bnn.to("cuda") for bnn in some(bl.HMC(4, 12, 4, chains=2))]

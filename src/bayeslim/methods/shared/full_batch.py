@@ -14,6 +14,7 @@ from torch import Tensor
 from bayeslim.bayesian import Bayesian
 from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.methods.shared.moving import Moving
+from bayeslim.noise import kept_random_state
 from bayeslim.posteriors.particles import tensors_of
 from bayeslim.train.loaders import check_labelled
 from bayeslim.types import Batch, Params, call, device_of, flattened, note_inputs, split_batch, to_device
@@ -55,7 +56,8 @@ class FullBatch(FlatWeights):
         super().__init__(bnn, moving)
         self.temperature = temperature
         device = device_of(bnn.model)
-        self.batches = [to_device(split_batch(batch), device) for batch in loader]
+        with kept_random_state():  # a chain draws the same numbers, whether reading the data draws some or not
+            self.batches = [to_device(split_batch(batch), device) for batch in loader]
         check_labelled(bnn.likelihood, (targets for _, targets in self.batches))
 
     def __call__(self, vector: Tensor) -> tuple[float, Tensor]:
