@@ -60,6 +60,12 @@ def test_c_is_not_recommended_where_it_is_slower_or_was_not_measured():
     assert note.endswith("was not measured: no LSTM in C.")
 
 
+def test_a_runtime_that_is_fast_anyway_does_not_hide_what_would_help():
+    (note,) = not_faster(timed(SINGLE_ZEROS, {("eager", 1): (16, 16), ("onnxruntime", 1): (7, 7)}))
+    assert "It takes the least time in onnxruntime: dense 7 µs, slim 7 µs. Cut whole units" in note
+    assert note.endswith("C, which leaves zeros out, was not measured: it needs a C compiler.")
+
+
 def test_no_reason_is_made_up():
     unclear = "arithmetic fell to 10.0 %; the measurements do not show why the time did not"
     slow_arithmetic = {("eager", 1): (87, 80), ("eager", 64): (5500, 5100)}
