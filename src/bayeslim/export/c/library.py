@@ -132,7 +132,7 @@ def load_c(path: str | os.PathLike[str], *, name: str | None = None) -> CNetwork
         try:
             return CNetwork(ctypes.CDLL(str(built)), own, target)
         except OSError as error:
-            raise CorruptFile(f"{target} is no shared library of this machine: compile the .c file again.") from error
+            raise CorruptFile(f"{target} cannot be loaded: {error}. Compile the .c file on this machine.") from error
 
 
 def _is_plain(x: Tensor) -> bool:
