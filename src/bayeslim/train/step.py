@@ -124,7 +124,7 @@ class Step:
 
     @torch.no_grad()
     def _compile(self, batch: Any) -> None:
-        """Compile the objective before the first step, so that a resumed run goes on as it would have.
+        """Compile the objective before the first step, so that runs resume exactly.
 
         The loss settles where noise is drawn, which a compiler cannot trace; nothing else of this call is left.
         """

@@ -89,7 +89,7 @@ def _reason(timed: Benchmark, runtime: str) -> str:
 
 
 def _advice(timed: Benchmark, slow: list[str]) -> list[str]:
-    """Name the runtime of the least time; if the cut saves none there either, also what would."""
+    """Name the runtime of the least time, and what would help if the cut does not."""
     batch = min(timed.batch_sizes)
     slim = {runtime: timed.latency("slim", runtime, batch) for runtime in timed.runtimes}
     best = min(slim, key=lambda runtime: slim[runtime])
