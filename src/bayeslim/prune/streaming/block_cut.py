@@ -190,10 +190,7 @@ def _restored(
             for n, value in found.items():
                 run.put(n, value)
     if not masks:
-        raise BayeslimError(
-            f"No weight can take the pattern {cutting.granularity}: "
-            + "; ".join(f"{name}: {why}" for name, why in left.items())
-        )
+        raise _none_can(cutting.granularity, left)
     return weights, solves
 
 
@@ -298,13 +295,17 @@ def _weight_masks(
             ranks = ranks_in_blocks(scores[layer.weight], magnitudes, n_of_m[1], dim)
             masks[layer.weight] = ranks >= n_of_m[1] - n_of_m[0]
         if not masks:
-            raise BayeslimError(
-                f"No weight can take the pattern {cutting.granularity}: "
-                + "; ".join(f"{name}: {why}" for name, why in left.items())
-            )
+            raise _none_can(cutting.granularity, left)
         return masks
     assert cutting.budget is not None
     return {name: _lowest(value, _count(value, cutting.budget.value)) for name, value in scores.items()}
+
+
+def _none_can(granularity: str, left: Mapping[str, str]) -> BayeslimError:
+    """Make the error of a block whose weights all stay."""
+    cut = "be cut" if pattern(granularity) is None else f"take the pattern {granularity}"
+    reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
+    return BayeslimError(f"No weight of a block can {cut}: {reasons or 'no linear layer ran in it'}.")
 
 
 def _tied(model: nn.Module, block: str) -> dict[str, str]:
