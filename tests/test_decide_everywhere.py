@@ -195,6 +195,15 @@ def test_batch_bald_of_values_is_a_determinant() -> None:
     assert batch_bald_of_values(means, noise, 4).tolist() == greedy
 
 
+def test_batches_of_hundreds_are_chosen_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probability of all their labels together is below the smallest float64."""
+    from bayeslim.decide import acquire
+
+    monkeypatch.setattr(acquire, "MAX_COMBINATIONS", 8)
+    probs = torch.randn(2, 330, 10, dtype=torch.float64).mul(0.1).softmax(-1)
+    assert sorted(acquire.batch_bald(probs, 330, torch.Generator().manual_seed(0)).tolist()) == list(range(330))
+
+
 def test_yes_and_no_are_two_classes() -> None:
     torch.manual_seed(0)
     x = torch.randn(300, 2)
@@ -208,6 +217,7 @@ def test_yes_and_no_are_two_classes() -> None:
     assert bl.calibrate(bnn, held_out).after["nll"] < 0.7
     assert bl.selective(bnn, held_out, coverage=0.5).risk < 0.3
     assert len(bl.acquire(bnn, x, 3)) == 3
+    assert len(set(bl.acquire(bnn, x, 3, "batch-bald", how="joint").tolist())) == 3
     assert "entropy" in bl.alarms(bnn, held_out, [x + 5]).rows
 
 

@@ -5,9 +5,12 @@
     BALD      I[y; w | x] = H[y | x] − E_q H[y | x, w]    inputs that the networks of the posterior disagree about
     batch BALD   I[y_1 … y_k; w | x_1 … x_k]              together: what one label tells is not asked twice
 
-The joint entropy of a batch is computed from draws w_s of the posterior: with P_s(c) the probability of a combination
-of labels c under w_s, H = −Σ_c P(c) log P(c), P = mean_s P_s. It is greedy: the input with the largest gain is added
-until there are k. Combinations are exact while they are few and sampled after that.
+Batch BALD is greedy: the input with the largest gain H[y | chosen] − E_q H[y | w] is added until there are k. With
+P_s(c) the probability of a combination c of their labels under the draw w_s of the posterior, and P = mean_s P_s,
+
+    H[y | chosen] = Σ_c P(c) H[Σ_s r_s(c) p_s(y)],      r_s(c) = P_s(c) / Σ_t P_t(c)
+
+The sum over combinations is exact while they are few and sampled after that.
 
 For values the same quantities are those of Gaussians: H = ½ log 2πe (σ² + v), I = ½ log (1 + v / σ²) with the noise σ²
 and the variance v of the outputs, and together ½ log det (1 + K / σ²) with their covariance K. The scores of pixels are
@@ -165,13 +168,15 @@ def _joint_parts(prediction: Prediction) -> tuple[Tensor, Tensor | None]:
     They are (S, B, C), or (S, B, M) and (B, M).
     """
     need_kind(prediction, ("classes", "values"), "acquire")
-    if prediction.mean.ndim != 2:
+    samples = prediction.samples.double()
+    if prediction.kind == "classes" and prediction.mean.shape[1:-1] == (1,):  # one yes or no in a column
+        samples = samples.squeeze(-2)
+    elif prediction.mean.ndim != 2:
         raise BayeslimError(
             '"batch-bald" needs one class, or one row of values, for each input. Use "bald" for pixels.'
         )
     if len(prediction.samples) < 2:
         raise BayeslimError('"batch-bald" compares draws of the outputs, and there is one. Pass how="joint".')
-    samples = prediction.samples.double()
     if prediction.kind == "classes":
         return samples.softmax(-1), None
     return samples[..., : prediction.mean.shape[-1]], prediction.aleatoric.double()
@@ -215,49 +220,50 @@ def batch_bald(probs: Tensor, count: int, generator: torch.Generator | None = No
     """
     draws, _, classes = probs.shape
     conditional = torch.special.entr(probs).sum(-1).mean(0)
-    joint = probs.new_ones(draws, 1)  # P_s(c) of the combinations of labels chosen so far
-    weight = probs.new_ones(1)  # of every combination in the sum over combinations
+    weight = probs.new_ones(1)  # of every combination of labels chosen so far
+    belief = probs.new_full((draws, 1), 1 / draws)  # in every draw, given the combination
     chosen: list[int] = []
     bounds = torch.full_like(conditional, torch.inf)
     for _ in range(count):
-        known = (weight * torch.special.entr(joint.mean(0))).sum()
         best, most = -1, -torch.inf
         for part in bounds.argsort(descending=True).split(CANDIDATES_PER_CHUNK):
             if best >= 0 and float(bounds[part[0]]) <= most:
                 break
-            gain = _joint_entropy(joint, weight, probs[:, part]) - conditional[part] - known
+            gain = _next_entropy(belief, weight, probs[:, part]) - conditional[part]
             bounds[part] = torch.where(bounds[part].isneginf(), -torch.inf, gain)  # the chosen stay out
             top = int(bounds[part].argmax())
             if float(bounds[part[top]]) > most:
                 best, most = int(part[top]), float(bounds[part[top]])
         chosen.append(best)
         bounds[best] = -torch.inf
-        joint = (joint[:, :, None] * probs[:, best, None, :]).flatten(1)
-        weight = weight.repeat_interleave(classes)
-        if joint.shape[1] > MAX_COMBINATIONS:
-            joint, weight = _sampled(probs[:, chosen], generator)
+        if belief.shape[1] * classes > MAX_COMBINATIONS:
+            belief, weight = _sampled(probs[:, chosen], generator)
+        else:
+            joint = ((weight * belief)[:, :, None] * probs[:, best, None, :]).flatten(1)
+            weight = joint.sum(0)
+            belief = joint / weight.clamp_min(torch.finfo(joint.dtype).tiny)
     return torch.tensor(chosen)
 
 
-def _joint_entropy(joint: Tensor, weight: Tensor, probs: Tensor) -> Tensor:
-    """Compute the entropy of the chosen labels and of one more, for every input."""
+def _next_entropy(belief: Tensor, weight: Tensor, probs: Tensor) -> Tensor:
+    """Compute the entropy of one more label given those of the chosen, for every input."""
     found = []
     for part in probs.split(CANDIDATES_PER_CHUNK, 1):
-        mean = torch.einsum("sk,sbc->kbc", joint, part) / len(joint)
+        mean = torch.einsum("sk,sbc->kbc", belief, part)
         found.append((weight[:, None, None] * torch.special.entr(mean)).sum((0, 2)))
     return torch.cat(found)
 
 
 def _sampled(probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw combinations of labels of the chosen inputs; return P_s(c) and weights.
+    """Draw combinations of labels of the chosen inputs; return beliefs in the draws and weights.
 
-    A sum over all combinations is the mean over drawn ones of the summand over P(c).
+    They are in logarithms: the probability of a combination of hundreds of labels is too small for a float.
     """
     draws, chosen, _ = probs.shape
     which = torch.randint(draws, (MAX_COMBINATIONS,), generator=generator)  # a generator of the CPU
     drawn = torch.multinomial(probs.cpu()[which].flatten(0, 1), 1, generator=generator)
     labels = drawn.view(MAX_COMBINATIONS, chosen).to(probs.device)
-    joint = probs.new_ones(draws, MAX_COMBINATIONS)
+    log_joint = probs.new_zeros(draws, MAX_COMBINATIONS)
     for place in range(chosen):
-        joint = joint * probs[:, place][:, labels[:, place]]
-    return joint, 1 / (MAX_COMBINATIONS * joint.mean(0))
+        log_joint += probs[:, place][:, labels[:, place]].log()
+    return log_joint.softmax(0), probs.new_full((MAX_COMBINATIONS,), 1 / MAX_COMBINATIONS)
