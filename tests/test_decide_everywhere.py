@@ -152,6 +152,14 @@ def test_the_density_is_summed_batch_by_batch() -> None:
     assert float(values.score(5 * x).mean()) > float(values.score(x).mean())
 
 
+def test_networks_may_disagree_about_some_batches_alone() -> None:
+    def exported(x: Tensor) -> list[Tensor]:
+        return [torch.full((3, 2), 0.5), torch.zeros(3, 2), x, x, x]
+
+    table = bl.alarms(exported, [torch.zeros(3)], [torch.ones(3)], likelihood=bl.likelihoods.Categorical())
+    assert table.rows["mutual information"]["auroc"] == 1.0
+
+
 @pytest.fixture(scope="module")
 def values() -> tuple[bl.Bayesian, Tensor, Tensor]:
     torch.manual_seed(0)

@@ -34,6 +34,9 @@ from bayeslim.types import Inputs, call, device_of, inputs_of, split_batch, to_d
 FEATURE_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers whose inputs are features."""
 
+DISAGREEMENTS = ("mutual information", "epistemic variance")
+"""Scores that are zero for one network, and then left out."""
+
 RIDGE = 1e-3
 """Added to the covariance of features, relative to its mean variance: few data leave directions without any."""
 
@@ -86,6 +89,7 @@ def alarms(
         {
             name: {"auroc": auroc(low, high), "aupr": aupr(low, high), "fpr95": fpr_at_95(low, high)}
             for (name, low), high in zip(found[0].items(), found[1].values(), strict=True)
+            if name not in DISAGREEMENTS or bool(low.any() or high.any())
         }
     )
 
@@ -97,9 +101,8 @@ def scores_of(prediction: Prediction) -> dict[str, Tensor]:
         per_example["entropy"] = prediction.entropy
     else:
         per_example["variance"] = prediction.variance
-    if bool(prediction.epistemic.any()):  # one network has none
-        disagreement = "mutual information" if prediction.probs is not None else "epistemic variance"
-        per_example[disagreement] = prediction.epistemic
+    disagreement = DISAGREEMENTS[0] if prediction.probs is not None else DISAGREEMENTS[1]
+    per_example[disagreement] = prediction.epistemic
     if len(prediction.samples) > 1:
         per_example["output variance"] = prediction.samples.float().var(0)
     if prediction.kind == "classes":
