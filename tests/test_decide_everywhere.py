@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from bayeslim.decide import calibrate as calibrate_module
 from bayeslim.decide import conformal as conformal_module
 from bayeslim.decide.acquire import batch_bald_of_values
 from bayeslim.decide.alarms import FeatureDensity
+from bayeslim.decide.selective_outputs import thresholds
 
 VOID = -100
 PIXELS = bl.likelihoods.Categorical(class_dim=1)
@@ -127,6 +130,16 @@ def test_single_pixels_and_values_are_answered(dense: bl.Bayesian) -> None:
     assert values.risk < values.curve.risk[-1]
     with pytest.raises(bl.errors.BayeslimError, match="at least two batches"):
         bl.selective(nn.Identity(), pairs[:1], 0.1, tolerance=1.0, per_output=True, likelihood=likelihood)
+
+
+def test_thresholds_for_many_pixels_are_their_spreads() -> None:
+    """A batch of large images has more pixels than `torch.quantile` takes."""
+    std = torch.arange(2**24 + 1, dtype=torch.float32)[None]
+    grid = thresholds(SimpleNamespace(kind="values", std=std))
+    assert float(grid[0]) == 0
+    assert float(grid[-1]) == -math.inf
+    steps = torch.full((198,), -(2**24) / 199, dtype=torch.float64)
+    torch.testing.assert_close(grid[:-1].diff(), steps, rtol=1e-4, atol=0)
 
 
 def dense_classes(bnn: bl.Bayesian, held_out: list[tuple[Tensor, Tensor]]) -> Tensor:
