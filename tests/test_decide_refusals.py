@@ -67,6 +67,13 @@ def test_data_that_are_no_batches(decide, network):
         decide(network, [], **LABELS)
 
 
+@pytest.mark.parametrize("decide", DECIDE.values(), ids=DECIDE)
+def test_batches_without_examples(decide, network):
+    with pytest.raises(BayeslimError, match="no batches with examples"):
+        decide(network, [(X[:0], Y[:0])], **LABELS)
+    decide(network, [(X[:9], Y[:9]), (X[:0], Y[:0]), (X[9:], Y[9:])], **LABELS)
+
+
 @pytest.mark.parametrize("name", ["calibrate", "conformal", "selective"])
 def test_data_without_a_target(name, network):
     with pytest.raises(BayeslimError, match="All validation targets are -100"):

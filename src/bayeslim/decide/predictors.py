@@ -112,11 +112,13 @@ class Predicts:
                     f"type {type(given).__name__}."
                 )
             targets = torch.as_tensor(given)
+            if not len(targets):
+                continue
             prediction = self(inputs)
             count += len(targets)
             yield prediction, targets.to(prediction.mean.device)
         if not count:
-            raise BayeslimError("The validation loader gave no batches.")
+            raise BayeslimError("The validation loader gave no batches with examples.")
 
 
 def _of_posterior(likelihood: Likelihood, outputs: Sequence[Tensor]) -> Prediction:
