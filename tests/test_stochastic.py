@@ -122,3 +122,17 @@ def test_a_known_variance_changes_nothing_and_is_forgotten(sites):
     # a wrong one would show
     wrong = outputs_and_gradients(values(1e6))
     assert wrong[0].abs().max() > 2 * outputs_and_gradients(None)[0].abs().max()
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_a_network_converted_to_bfloat16_draws(estimator):
+    network = nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten(), nn.Linear(6, 3))
+    method = bl.Variational(estimator=estimator)
+    bnn = bl.bayesianize(network, method, likelihood=bl.likelihoods.Categorical(), num_data=4)
+    x, y = torch.rand(4, 2, 2), torch.arange(4) % 3
+    bnn(x)
+    bnn.to(torch.bfloat16)  # log σ too
+    x = x.bfloat16()
+    assert bnn(x).isfinite().all()
+    assert bnn.loss((x, y)).isfinite()
+    assert bl.fgsm(bnn, x, y, 0.1, samples=2).dtype == torch.bfloat16

@@ -174,8 +174,9 @@ class _Local(_Noisy):
         mean = self.run_with(weight, bias, input, *args, **kwargs)
         if _half_precision(input, mean):
             # σ² of a small σ underflows in half precision.
+            spreads: list[Any] = [None if v is None else v.float() for v in (weight_variance, bias_variance)]
             with torch.autocast(input.device.type, enabled=False):
-                variance = self.run_with(weight_variance, bias_variance, input.float().square(), *args, **kwargs)
+                variance = self.run_with(*spreads, input.float().square(), *args, **kwargs)
         else:
             variance = self.run_with(weight_variance, bias_variance, input.square(), *args, **kwargs)
         std = variance.clamp_min(TINY).sqrt_()  # convolutions by FFT or Winograd may round to below zero
