@@ -69,6 +69,8 @@ def test_uncertainty_is_in_the_units_of_the_targets(regressor: BayesianRegressor
     np.testing.assert_allclose(np.hypot(parts["aleatoric"], parts["epistemic"]), std)
     far = regressor.predict_uncertainty([[0.0], [9.0]])["epistemic"]
     assert far[1] > 5 * far[0]
+    with pytest.raises(ValueError, match="coverage must be a finite number"):
+        regressor.predict_interval(x, 90)
 
 
 def test_several_targets_and_noise_of_every_row() -> None:

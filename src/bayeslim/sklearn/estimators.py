@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayeslim.app.zoo.mlp import mlp
 from bayeslim.bayesian import Bayesian, bayesianize
+from bayeslim.errors import check_number
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Laplace
@@ -322,6 +323,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             coverage: the probability that a target lies inside, under the posterior. `bl.conformal` and MAPIE make
                 intervals with a guarantee, from held-out data.
         """
+        check_number("coverage", coverage, above=0, below=1)
         ends = self._prediction(X).interval(coverage)
         return np.stack([self._shaped(end.numpy() * self.target_std_ + self.target_mean_) for end in ends], axis=1)
 
