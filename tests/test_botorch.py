@@ -149,3 +149,11 @@ def test_networks_of_classes_are_refused() -> None:
     bnn = bl.bayesianize(nn.Linear(2, 2), bl.Variational(), likelihood=bl.likelihoods.Categorical())
     with pytest.raises(bl.errors.UnsupportedModel, match="network of values"):
         Surrogate(bnn)
+
+
+def test_other_numbers_of_targets_and_of_functions_are_refused() -> None:
+    bnn = bl.bayesianize(nn.Linear(1, 2).double(), bl.Variational(), likelihood=bl.likelihoods.Gaussian(0.1))
+    with pytest.raises(bl.errors.ShapeMismatch, match="outputs=2"):
+        Surrogate(bnn, samples=3).posterior(torch.zeros(2, 1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="samples must be a whole number"):
+        Surrogate(bnn, samples=0)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
 from bayeslim.bayesian import Bayesian
-from bayeslim.errors import UnsupportedModel
+from bayeslim.errors import ShapeMismatch, UnsupportedModel, check_whole
 from bayeslim.likelihoods import Gaussian as GaussianLikelihood
 from bayeslim.methods.laplace import Laplace
 from bayeslim.methods.mc_dropout import MCDropout
@@ -70,6 +70,7 @@ class Surrogate(EnsembleModel):
                 f"Surrogate needs draws that are functions of the inputs. {type(bnn.method).__name__} draws its noise "
                 "again for every row. Use another method, such as bl.Laplace() or bl.MCDropout()."
             )
+        check_whole("samples", samples)
         self._num_outputs, self._samples, self._seed = outputs, samples, seed
         self.input_scale, self.target_scale = input_scale, target_scale
         self._bnn = [bnn]  # in a list, here and below: `eval` and `to` of the surrogate leave the network alone
@@ -118,6 +119,11 @@ class Surrogate(EnsembleModel):
             values = vmap(lambda noise: sum(jvp(outputs, (self._mean,), (noise,))))(self._draws)
         else:
             values = vmap(outputs)(self._draws)
+        if values.shape[-1] != self._num_outputs:
+            raise ShapeMismatch(
+                f"The network has {values.shape[-1]} targets. Pass Surrogate(bnn, outputs={values.shape[-1]}). Got "
+                f"outputs={self._num_outputs}."
+            )
         values = values.to(X.dtype)
         if self.target_scale is not None:
             values = self.target_scale.restore(values)
