@@ -165,10 +165,10 @@ def _guessed_kind(name: str, cells: Sequence[str]) -> Kind:
         return "values"
     if _are_mostly_numbers(cells, odd):
         raise BadTable(f'Column "{name}" must hold numbers, or classes. {_odd_cell(cells, odd, MEND)}{CLASSES_ADVICE}')
-    if count > MAX_CATEGORIES:
+    if count > min(MAX_CATEGORIES, len(cells) / 2):
         raise BadTable(
-            f'Column "{name}" has {count:,} classes, more than {MAX_CATEGORIES}. {_odd_cell(cells, odd, MEND)}'
-            f"{CLASSES_ADVICE}"
+            f'Column "{name}" has {count:,} classes in {len(cells):,} rows: more than {MAX_CATEGORIES}, or than half '
+            f"the rows. Row {odd[0] + 1} has {cells[odd[0]]!r}, which is no number. {MEND} {CLASSES_ADVICE}"
         )
     return "classes"
 
