@@ -86,7 +86,8 @@ class Dataset:
             raise ValueError(f"{self.name} has a validation part of {len(self.valid_x)} already. Start from load(...).")
         if not 0 < count < total:
             raise ValueError(
-                f"size must be positive and leave some of the {total} examples of {self.name} for training. Got {size}."
+                f"A validation part must have an example, and leave some of the {total} of {self.name} for training. "
+                f"A size of {size} gives it {count}."
             )
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
         # sorted, so that the held-out choice is random but the data keep their order
