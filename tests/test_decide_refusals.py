@@ -74,16 +74,18 @@ def test_batches_without_examples(decide, network):
     decide(network, [(X[:9], Y[:9]), (X[:0], Y[:0]), (X[9:], Y[9:])], **LABELS)
 
 
-@pytest.mark.parametrize("name", ["calibrate", "conformal", "selective"])
-def test_data_without_a_target(name, network):
+@pytest.mark.parametrize("decide", DECIDE.values(), ids=DECIDE)
+def test_data_without_a_target(decide, network):
     with pytest.raises(BayeslimError, match="All validation targets are -100"):
-        DECIDE[name](network, [(X, torch.full_like(Y, -100))], **LABELS)
+        decide(network, [(X, torch.full_like(Y, -100))], **LABELS)
 
 
-def test_examples_without_a_target_are_no_right_answers(network):
+@pytest.mark.parametrize("per_output", [False, True])
+def test_examples_without_a_target_are_no_right_answers(network, per_output):
     targets = torch.where(torch.arange(40) < 20, Y, -100)
-    some = bl.selective(network, [(X, targets)], coverage=0.5, **LABELS)
-    told = bl.selective(network, [(X[:20], Y[:20])], coverage=0.5, **LABELS)
+    some = bl.selective(network, [(X, targets)], coverage=0.5, per_output=per_output, **LABELS)
+    told = bl.selective(network, [(X[:20], Y[:20])], coverage=0.5, per_output=per_output, **LABELS)
+    assert some.coverage >= 0.5
     assert (some.risk, some.coverage, some.threshold) == (told.risk, told.coverage, told.threshold)
     assert bl.conformal(network, [(X, targets)], **LABELS).num_data == 20
 
@@ -97,6 +99,7 @@ def test_targets_in_numpy(network):
 def test_sets_and_intervals_cover_targets_of_their_shape(network):
     sets = bl.conformal(network, [(X, Y)], **LABELS)(X)
     assert sets.covers(Y).shape == Y.shape
+    assert torch.equal(sets.covers(torch.where(Y == 0, -100, Y)), sets.covers(Y) & (Y != 0))
     for wrong in (Y[:3], Y + 5):
         with pytest.raises(ShapeMismatch):
             sets.covers(wrong)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.decide.predictors import Predictor, Predicts, need_kind, told_targets
-from bayeslim.errors import BayeslimError, BayeslimWarning
+from bayeslim.errors import BayeslimWarning
 from bayeslim.evidence import tune_prior
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
@@ -150,7 +150,7 @@ def _gathered(predicts: Predicts, loader: Iterable[Any]) -> tuple[Tensor, Tensor
             kept.add(prediction.probs[told].double(), targets[told])
     mean, target, *spread = kept.rows
     if not len(target):
-        raise BayeslimError(f"All validation targets are {predicts.ignored}, the class index of targets that are none.")
+        raise predicts.no_target
     return mean, spread[0] if spread else None, target
 
 

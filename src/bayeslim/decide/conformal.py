@@ -53,10 +53,12 @@ class ConformalSets:
     Attributes:
         contains: whether a class is in the set, (B, ..., C).
         prediction: the prediction they were made from.
+        ignored: the class index of outputs without a target.
     """
 
     contains: Tensor
     prediction: Prediction
+    ignored: int | None = None
 
     @property
     def sizes(self) -> Tensor:
@@ -64,10 +66,10 @@ class ConformalSets:
         return self.contains.sum(-1)
 
     def covers(self, targets: Tensor) -> Tensor:
-        """Tell which sets contain the class of their example."""
-        labels, _ = told_targets(self.prediction, targets.to(self.contains.device), None)
+        """Tell which sets contain the class of their example; none does of an output without a target."""
+        labels, told = told_targets(self.prediction, targets.to(self.contains.device), self.ignored)
         found: Tensor = self.contains.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        return found
+        return found & told
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Conformal:
         threshold = self.threshold.to(prediction.mean.device)
         if self.score in CLASS_SCORES:
             scores = class_scores(prediction, self.score, generator)
-            return ConformalSets(scores <= threshold, prediction)
+            return ConformalSets(scores <= threshold, prediction, self.predicts.ignored)
         low, high, unit = _band(prediction, self.score, self.coverage)
         return ConformalIntervals(low - threshold * unit, high + threshold * unit, prediction)
 
@@ -181,7 +183,7 @@ def conformal(
     scores, examples, labels = held_out.gathered()
     count = len(examples.unique())
     if not count:
-        raise BayeslimError(f"All validation targets are {predicts.ignored}, the class index of targets that are none.")
+        raise predicts.no_target
     if not per_class:
         return Conformal(predicts, coverage, score, _of_examples(scores, examples, 1 - coverage), count)
     found = [

@@ -99,6 +99,11 @@ class Predicts:
         found: int | None = getattr(self.likelihood, "ignore_index", None)
         return found
 
+    @property
+    def no_target(self) -> BayeslimError:
+        """The error of held-out data without any target."""
+        return BayeslimError(f"All validation targets are {self.ignored}, the class index of targets that are none.")
+
     def over(self, loader: Iterable[Any]) -> Iterator[tuple[Prediction, Tensor]]:
         """Predict every batch of a loader; the targets come along, on the same device."""
         if not isinstance(loader, Iterable):

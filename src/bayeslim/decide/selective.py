@@ -177,7 +177,7 @@ def selective(
         sure.append(confidence_of(prediction).double().cpu()[counts])
         lost.append(loss_of(prediction, targets, tolerance, predicts.ignored).double().cpu()[counts])
     if not sum(map(len, sure)):
-        raise BayeslimError(f"All validation targets are {predicts.ignored}, the class index of targets that are none.")
+        raise predicts.no_target
     order = torch.cat(sure).argsort(descending=True, stable=True)
     sure_of, loss = torch.cat(sure)[order], torch.cat(lost)[order]
     n = len(order)
@@ -217,6 +217,8 @@ def _per_output(
     if grid is None or not parts:
         raise BayeslimError("Values need at least two batches: the first one chooses the thresholds.")
     wrong, answered = (torch.cat(part) for part in zip(*parts, strict=True))
+    if not len(wrong):
+        raise predicts.no_target
     if max_risk is not None:
         place = loosest_safe(wrong, answered, max_risk, delta)
     else:

@@ -67,7 +67,7 @@ def thresholds(prediction: Prediction) -> Tensor:
 
 
 def fractions(sure: Tensor, wrong: Tensor, told: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute w_i(θ) and a_i(θ) of every image and threshold, (B, GRID).
+    """Compute w_i(θ) and a_i(θ) of every image with a target and every threshold, (B, GRID).
 
     Args:
         sure: the confidence of every output, (B, ...).
@@ -75,10 +75,11 @@ def fractions(sure: Tensor, wrong: Tensor, told: Tensor, grid: Tensor) -> tuple[
         told: whether it has a target; the others do not count.
         grid: the thresholds, strict ones first.
     """
-    sure, wrong, told = (part.reshape(len(sure), -1).cpu() for part in (sure.double(), wrong, told))
+    parts = [part.reshape(len(sure), -1).cpu() for part in (sure.double(), wrong, told)]
+    sure, wrong, told = (part[parts[2].any(1)] for part in parts)
     # an output is answered from the first threshold on that its confidence exceeds
     first = torch.searchsorted(-grid, -sure, right=True)
-    weight = told / told.sum(1, keepdim=True).clamp_min(1)
+    weight = told / told.sum(1, keepdim=True)
     found = []
     for part in (weight * wrong, weight):
         counts = torch.zeros(len(sure), len(grid) + 1, dtype=torch.float64).scatter_add_(1, first, part.double())
