@@ -286,3 +286,17 @@ def test_threads_predict_at_once_and_touch_nothing(name):
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, state[key]) for key, value in bnn.model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in bnn.model.modules())
+
+
+@pytest.mark.parametrize("structure", ["kron", "full", "lowrank"])
+@pytest.mark.parametrize("how", ["auto", "joint"])
+def test_inputs_made_under_inference_mode_are_predicted(structure: str, how: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    bnn = bl.bayesianize(network, bl.Laplace(structure), likelihood=bl.likelihoods.Categorical())
+    bnn.fit([(x, torch.arange(8) % 2)], progress=False)
+    wanted = bl.predict(bnn, 2 * x, 4, how, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found = bl.predict(bnn, 2 * x, 4, how, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(found.probs, wanted.probs)

@@ -66,7 +66,7 @@ def output_gaussians(
             count = -(-(total - start) // parts)
             stop = start + count
             with with_gradients(), gradients:  # not held across the yield: the thread's modes are the caller's there
-                some = inputs if count == total else examples(inputs, start, stop, total)
+                some = _recordable(inputs if count == total else examples(inputs, start, stop, total))
                 some = _twice(some) if count == 1 else some
                 outputs = gradients.forward(some)
                 backward = _all_outputs(gradients, some, outputs)
@@ -265,6 +265,11 @@ def _all_outputs(gradients: ExampleGradients, inputs: Inputs, outputs: Tensor) -
     return Backward(inputs, torch.cat([first.columns, *(other.columns for other in others)]), layers)
 
 
+def _recordable(inputs: Inputs) -> Inputs:
+    """Copy tensors that were made under inference mode: autograd refuses to save them."""
+    return tree_map(lambda v: v.clone() if isinstance(v, Tensor) and v.is_inference() else v, inputs)
+
+
 def _twice(inputs: Inputs) -> Inputs:
     """Repeat a single example.
 
@@ -295,7 +300,7 @@ def _outputs_and_slopes(
     """
     params = {name: value.detach().requires_grad_() for name, value in mean.items()}
     with with_gradients(), TwiceDifferentiable():
-        outputs = call(model, inputs, params)
+        outputs = call(model, _recordable(inputs), params)
         along = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, list(params.values()), along, create_graph=True, allow_unused=True)
         used = {name: g for name, g in zip(params, pulled, strict=True) if g is not None and g.requires_grad}
