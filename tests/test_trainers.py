@@ -196,9 +196,10 @@ def test_yes_no_targets_and_counts_are_measured() -> None:
     assert set(evaluate(counts, [(x, y)], samples=4)) == {"nll", "rmse"}
 
 
-def test_accelerate() -> None:
+@pytest.mark.parametrize("method", [bl.Variational(), bl.Laplace()], ids=lambda method: method.name)
+def test_accelerate(method: bl.Method) -> None:
     accelerate = pytest.importorskip("accelerate")
-    bnn = bayesian(bl.Variational())
+    bnn = bayesian(method)
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     objective, optimizer, batches = accelerator.prepare(bnn.objective, bnn.optimizer(0.05), loader())
     with Following(bnn, batches, optimizer, epochs=EPOCHS, accumulate=2) as run:
@@ -210,6 +211,7 @@ def test_accelerate() -> None:
                     optimizer.zero_grad()
     assert bnn.step == EPOCHS * 3
     assert run.evaluate(loader())["error"] < 0.3
+    bayesian(bl.Variational()).fit(batches, epochs=1, seed=0, progress=False)
 
 
 @pytest.fixture(scope="module")

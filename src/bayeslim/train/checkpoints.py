@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.storage import INDEX, check_fits, encode, read_folder, write_folder
+from bayeslim.train.seeding import has_state
 from bayeslim.types import Params
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def random_states(loader: Any) -> dict[str, Any]:
     if torch.cuda.is_available():
         states["cuda"] = list(torch.cuda.get_rng_state_all())
     generator = getattr(loader, "generator", None)
-    if hasattr(loader, "state_dict"):
+    if has_state(loader):
         states["loader"] = loader.state_dict()
     elif isinstance(generator, torch.Generator):
         states["generator"] = generator.get_state()

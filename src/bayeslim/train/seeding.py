@@ -43,12 +43,21 @@ def ordered_by(loader: Any, seed: int) -> AbstractContextManager[None]:
     return seeded(seed, 0, loader)
 
 
+def has_state(loader: Any) -> bool:
+    """Tell whether a loader can return its state, and restore it.
+
+    Those of Accelerate always have the methods, but they only work if the loader inside has them.
+    """
+    inner = getattr(loader, "base_dataloader", loader)
+    return hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")
+
+
 @contextmanager
 def _ordered(loader: Any, seed: int) -> Iterator[None]:
     """Start the order of a loader's data from a seed inside."""
     generator = getattr(loader, "generator", None)
     generator = generator if isinstance(generator, torch.Generator) else None
-    own = loader.state_dict() if hasattr(loader, "load_state_dict") and hasattr(loader, "state_dict") else None
+    own = loader.state_dict() if has_state(loader) else None
     before = generator.get_state() if generator is not None else None
     if generator is not None:
         generator.manual_seed(seed)
