@@ -107,6 +107,13 @@ def test_sets_and_intervals_cover_targets_of_their_shape(network):
         bl.conformal(network, [(X, torch.zeros(40, 3))], **VALUES)(X).covers(torch.zeros(40))
 
 
+def test_no_interval_ends_before_it_begins():
+    x = torch.cat([torch.zeros(40, 1), torch.linspace(-6, 0, 40)[:, None]], 1)  # means, and log variances too large
+    made = bl.conformal(nn.Identity(), [(x, torch.zeros(40, 1))], score="cqr", likelihood=Gaussian("heteroscedastic"))
+    assert made.threshold < 0
+    assert float(made(x).widths.min()) == 0
+
+
 @pytest.mark.parametrize("value", [math.nan, -0.1, 0, 1, 2.0, True, "0.9"])
 def test_probabilities(network, value):
     with pytest.raises((TypeError, ValueError), match="coverage must be a finite number above 0 and below 1"):

@@ -128,7 +128,9 @@ class Conformal:
             scores = class_scores(prediction, self.score, generator)
             return ConformalSets(scores <= threshold, prediction, self.predicts.ignored)
         low, high, unit = _band(prediction, self.score, self.coverage)
-        return ConformalIntervals(low - threshold * unit, high + threshold * unit, prediction)
+        middle = (low + high) / 2  # a negative λ must not turn an interval around
+        lower, upper = (low - threshold * unit).minimum(middle), (high + threshold * unit).maximum(middle)
+        return ConformalIntervals(lower, upper, prediction)
 
     def __repr__(self) -> str:
         return f"Conformal: coverage {self.coverage:g} by {self.score}, from {self.num_data:,} examples"
