@@ -188,6 +188,12 @@ def test_a_stored_network_writes_in_its_own_folder_only(regressor: BayesianRegre
         BayesianRegressor().__setstate__(state)
 
 
-def test_a_factory_must_build_a_network() -> None:
+@pytest.mark.parametrize("module", [lambda inputs, outputs: None, nn.Linear(1, 1), "mlp"])
+def test_a_factory_must_build_a_network(module: Any) -> None:
     with pytest.raises(TypeError, match="module must be a function"):
-        BayesianRegressor(lambda inputs, outputs: None).fit(*wave(10))
+        BayesianRegressor(module).fit(*wave(10))
+
+
+def test_batches_need_a_size() -> None:
+    with pytest.raises(ValueError, match="batch_size must be a whole number"):
+        BayesianRegressor(batch_size=0).fit(*wave(10))

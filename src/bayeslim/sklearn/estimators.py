@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayeslim.app.zoo.mlp import mlp
 from bayeslim.bayesian import Bayesian, bayesianize
-from bayeslim.errors import check_number
+from bayeslim.errors import check_number, check_whole
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Laplace
@@ -90,6 +90,7 @@ class BayesianEstimator(BaseEstimator):
             outputs: the number of outputs of the network.
             likelihood: of the targets.
         """
+        check_whole("batch_size", self.batch_size)
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         scale = Scale.of(torch.tensor(X))
         self.input_mean_, self.input_std_ = scale.mean.numpy(), scale.std.numpy()
@@ -116,14 +117,15 @@ class BayesianEstimator(BaseEstimator):
     def _network(self) -> nn.Module:
         """Build a network of the architecture of the fit with random weights, in float64."""
         inputs, outputs, given = self.n_features_in_, self.n_outputs_, self.architecture_
-        if given["module"] is None:
-            network: nn.Module = mlp(given["hidden"], inputs, outputs, given["depth"], given["dropout"])
+        module = given["module"]
+        if module is None:
+            network: Any = mlp(given["hidden"], inputs, outputs, given["depth"], given["dropout"])
         else:
-            network = given["module"](inputs, outputs)
+            network = module(inputs, outputs) if callable(module) and not isinstance(module, nn.Module) else None
         if not isinstance(network, nn.Module):
             raise TypeError(
-                "module must be a function of the numbers of inputs and outputs that returns a torch.nn.Module. "
-                f"It returned {type(network).__name__}."
+                "module must be a function of the numbers of inputs and outputs that returns a torch.nn.Module, such "
+                f"as a class. Got {module!r}."
             )
         return network.double()
 
