@@ -334,6 +334,13 @@ def test_targets_that_cannot_be_read_do_not_stop_predictions(recwarn: pytest.War
         recwarn.clear()
 
 
+def test_a_pruned_network_predicts_tables(fitted: Path) -> None:
+    assert call("prune", fitted, "--sparsity", 0.5, "--out", "cut") == 0
+    write(Path("new.csv"), ["town", "size"], [["Ulm", "3"]])
+    assert call("predict", "cut", "new.csv", "--interval", 0.9) == 0
+    assert float(read(Path("new-predictions.csv"))[0]["mean"]) > 10_000  # in the units of the table
+
+
 def test_missing_inputs_of_a_prediction_ask_for_another_fit(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(Path("new.csv"), ["size", "town"], [["", "Ulm"]])
     assert call("predict", fitted, "new.csv") == 1

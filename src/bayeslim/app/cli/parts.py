@@ -11,7 +11,8 @@ from torch import nn
 
 from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.cli.config import FILE, Settings, budget
-from bayeslim.app.cli.networks import of_folder, saved_bayesian, saved_network
+from bayeslim.app.cli.fitting import RULES
+from bayeslim.app.cli.networks import of_folder, rules_in, saved_bayesian, saved_network
 from bayeslim.app.cli.sources import Loaders, data_by_name, device_by_name, model_by_name
 from bayeslim.app.compress.finished import read_finished
 from bayeslim.app.compress.job import described
@@ -22,6 +23,7 @@ from bayeslim.compact.restricted import NotRestrictable
 from bayeslim.errors import BayeslimWarning, UnsupportedModel
 from bayeslim.export import Exported
 from bayeslim.export import export as export_network
+from bayeslim.io.files import write_file
 from bayeslim.io.saving import save
 from bayeslim.prune import Budget, Plan, compact
 from bayeslim.prune import plan as make_plan
@@ -56,6 +58,9 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
             criterion=criterion,
         )
     save(pruned, out)
+    rules = rules_in(network)
+    if rules is not None:
+        write_file(out / RULES, rules.to_json().encode())
     plan: Plan = pruned.plan_
     return plan
 
