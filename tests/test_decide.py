@@ -285,6 +285,7 @@ def test_the_prior_of_laplace_is_tuned_in_a_copy(fitted: Any) -> None:
     made = bl.calibrate(bnn, held_out, "prior")
     assert made.after["nll"] <= made.before["nll"] + 1e-6
     torch.testing.assert_close(bl.predict(bnn, x).probs, before)
+    assert bl.calibrate(bnn, iter(held_out), "prior").after == made.after
 
 
 def test_bad_requests_say_what_is_needed(fitted: Any) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ def calibrate(
 
     Args:
         predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
-        loader: held-out data; it is read twice to tune a prior, else once.
+        loader: held-out data; it is read many times to tune a prior (a generator is kept in memory for it), else once.
         what: "temperature" is one number, "class temperatures" one for each class, 1 for those without held-out
             examples; "prior" is the prior precision of a `Laplace` network, tuned in a copy.
         likelihood: what the outputs mean, where the predictor is not Bayesian.
@@ -99,7 +99,7 @@ def calibrate(
         raise ValueError(f'what must be "temperature", "class temperatures" or "prior". Got {what!r}.')
     predicts = Predicts(predictor, likelihood, options)
     if what == "prior":
-        return _with_tuned_prior(predicts, list(loader))
+        return _with_tuned_prior(predicts, list(loader) if isinstance(loader, Iterator) else loader)
     means, spreads, targets = _gathered(predicts, loader)
     if spreads is not None:
         scale = ((targets - means).square() / spreads).mean()
@@ -220,7 +220,7 @@ def _best_temperature(logits: Tensor, targets: Tensor, present: Tensor | None) -
     return (log_t.detach() * free).exp()
 
 
-def _with_tuned_prior(predicts: Predicts, batches: list[Any]) -> Calibrated:
+def _with_tuned_prior(predicts: Predicts, batches: Iterable[Any]) -> Calibrated:
     bnn = predicts.predictor
     if not isinstance(bnn, Bayesian) or not isinstance(bnn.method, Laplace):
         raise TypeError('what="prior" tunes the prior precision of a fitted Laplace network. Use what="temperature".')
