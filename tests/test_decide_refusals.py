@@ -30,6 +30,7 @@ WRONG_CLASSES = [
     (Y + 0.5, ShapeMismatch, "whole numbers"),
     (Y * math.nan, NotFinite, "targets hold NaN"),
     (Y[:5], ShapeMismatch, "as many entries as the predictions"),
+    (Y.reshape(8, 5), ShapeMismatch, "as many entries as the predictions"),
     (["a"] * 40, BayeslimError, "targets of type list"),
     (None, BayeslimError, "targets of type NoneType"),
 ]

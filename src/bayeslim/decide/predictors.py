@@ -157,11 +157,12 @@ def as_classes(prediction: Prediction) -> Prediction:
 
 
 def aligned_targets(prediction: Prediction, targets: Tensor) -> Tensor:
-    """Reshape targets to the shape of the mean; class indices have one dimension less."""
+    """Give targets the shape of the mean, but for dimensions of size one; class indices have one dimension less."""
     shape = prediction.mean.shape[:-1] if prediction.kind == "classes" else prediction.mean.shape
-    if targets.numel() != shape.numel():
+    if [size for size in targets.shape if size != 1] != [size for size in shape if size != 1]:
         raise ShapeMismatch(
-            f"The targets must have as many entries as the predictions, {tuple(shape)}. Got {tuple(targets.shape)}."
+            f"The targets must have as many entries as the predictions in every dimension, {tuple(shape)}. "
+            f"Got {tuple(targets.shape)}."
         )
     return targets.reshape(shape)
 
