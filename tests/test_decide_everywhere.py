@@ -173,6 +173,18 @@ def test_networks_may_disagree_about_some_batches_alone() -> None:
     assert table.rows["mutual information"]["auroc"] == 1.0
 
 
+def test_features_of_a_class_may_be_equal() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7))
+    x = torch.randint(7, (30, 6))
+    density = FeatureDensity(network, [(x, x)])
+    assert float(density.score(x).max()) < 1e-3
+    near = density.score(x)
+    with torch.no_grad():
+        density.network[0].weight.add_(1.0)
+    assert float(density.score(x).min()) > float(near.max())
+
+
 @pytest.fixture(scope="module")
 def values() -> tuple[bl.Bayesian, Tensor, Tensor]:
     torch.manual_seed(0)

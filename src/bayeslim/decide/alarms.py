@@ -40,6 +40,9 @@ DISAGREEMENTS = ("mutual information", "epistemic variance")
 RIDGE = 1e-3
 """Added to the covariance of features, relative to its mean variance: few data leave directions without any."""
 
+LEAST_SHARE = 1e-6
+"""The least mean variance inside classes that is assumed, relative to that of all features."""
+
 
 @dataclass(frozen=True)
 class Alarms:
@@ -151,7 +154,9 @@ class FeatureDensity:
         if not sums.count:
             raise BayeslimError("The training loader gave no batches.")
         self.means, covariance = sums.moments()
-        covariance.diagonal().add_(RIDGE * covariance.diagonal().mean().clamp_min(1e-12))
+        # the features of a class may all be equal: rounding errors are in proportion to the variance of all of them
+        least = (LEAST_SHARE * sums.products.diagonal().mean() / sums.count).clamp_min(1e-12)
+        covariance.diagonal().add_(RIDGE * torch.maximum(covariance.diagonal().mean(), least))
         self.root = torch.linalg.cholesky(covariance)
 
     def _rows(self, inputs: Inputs) -> Tensor:
