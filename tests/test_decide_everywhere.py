@@ -212,6 +212,12 @@ def test_values_are_decided_about(values: tuple[bl.Bayesian, Tensor, Tensor]) ->
         bl.acquire(bnn, x, 2, "batch-bald", how="mean")
 
 
+def test_values_without_a_dimension_of_outputs_are_chosen() -> None:
+    network = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+    bnn = bl.bayesianize(network, bl.Variational(), likelihood=VALUES)
+    assert len(set(bl.acquire(bnn, torch.randn(9, 2), 3, "batch-bald").tolist())) == 3
+
+
 def test_batch_bald_of_values_is_a_determinant() -> None:
     torch.manual_seed(0)
     means, noise = torch.randn(6, 8, 1, dtype=torch.float64), torch.rand(8, 1, dtype=torch.float64) + 0.2
@@ -376,3 +382,5 @@ def test_active_learning_goes_round_after_round() -> None:
     assert [len(one.labelled) for one in rounds] == [4, 7, 10]
     assert len(set(rounds[-1].labelled.tolist())) == 10
     assert rounds[0].labelled.tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="40 rounds of 2 label 84 inputs, and the pool has 80"):
+        next(bl.learn_actively(fit, x, torch.arange(4), 2, 40))

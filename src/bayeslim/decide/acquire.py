@@ -137,6 +137,9 @@ def learn_actively(
     Yields:
         The network of each round with its labelled inputs: `rounds + 1` in all.
     """
+    wanted = len(first) + count * rounds
+    if wanted > len(pool):
+        raise ValueError(f"{rounds} rounds of {count} label {wanted} inputs, and the pool has {len(pool)}. Use fewer.")
     labelled = first.clone()
     for number in range(rounds + 1):
         with kept_random_state():
@@ -168,10 +171,10 @@ def _joint_parts(prediction: Prediction) -> tuple[Tensor, Tensor | None]:
     They are (S, B, C), or (S, B, M) and (B, M).
     """
     need_kind(prediction, ("classes", "values"), "acquire")
-    samples = prediction.samples.double()
-    if prediction.kind == "classes" and prediction.mean.shape[1:-1] == (1,):  # one yes or no in a column
+    mean, samples = prediction.mean, prediction.samples.double()
+    if prediction.kind == "classes" and mean.shape[1:-1] == (1,):  # one yes or no in a column
         samples = samples.squeeze(-2)
-    elif prediction.mean.ndim != 2:
+    elif mean.ndim > 2:
         raise BayeslimError(
             '"batch-bald" needs one class, or one row of values, for each input. Use "bald" for pixels.'
         )
@@ -179,7 +182,8 @@ def _joint_parts(prediction: Prediction) -> tuple[Tensor, Tensor | None]:
         raise BayeslimError('"batch-bald" compares draws of the outputs, and there is one. Pass how="joint".')
     if prediction.kind == "classes":
         return samples.softmax(-1), None
-    return samples[..., : prediction.mean.shape[-1]], prediction.aleatoric.double()
+    rows = samples.reshape(*samples.shape[:2], -1)
+    return rows[..., : mean[0].numel()], prediction.aleatoric.double().reshape(len(mean), -1)
 
 
 def batch_bald_of_values(means: Tensor, noise: Tensor, count: int) -> Tensor:
