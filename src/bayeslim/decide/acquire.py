@@ -250,7 +250,7 @@ def batch_bald(probs: Tensor, count: int, generator: torch.Generator | None = No
 
 
 def _next_entropy(belief: Tensor, weight: Tensor, probs: Tensor) -> Tensor:
-    """Compute the entropy of one more label given those of the chosen, for every input."""
+    """Compute the entropy of each input's label, given those of the chosen."""
     found = []
     for part in probs.split(CANDIDATES_PER_CHUNK, 1):
         mean = torch.einsum("sk,sbc->kbc", belief, part)
@@ -259,9 +259,9 @@ def _next_entropy(belief: Tensor, weight: Tensor, probs: Tensor) -> Tensor:
 
 
 def _sampled(probs: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw combinations of labels of the chosen inputs; return beliefs in the draws and weights.
+    """Draw combinations of labels; return beliefs in the draws, and weights.
 
-    They are in logarithms: the probability of a combination of hundreds of labels is too small for a float.
+    Beliefs are computed in logarithms: the probability of a combination of hundreds of labels is too small for a float.
     """
     draws, chosen, _ = probs.shape
     which = torch.randint(draws, (MAX_COMBINATIONS,), generator=generator)  # a generator of the CPU

@@ -66,7 +66,10 @@ class ConformalSets:
         return self.contains.sum(-1)
 
     def covers(self, targets: Tensor) -> Tensor:
-        """Tell which sets contain the class of their example; none does of an output without a target."""
+        """Tell which sets contain the class of their example.
+
+        The set of an output without a target contains none.
+        """
         labels, told = told_targets(self.prediction, targets.to(self.contains.device), self.ignored)
         found: Tensor = self.contains.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         return found & told

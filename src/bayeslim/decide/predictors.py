@@ -157,7 +157,10 @@ def as_classes(prediction: Prediction) -> Prediction:
 
 
 def aligned_targets(prediction: Prediction, targets: Tensor) -> Tensor:
-    """Give targets the shape of the mean, but for dimensions of size one; class indices have one dimension less."""
+    """Give targets the shape of the mean; class indices have one dimension less.
+
+    Only dimensions of size one may differ.
+    """
     shape = prediction.mean.shape[:-1] if prediction.kind == "classes" else prediction.mean.shape
     if [size for size in targets.shape if size != 1] != [size for size in shape if size != 1]:
         raise ShapeMismatch(

@@ -67,7 +67,9 @@ def thresholds(prediction: Prediction) -> Tensor:
 
 
 def fractions(sure: Tensor, wrong: Tensor, told: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute w_i(θ) and a_i(θ) of every image with a target and every threshold, (B, GRID).
+    """Compute w_i(θ) and a_i(θ) at every threshold, (B, GRID).
+
+    Images without any target are left out.
 
     Args:
         sure: the confidence of every output, (B, ...).
