@@ -265,6 +265,18 @@ def test_lightning_trains_and_finds_the_posterior(lightning: Any, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own advice
+def test_lightning_finds_the_posterior_in_its_own_precision(lightning: Any, tmp_path: Path) -> None:
+    from bayeslim.trainers.lightning import BayesianModule
+
+    bnn = bayesian(bl.Laplace())
+    trainer = lightning_trainer(lightning, tmp_path, max_epochs=1, precision="64-true", enable_checkpointing=False)
+    trainer.fit(BayesianModule(bnn, lr=0.1), loader())
+    assert bl.predict(bnn, data()[0].double()).probs.dtype == torch.float64
+    trainer.validate(BayesianModule(bnn), loader(), verbose=False)
+    assert float(trainer.callback_metrics["val_nll"]) < 1
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own advice
 @pytest.mark.parametrize("method", [bl.SWAG(start=0.5, every=1), bl.Snapshot(cycles=3)], ids=lambda m: m.name)
 def test_lightning_resumes_with_the_networks_it_took(lightning: Any, tmp_path: Path, method: bl.Method) -> None:
     from bayeslim.trainers.lightning import BayesianModule

@@ -12,6 +12,7 @@ posterior at the end of training (`bayeslim.trainers.following`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -60,7 +61,7 @@ class BayesianCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the size of the data, and begin to count steps."""
         assert self.bnn is not None
-        loader = trainer.train_dataloader
+        loader = _Converted(trainer.train_dataloader, trainer.precision_plugin.convert_input)
         total = trainer.estimated_stepping_batches
         if not math.isfinite(total):
             raise BayeslimError("The number of training steps must be known. Give the Trainer max_epochs or max_steps.")
@@ -117,6 +118,22 @@ class BayesianCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint, with its networks and the schedules of the KL."""
         self.saved = state_dict
+
+
+class _Converted:
+    """A loader whose batches have the precision of the Trainer, for the pass that finds the posterior."""
+
+    def __init__(self, loader: Any, convert: Callable[[Any], Any]):
+        self.loader, self.convert = loader, convert
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.convert, self.loader)
 
 
 class BayesianModule(LightningModule):
