@@ -157,3 +157,20 @@ def test_every_decision(trained: tuple[str, dict[str, Any]], kind: str) -> None:
         assert len(set(bl.acquire(predictor, x, 4, rule, **needs).tolist())) == 4
     if is_bayesian and has_posterior and not is_dense and name != "yes or no":
         assert len(set(bl.acquire(predictor, x, 4, "batch-bald").tolist())) == 4
+
+
+def test_a_generator_repeats_decisions() -> None:
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(1)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 2), torch.arange(30) % 2
+    bnn = bl.bayesianize(nn.Linear(2, 2), bl.Variational(), likelihood=bl.likelihoods.Categorical())
+    for score in ("lac", "aps"):
+        one, two = (bl.conformal(bnn, [(x, y)], score=score, generator=generator()) for _ in range(2))
+        assert one.threshold == two.threshold
+    one, two = (
+        bl.acquire(bnn.mean_network(), x, 3, "entropy", likelihood=bnn.likelihood, generator=generator()).tolist()
+        for _ in range(2)
+    )
+    assert one == two

@@ -81,7 +81,7 @@ def acquire(
         raise ValueError(f"count must be from 1 to the size of the pool, {total}. Got {count}.")
     if rule == "random":
         return torch.randperm(total, generator=generator)[:count]
-    predicts = Predicts(predictor, likelihood, options if generator is None else {**options, "generator": generator})
+    predicts = Predicts(predictor, likelihood, options, generator)
     predictions = (predicts(inputs) for inputs in batches())
     if rule != "batch-bald":
         scores = torch.cat([_scores(prediction, rule) for prediction in predictions])

@@ -162,7 +162,7 @@ def conformal(
             about 1 / (1 − coverage) examples, or it is in every set. For pixels it is the expected fraction of the
             pixels of that class, in images that have some.
         likelihood: what the outputs mean, where the predictor is not Bayesian.
-        generator: of the random numbers of APS and RAPS.
+        generator: of the drawn networks, and of the random numbers of APS and RAPS.
         **options: of `bayeslim.predict`, for a Bayesian network.
 
     >>> import bayeslim as bl
@@ -172,7 +172,7 @@ def conformal(
     tensor([[89.]], dtype=torch.float64)
     """
     check_number("coverage", coverage, above=0, below=1)
-    predicts = Predicts(predictor, likelihood, options)
+    predicts = Predicts(predictor, likelihood, options, generator)
     held_out = _HeldOut()
     for prediction, given in predicts.over(loader):
         score = _chosen(prediction, score)

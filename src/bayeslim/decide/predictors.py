@@ -34,11 +34,18 @@ class Predicts:
             be the five of an exported posterior, or to a `Prediction`, such as `bl.calibrate` makes.
         likelihood: what the outputs of a predictor mean that is not Bayesian; known of one by `bl.calibrate`.
         options: of `bayeslim.predict`, for a Bayesian network.
+        generator: of the drawn networks; it may also be among the options.
     """
 
     likelihood: Likelihood
 
-    def __init__(self, predictor: Predictor, likelihood: Likelihood | None, options: dict[str, Any]):
+    def __init__(
+        self,
+        predictor: Predictor,
+        likelihood: Likelihood | None,
+        options: dict[str, Any],
+        generator: torch.Generator | None = None,
+    ):
         if not callable(predictor):
             raise TypeError(
                 "A predictor is a Bayesian network, a torch.nn.Module or a function of inputs. "
@@ -57,7 +64,7 @@ class Predicts:
         elif options:
             raise TypeError(f"Only Bayesian networks take the options of predict. Got {', '.join(sorted(options))}.")
         self.predictor, self.likelihood, self.options = predictor, likelihood, dict(options)
-        with drawing_from(self.options.pop("generator", None)):
+        with drawing_from(self.options.pop("generator", generator)):
             self.seed = random_seed()
 
     def __call__(self, x: Inputs) -> Prediction:
