@@ -81,9 +81,9 @@ def export(
     Args:
         network: a plain network, exported in eval mode; or a Bayesian one, of which `samples` draws are exported as one
             graph with the outputs "mean", "variance", "entropy", "aleatoric" and "epistemic" of `predict`; or the
-            result of `quantise`, whose codes are stored in an ONNX file as integers of 8 or 16 bits, and in C as bytes
-            where a layer is sparse; or several plain networks, which may differ in shape (slim members of an ensemble),
-            as one graph with the same outputs as a Bayesian network.
+            result of `quantise`, whose codes are stored in an ONNX file as integers of 8 or 16 bits, and in C as bytes;
+            or several plain networks, which may differ in shape (slim members of an ensemble), as one graph with the
+            same outputs as a Bayesian network.
         path: ends in ".onnx" (needs the extra `bayeslim[onnx]`), ".pt2" (whose readers must trust it, as PyTorch
             unpickles parts of it; folders of `bayeslim.save` are safe to read) or ".c" (self-contained C99 with a
             header beside it; zeros cost neither time nor bytes; `load_c` runs it).

@@ -306,12 +306,15 @@ def test_quantised_networks_keep_their_codes(tmp_path, fitted, settings):
     bnn, x = fitted
     quantised = bl.quantise(bnn, strength=0.0, **settings)
     program = read_program(quantised.network.eval(), x)
-    sparse = dict.fromkeys(range(len(program.steps)), True)
-    plain = write_source(fuse(program), "net", sparse)
-    coded = write_source(fuse(find_levels(program, quantised)), "net", sparse)
-    torch.testing.assert_close(built(coded, tmp_path)(x), quantised.network(x), atol=1e-5, rtol=1e-5)
-    assert "_code[" in coded.code
-    assert coded.weight_bytes < 0.65 * plain.weight_bytes
+    for is_sparse in (False, True):
+        kernels = dict.fromkeys(range(len(program.steps)), is_sparse)
+        plain = write_source(fuse(program), "net", kernels)
+        coded = write_source(fuse(find_levels(program, quantised)), "net", kernels)
+        written(coded, tmp_path)
+        for answers in ask_a_program_under_sanitizers(tmp_path, x, (3,)):
+            torch.testing.assert_close(answers, quantised.network(x), atol=1e-5, rtol=1e-5)
+        assert "_code[" in coded.code
+        assert coded.weight_bytes < (0.65 if is_sparse else 0.35) * plain.weight_bytes
     assert coded.weight_bytes < 4 * sum(p.numel() for p in quantised.network.parameters() if p.ndim > 1)
 
 
@@ -334,7 +337,8 @@ def test_few_zeros_are_dense_and_many_are_sparse_by_time(tmp_path):
     assert exported.format == "c"
     assert exported.difference < 1e-5
     code = (tmp_path / "net.c").read_text()
-    assert "net_0_weight[" in code
+    assert "net_0_value[" in code
+    assert "net_0_tap[" not in code
     assert "net_1_tap[" in code
 
 

@@ -158,7 +158,7 @@ extern const size_t {name}_work[2];
 #endif
 """
     includes = [f'#include "{stem}.h"', ""]
-    if re.search(r"\buint(8|16|32)_t\b", content):
+    if re.search(r"\b(int8|uint(8|16|32))_t\b", content):
         includes.append("#include <stdint.h>")
     if "mem" in content:
         includes.append("#include <string.h>")

@@ -1,29 +1,25 @@
 """Kernels of convolutions and linear layers, dense and sparse.
 
 A sparse weight is a list of taps per output: the offset of an input relative to the output pixel's window, and a value.
-The innermost statements add to four sums at a time (a pack): of output pixels that lie side by side, of samples that
-are interleaved (the lanes of linear layers), or of outputs (of dense linear layers). Packs have names, not indices, so
-that a compiler keeps them in vector registers.
+Dense or sparse, values are floats; or one byte each where the weight has few levels: an integer, or the index of the
+level in a table. The innermost statements add to four sums at a time (a pack, see `blocks`): of output pixels that lie
+side by side, of samples that are interleaved (the lanes of linear layers), or of outputs (of dense linear layers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bayeslim.export.c.activations import assignment
+from bayeslim.export.c.blocks import MAX_PACKS, PACK, Finish, block_of, packs, sums_of, window_start, write_block
 from bayeslim.export.c.literals import array, integer_type, literal
-from bayeslim.export.c.steps import Activation, Weighted
+from bayeslim.export.c.steps import Weighted
 
 LANES = 32
 """Samples that are computed side by side."""
-PACK = 4
-"""Floats of a vector register."""
-MAX_PACKS = 16
-"""Packs that are summed at once: with their inputs and weights they fit into 32 vector registers."""
 _BLOCK = 32
 _OUTPUTS_PER_BLOCK = 4
 
@@ -58,7 +54,9 @@ def sparse_kernel(step: Weighted, name: str, prefix: str) -> Kernel:
     channel = channel + rows // (outputs // step.groups) * per_group
     offsets = (channel * in_height + line * step.dilation[0]) * in_width + place * step.dilation[1]
     starts = np.concatenate([[0], np.cumsum(is_kept.sum(1))])
-    tables, value, size = _values(step, name, is_kept)
+    weight = step.weight if step.levels is None else step.levels
+    values = _stored(step, name, weight.reshape(outputs, -1)[is_kept])
+    value, tables, size = values.value(f"{values.name}[t]"), values.tables, values.bytes
     offset_type, start_type = integer_type(int(offsets.max(initial=0))), integer_type(int(starts[-1]))
     tables += array(offset_type, f"{name}_tap", map(str, offsets.tolist() or [0]))
     tables += array(start_type, f"{name}_start", map(str, starts.tolist()))
@@ -83,50 +81,64 @@ def dense_kernel(step: Weighted, name: str, prefix: str, with_values: bool = Tru
     outputs = len(step.weight)
     block = _BLOCK if step.is_vector else _OUTPUTS_PER_BLOCK
     padded = -(-outputs // block) * block
-    size = padded * step.weight[0].size
-    tables = f"static const float {name}_weight[{size}] = {{0.1f}};\n"
-    if with_values:
-        matrix = np.zeros((padded, step.weight[0].size), np.float32)
-        matrix[:outputs] = step.weight.reshape(outputs, -1)
-        blocks = matrix.reshape(padded // block, block, -1).transpose(0, 2, 1)
-        tables = array("float", f"{name}_weight", map(literal, blocks.reshape(-1).tolist()))
-    finish, extra, extra_size = _finish(replace(step, levels=None), name)
-    tables, size = tables + extra, 4 * size + extra_size
+    matrix = np.zeros((padded, step.weight[0].size), np.float32)
+    weight = step.weight if step.levels is None else step.levels
+    matrix[:outputs] = weight.reshape(outputs, -1)
+    values = _stored(step, name, matrix.reshape(padded // block, block, -1).transpose(0, 2, 1), with_values)
+    finish, extra, extra_size = _finish(step, name)
+    tables, size = values.tables + extra, values.bytes + extra_size
     if step.is_vector:
-        return Kernel(tables, _dense_vector(step, name, finish, prefix), _dense_lanes(step, name, finish, prefix), size)
-    return Kernel(tables, _dense_image(step, name, finish, prefix), "", size)
+        lanes = _dense_lanes(step, values, finish, prefix)
+        return Kernel(tables, _dense_vector(step, values, finish, prefix), lanes, size)
+    return Kernel(tables, _dense_image(step, values, finish, prefix), "", size)
 
 
 _WIDTHS = {"uint8_t": 1, "uint16_t": 2, "uint32_t": 4}
 
 
 @dataclass(frozen=True)
-class _Finish:
-    """The end of every sum: scale, bias and activation."""
+class _Stored:
+    """The values of a weight: floats, integers, or indices into a table of levels.
 
-    step: Weighted
-    bias: str
-    scale: str
+    Attributes:
+        tables: the definitions.
+        type: of what is stored.
+        name: of the array.
+        levels: the name of the table; empty for numbers.
+        bytes: of all.
+    """
 
-    def __call__(self, total: str) -> str:
-        """Return the statement that turns the sum of output `o` into the value `v`."""
-        scaled = f"{total} * {self.scale}" if self.scale else total
-        return assignment(f"{scaled} + {self.bias}", self.step.activation)
+    tables: str
+    type: str
+    name: str
+    levels: str
+    bytes: int
+
+    def value(self, stored: str) -> str:
+        """Return the expression of the value of what is stored."""
+        return f"{self.levels}[{stored}]" if self.levels else stored
 
 
-def _values(step: Weighted, name: str, is_kept: NDArray[np.bool_]) -> tuple[str, str, int]:
-    """Write the taps' values: the tables, the expression of tap `t`, and the bytes."""
+def _stored(step: Weighted, name: str, values: NDArray[np.float32], with_values: bool = True) -> _Stored:
+    """Write values, which are levels where the weight has them."""
+    values = values.reshape(-1) if values.size else np.zeros(1, np.float32)
+
+    def table(kind: str, own: str, numbers: Iterable[str]) -> str:
+        return array(kind, own, numbers) if with_values else f"static const {kind} {own}[{len(values)}] = {{1}};\n"
+
     if step.levels is None:
-        values = step.weight.reshape(len(step.weight), -1)[is_kept]
-        table = array("float", f"{name}_value", map(literal, values.tolist() or [0.0]))
-        return table, f"{name}_value[t]", 4 * len(values)
-    levels, codes = np.unique(step.levels.reshape(len(step.weight), -1)[is_kept], return_inverse=True)
-    tables = array("float", f"{name}_level", map(literal, levels.tolist() or [0.0]))
-    tables += array("uint8_t", f"{name}_code", map(str, codes.reshape(-1).tolist() or [0]))
-    return tables, f"{name}_level[{name}_code[t]]", 4 * len(levels) + len(codes)
+        floats = table("float", f"{name}_value", map(literal, values.tolist()))
+        return _Stored(floats, "float", f"{name}_value", "", 4 * len(values))
+    if ((values == values.round()) & (values >= -128) & (values <= 127)).all():
+        integers = table("int8_t", f"{name}_code", map(str, values.astype(int).tolist()))
+        return _Stored(integers, "int8_t", f"{name}_code", "", len(values))
+    levels, codes = np.unique(values, return_inverse=True)
+    tables = array("float", f"{name}_level", map(literal, levels.tolist()))
+    tables += table("uint8_t", f"{name}_code", map(str, codes.reshape(-1).tolist()))
+    return _Stored(tables, "uint8_t", f"{name}_code", f"{name}_level", 4 * len(levels) + len(codes))
 
 
-def _finish(step: Weighted, name: str) -> tuple[_Finish, str, int]:
+def _finish(step: Weighted, name: str) -> tuple[Finish, str, int]:
     """Write the biases and the factors of outputs.
 
     Returns the end of sums, the tables and their bytes.
@@ -141,10 +153,10 @@ def _finish(step: Weighted, name: str) -> tuple[_Finish, str, int]:
         else:
             tables += array("float", f"{name}_scale", map(literal, step.row_scale.tolist()))
             scale, size = f"{name}_scale[o]", size + 4 * len(step.row_scale)
-    return _Finish(step, bias, scale), tables, size
+    return Finish(step, bias, scale), tables, size
 
 
-def _sparse_vector(step: Weighted, name: str, value: str, finish: _Finish) -> str:
+def _sparse_vector(step: Weighted, name: str, value: str, finish: Finish) -> str:
     """Sum up the taps of each output in four chains, which a processor runs at once."""
     terms = "\n".join(
         f"            s{chain} += {value.replace('[t]', f'[t + {chain}]')} * x[{name}_tap[t + {chain}]];"
@@ -166,130 +178,17 @@ def _sparse_vector(step: Weighted, name: str, value: str, finish: _Finish) -> st
 """
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A block of output pixels that is computed at once; it holds whole pooling windows.
-
-    Attributes:
-        height: lines.
-        width: places.
-        start: statements that set `i0` and `j0`, the first pooled line and place of block (r, c).
-        down: number of blocks down.
-        across: number of blocks across.
-    """
-
-    height: int
-    width: int
-    start: str
-    down: int
-    across: int
-
-
-def _block(step: Weighted, max_packs: int) -> _Block:
-    """Choose the size of blocks; the last ones of an image may overlap others."""
-    _, height, width = step.conv_shape
-    pool_height, pool_width = (step.pool.height, step.pool.width) if step.pool else (1, 1)
-    lines, places = height // pool_height, width // pool_width
-    own_places = min(places, max(1, max(1, max_packs // pool_height) * PACK // pool_width))
-    packs = -(-own_places * pool_width // PACK)
-    own_lines = min(lines, max(1, max_packs // (packs * pool_height)))
-    start = _start("i0", "r", own_lines, lines) + _start("j0", "c", own_places, places)
-    down, across = -(-lines // own_lines), -(-places // own_places)
-    return _Block(own_lines * pool_height, own_places * pool_width, start, down, across)
-
-
-def _start(name: str, index: str, own: int, total: int) -> str:
-    if total % own == 0:
-        return f"const int {name} = {index} * {own}; "
-    return f"const int {name} = {index} * {own} < {total - own} ? {index} * {own} : {total - own}; "
-
-
-def _packs(count: int, name: str) -> str:
-    """Declare packs of zeros."""
-    return f"{name}_pack " + ", ".join(f"s{n} = {name}_zeros()" for n in range(count)) + ";"
-
-
-def _columns(width: int) -> list[int]:
-    """List the first place of every pack of a line; the last may overlap another."""
-    return [*range(0, width - PACK + 1, PACK), *([width - PACK] if width % PACK else [])]
-
-
-def _write_block(step: Weighted, finish: _Finish, total: str, height: int, width: int, indent: str) -> str:
-    """Write the end of a block of sums: bias, activation and pooling.
-
-    `total` is the expression of the sum at line i and place j.
-    """
-    _, out_height, out_width = step.out_shape
-    if step.pool is None:
-        return f"""\
-{indent}for (int i = 0; i < {height}; ++i)
-{indent}    for (int j = 0; j < {width}; ++j) {{
-{indent}        {finish(total)}
-{indent}        y[(o * {out_height} + i0 + i) * {out_width} + j0 + j] = v;
-{indent}    }}
-"""
-    pool = step.pool
-    lines, places = height // pool.height, width // pool.width
-    at = f"y[(o * {out_height} + i0 + i) * {out_width} + j0 + j]"
-    inner = total.replace("[i]", f"[i * {pool.height} + a]").replace("[j]", f"[j * {pool.width} + b]")
-    if pool.kind == "max" and _never_falls(step.activation) and not finish.scale:
-        # The bias and an activation that never falls may follow the maximum.
-        start = total.replace("[i]", f"[i * {pool.height}]").replace("[j]", f"[j * {pool.width}]")
-        each, end = f"const float u = {inner}; m = u > m || u != u ? u : m;", f"{finish('m')} {at} = v;"
-    elif pool.kind == "max":
-        start, each, end = "-INFINITY", f"{finish(inner)} m = v > m || v != v ? v : m;", f"{at} = m;"
-    else:
-        start, each = "0.0f", f"{finish(inner)} m += v;"
-        end = f"{at} = m * {literal(1 / (pool.height * pool.width))};"
-    return f"""\
-{indent}for (int i = 0; i < {lines}; ++i)
-{indent}    for (int j = 0; j < {places}; ++j) {{
-{indent}        float m = {start};
-{indent}        for (int a = 0; a < {pool.height}; ++a)
-{indent}            for (int b = 0; b < {pool.width}; ++b) {{ {each} }}
-{indent}        {end}
-{indent}    }}
-"""
-
-
-def _window_start(step: Weighted) -> str:
-    """Return the offset of the first window of block (i0, j0)."""
-    pool_height, pool_width = (step.pool.height, step.pool.width) if step.pool else (1, 1)
-    line = step.in_shape[2] * step.stride[0] * pool_height
-    return f"i0 * {line} + j0 * {step.stride[1] * pool_width}"
-
-
 def _indent(lines: Sequence[str], by: int) -> str:
     return "\n".join(" " * by + line for line in lines)
 
 
-def _sums(step: Weighted, block: _Block, name: str, pointer: str, outputs: int) -> tuple[str, list[str], list[str]]:
-    """Write the code that sums up a block of pixels of some outputs.
-
-    Returns the declarations, the additions of a tap, and the end.
-
-    The weights of a tap are w0, w1, ...; `pointer` is its first input. The end leaves `sum[k][i][j]`.
-    """
-    line = step.in_shape[2] * step.stride[0]
-    shape = f"sum[{outputs}][{block.height}][{block.width}]"
-    if step.stride[1] > 1 or block.width < PACK:
-        load = f"{pointer}[i * {line} + j * {step.stride[1]}]"
-        loops = [f"for (int i = 0; i < {block.height}; ++i)", f"    for (int j = 0; j < {block.width}; ++j) {{"]
-        adds = [f"        sum[{k}][i][j] += w{k} * {load};" for k in range(outputs)]
-        return f"float {shape} = {{{{{{0.0f}}}}}};", [*loops, *adds, "    }"], []
-    places = [(k, i, j) for k in range(outputs) for i in range(block.height) for j in _columns(block.width)]
-    adds = [f"s{n} = {name}_add(s{n}, w{k}, {pointer} + {i * line + j});" for n, (k, i, j) in enumerate(places)]
-    ends = [f"memcpy(&sum[{k}][{i}][{j}], &s{n}, sizeof s{n});" for n, (k, i, j) in enumerate(places)]
-    return _packs(len(places), name), adds, [f"float {shape};", *ends]
-
-
-def _sparse_image(step: Weighted, name: str, taps: Sequence[str], finish: _Finish, prefix: str) -> str:
+def _sparse_image(step: Weighted, name: str, taps: Sequence[str], finish: Finish, prefix: str) -> str:
     """Write a kernel that computes blocks of pixels of one output.
 
     `taps` are the loop over them and their value.
     """
-    block = _block(step, MAX_PACKS)
-    declared, adds, ends = _sums(step, block, prefix, "p", 1)
+    block = block_of(step, MAX_PACKS)
+    declared, adds, ends = sums_of(step, block, prefix, "p", 1)
     return f"""\
     for (int o = 0; o < {len(step.weight)}; ++o)
         for (int r = 0; r < {block.down}; ++r)
@@ -298,11 +197,11 @@ def _sparse_image(step: Weighted, name: str, taps: Sequence[str], finish: _Finis
                 {declared}
                 {taps[0]}
                     const float w0 = {taps[1]};
-                    const float *p = x + {name}_tap[t] + {_window_start(step)};
+                    const float *p = x + {name}_tap[t] + {window_start(step)};
 {_indent(adds, 20)}
                 }}
 {_indent(ends, 16)}
-{_write_block(step, finish, "sum[0][i][j]", block.height, block.width, " " * 16)}            }}
+{write_block(step, finish, "sum[0][i][j]", block.height, block.width, " " * 16)}            }}
 """
 
 
@@ -316,12 +215,12 @@ def _in_packs(count: int, prefix: str, weight: str, pointer: str) -> tuple[list[
     return adds, [f"float sum[{count}];", *(f"memcpy(sum + {n * PACK}, &s{n}, sizeof s{n});" for n in packs)]
 
 
-def _lanes(step: Weighted, finish: _Finish, prefix: str, loop: Sequence[str], weight: str, pointer: str) -> str:
+def _lanes(step: Weighted, finish: Finish, prefix: str, loop: Sequence[str], weight: str, pointer: str) -> str:
     """Write a kernel that computes one output of all lanes at a time."""
     adds, ends = _in_packs(LANES, prefix, "w", "p")
     return f"""\
     for (int o = 0; o < {len(step.weight)}; ++o) {{
-        {_packs(LANES // PACK, prefix)}
+        {packs(LANES // PACK, prefix)}
 {_indent(loop, 8)}
             const float w = {weight};
             const float *p = {pointer};
@@ -336,13 +235,19 @@ def _lanes(step: Weighted, finish: _Finish, prefix: str, loop: Sequence[str], we
 """
 
 
-def _dense_vector(step: Weighted, name: str, finish: _Finish, prefix: str) -> str:
+def _dense_vector(step: Weighted, values: _Stored, finish: Finish, prefix: str) -> str:
     outputs, inputs = step.weight.shape[0], step.weight[0].size
-    adds, ends = _in_packs(_BLOCK, prefix, "x[n]", f"w + n * {_BLOCK}")
+    decoded = [
+        f"float f[{_BLOCK}];",
+        f"for (int k = 0; k < {_BLOCK}; ++k)",
+        f"    f[k] = {values.value(f'w[n * {_BLOCK} + k]')};",
+    ]
+    adds, ends = _in_packs(_BLOCK, prefix, "x[n]", f"w + n * {_BLOCK}" if values.type == "float" else "f")
+    adds = adds if values.type == "float" else [*decoded, *adds]
     return f"""\
     for (int block = 0; block < {-(-outputs // _BLOCK)}; ++block) {{
-        const float *w = {name}_weight + (size_t)block * {inputs * _BLOCK};
-        {_packs(_BLOCK // PACK, prefix)}
+        const {values.type} *w = {values.name} + (size_t)block * {inputs * _BLOCK};
+        {packs(_BLOCK // PACK, prefix)}
         for (int n = 0; n < {inputs}; ++n) {{
 {_indent(adds, 12)}
         }}
@@ -356,45 +261,39 @@ def _dense_vector(step: Weighted, name: str, finish: _Finish, prefix: str) -> st
 """
 
 
-def _dense_image(step: Weighted, name: str, finish: _Finish, prefix: str) -> str:
+def _dense_image(step: Weighted, values: _Stored, finish: Finish, prefix: str) -> str:
     """Write a kernel for blocks of pixels of four outputs, which share the loads."""
     outputs, channels, kernel_height, kernel_width = step.weight.shape
-    block = _block(step, MAX_PACKS // _OUTPUTS_PER_BLOCK)
+    block = block_of(step, MAX_PACKS // _OUTPUTS_PER_BLOCK)
     pixels = step.in_shape[1] * step.in_shape[2]
     at = f"q * {pixels} + a * {step.dilation[0] * step.in_shape[2]} + b * {step.dilation[1]}"
-    declared, adds, ends = _sums(step, block, prefix, "p", _OUTPUTS_PER_BLOCK)
-    weights = ", ".join(f"w{k} = w[{k}]" for k in range(_OUTPUTS_PER_BLOCK))
+    declared, adds, ends = sums_of(step, block, prefix, "p", _OUTPUTS_PER_BLOCK)
+    weights = ", ".join(f"w{k} = {values.value(f'w[{k}]')}" for k in range(_OUTPUTS_PER_BLOCK))
     return f"""\
     for (int block = 0; block < {-(-outputs // _OUTPUTS_PER_BLOCK)}; ++block)
         for (int r = 0; r < {block.down}; ++r)
             for (int c = 0; c < {block.across}; ++c) {{
                 {block.start}
-                const float *w = {name}_weight + (size_t)block * {step.weight[0].size * _OUTPUTS_PER_BLOCK};
+                const {values.type} *w = {values.name} + (size_t)block * {step.weight[0].size * _OUTPUTS_PER_BLOCK};
                 {declared}
                 for (int q = 0; q < {channels}; ++q)
                     for (int a = 0; a < {kernel_height}; ++a)
                         for (int b = 0; b < {kernel_width}; ++b, w += {_OUTPUTS_PER_BLOCK}) {{
-                            const float *p = x + {at} + {_window_start(step)};
+                            const float *p = x + {at} + {window_start(step)};
                             const float {weights};
 {_indent(adds, 28)}
                         }}
 {_indent(ends, 16)}
                 for (int k = 0; k < {_OUTPUTS_PER_BLOCK} && block * {_OUTPUTS_PER_BLOCK} + k < {outputs}; ++k) {{
                     const int o = block * {_OUTPUTS_PER_BLOCK} + k;
-{_write_block(step, finish, "sum[k][i][j]", block.height, block.width, " " * 20)}                }}
+{write_block(step, finish, "sum[k][i][j]", block.height, block.width, " " * 20)}                }}
             }}
 """
 
 
-def _dense_lanes(step: Weighted, name: str, finish: _Finish, prefix: str) -> str:
+def _dense_lanes(step: Weighted, values: _Stored, finish: Finish, prefix: str) -> str:
     inputs = step.weight[0].size
-    start = f"const float *first = {name}_weight + (size_t)(o / {_BLOCK}) * {inputs * _BLOCK} + o % {_BLOCK};"
-    loop = [start, f"for (int n = 0; n < {inputs}; ++n) {{"]
-    return _lanes(step, finish, prefix, loop, f"first[(size_t)n * {_BLOCK}]", f"x + (size_t)n * {LANES}")
-
-
-def _never_falls(activation: Activation | None) -> bool:
-    """Check whether an activation is monotone, so that it may follow a maximum."""
-    if activation is None or activation.kind in ("relu", "clamp", "sigmoid", "tanh"):
-        return True
-    return activation.kind in ("leaky_relu", "elu") and min(activation.constants) >= 0
+    first = f"{values.name} + (size_t)(o / {_BLOCK}) * {inputs * _BLOCK} + o % {_BLOCK}"
+    loop = [f"const {values.type} *first = {first};", f"for (int n = 0; n < {inputs}; ++n) {{"]
+    value = values.value(f"first[(size_t)n * {_BLOCK}]")
+    return _lanes(step, finish, prefix, loop, value, f"x + (size_t)n * {LANES}")
