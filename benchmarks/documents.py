@@ -60,7 +60,7 @@ BLOCKS: dict[str, tuple[Writer, tuple[str, ...]]] = {
     "recipes that cut nothing": (sparse.dropouts, ("recipes",)),
     "grid of Bayes by Backprop": (grid.markdown, ("bayes_by_backprop_grid",)),
     "training steps on a GPU": (training.steps, ("training_steps",)),
-    "whole fits on a GPU": (training.fits, ("training_fits",)),
+    "whole fits on a GPU": (training.fits, ("training_fits", "training_fits_alone")),
     "choices of Bayes by Backprop": (posteriors.report_studies, ("report_studies",)),
     "links of Laplace": (posteriors.laplace_links, ("laplace_links",)),
     "standard deviations": (posteriors.widths, ("posterior_widths",)),
