@@ -68,6 +68,13 @@ def prove(
                 f"network itself takes: {first_line(error)} Nothing was written. If only one batch size works, the "
                 "forward fixes it: take sizes from x.shape, not from len(x) or constants."
             ) from error
+        theirs, ours = ([tuple(x.shape) for x in outputs] for outputs in (expected, actual))
+        if theirs != ours:
+            raise ExportFailed(
+                f"The {what} file of {type(network).__name__} gives other outputs than the network on a batch of "
+                f"{rows_of(example)}: shapes {ours} instead of {theirs}. Nothing was written. If the forward drops a "
+                "dimension of size one, name it: squeeze(-1), not squeeze()."
+            )
         worst = max(worst, difference(expected, actual))
         if worst > tolerance + rounding:
             raise ExportFailed(
