@@ -214,6 +214,25 @@ def test_a_uniform_cut_of_a_llama_is_a_llama_with_a_smaller_config(llama, tmp_pa
     assert torch.equal(with_cache, without)
 
 
+def test_the_config_of_a_part_takes_the_new_widths(tmp_path):
+    torch.manual_seed(0)
+    vision = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        vision_config=vision | {"image_size": 8, "patch_size": 4},
+        text_config={"hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 1, "num_attention_heads": 2},
+        num_labels=3,
+    )
+    model = transformers.CLIPForImageClassification(config).eval()
+    example = {"pixel_values": torch.randn(2, 3, 8, 8)}
+    bnn = bl.bayesianize(model, bl.Variational(), likelihood=likelihoods.Categorical())
+    budget = bl.Budget(sparsity=0.1, uniform=True, protect=["*attn*"])
+    slim = bl.compact(bl.prune(bnn, budget, granularity="unit", example=example, progress=False), example)
+    assert slim.config.vision_config.intermediate_size < 12
+    slim.save_pretrained(tmp_path)
+    loaded = transformers.CLIPForImageClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(**example).logits, slim(**example).logits)
+
+
 def test_different_widths_leave_the_config_and_export(llama, llama_units, tmp_path):
     example = inputs_for("llama")
     found = compaction(llama, llama_units.masks(range(6)), example, units=llama_units)

@@ -51,7 +51,8 @@ def update_config_(network: Any, units: UnitGraph, removed: Iterable[int], refer
     config = copy.deepcopy(network.config)
     name = type(config).__name__
     try:
-        _set_widths(config, units, set(removed))
+        for part in (config, *(value for value in vars(config).values() if hasattr(value, "to_dict"))):
+            _set_widths(part, units, set(removed))  # a model of images and text has a config for each inside
         with kept_random_state(), torch.device("meta"):
             fresh = type(network)(config)
         _take_tensors(fresh, network)
