@@ -115,12 +115,13 @@ def _(posterior: Dense, groups: Sequence[Group]) -> Tensor:
 @group_saliency.register
 def _(posterior: Kronecker, groups: Sequence[Group]) -> Tensor:
     layers = [UnitSaliency(block, posterior.mean) for block in posterior.blocks]
+    layer_of = {name: layer for layer in layers for name in layer.block.layer.names}
     single = {
         name: precision * posterior.mean[name].to(precision).square() / 2 for name, precision in posterior.rest.items()
     }
 
     def cost(group: Group) -> float:
-        total = sum(layer.cost(group) for layer in layers if any(name in group for name in layer.block.layer.names))
+        total = sum(layer.cost(group) for layer in dict.fromkeys(layer_of[n] for n in group if n in layer_of))
         return total + sum(float(single[n].flatten()[i].double().sum()) for n, i in group.items() if n in single)
 
     return torch.tensor([cost(_checked(group, posterior)) for group in groups], dtype=torch.float64)

@@ -55,10 +55,11 @@ def _(posterior: Dense, groups: Sequence[Group]) -> Tensor:
 @group_log_det.register
 def _(posterior: Kronecker, groups: Sequence[Group]) -> Tensor:
     layers = [_KroneckerLogDet(UnitSaliency(block, posterior.mean)) for block in posterior.blocks]
+    layer_of = {name: layer for layer in layers for name in layer.unit.starts}
     rest = {name: -precision.double().log().flatten() for name, precision in posterior.rest.items()}
 
     def log_det(group: Group) -> float:
-        within = sum(layer.of(group) for layer in layers if any(name in group for name in layer.unit.starts))
+        within = sum(layer.of(group) for layer in dict.fromkeys(layer_of[n] for n in group if n in layer_of))
         return within + sum(float(rest[n][i].sum()) for n, i in group.items() if n in rest)
 
     return torch.tensor([log_det(group) for group in groups], dtype=torch.float64)
