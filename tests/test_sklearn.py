@@ -73,6 +73,16 @@ def test_uncertainty_is_in_the_units_of_the_targets(regressor: BayesianRegressor
         regressor.predict_interval(x, 90)
 
 
+def test_few_noisy_rows_are_not_overfitted() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(260, 8))
+    y = x[:, 0] + random.normal(size=260)  # the noise is 1
+    model = BayesianRegressor(max_epochs=40, random_state=0).fit(x[:60], y[:60])
+    mean, std = model.predict(x[60:], return_std=True)
+    assert float(np.mean((mean - y[60:]) ** 2)) < 0.9 * float(np.var(y[60:]))
+    assert float(np.mean(std)) < 1.5 * float(np.std(y[60:]))
+
+
 def test_several_targets_and_noise_of_every_row() -> None:
     x, y = wave()
     both = np.stack([y, -y], 1)

@@ -169,7 +169,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         batch_size: rows of a batch.
         samples: networks to average in predictions; None for the default of `bl.predict`.
         fit_options: options of `bnn.fit`, which take precedence; None for a learning rate that falls to zero and, with
-            Laplace, a prior precision that maximises the evidence.
+            Laplace, a prior precision that maximises the evidence, found during training.
         device: where to train and predict, such as "cuda"; None for the CPU.
         random_state: a seed, for repeatable results.
 
@@ -249,7 +249,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         batch_size: rows of a batch.
         samples: networks to average in predictions; None for the default of `bl.predict`.
         fit_options: options of `bnn.fit`, which take precedence; None for a learning rate that falls to zero and, with
-            Laplace, a prior precision that maximises the evidence.
+            Laplace, a prior precision that maximises the evidence, found during training.
         device: where to train and predict, such as "cuda"; None for the CPU.
         random_state: a seed, for repeatable results.
 
@@ -360,5 +360,5 @@ def _learned_noise() -> Gaussian:
 def _usual_options(method: Method) -> dict[str, Any]:
     """Choose options of `fit` that suit small tables."""
     if isinstance(method, Laplace):
-        return {"lr_schedule": "cosine", "tune": "evidence"}
+        return {"lr_schedule": "cosine", "tune": "online"}
     return {"lr_schedule": "cosine"} if isinstance(method, Variational) else {}

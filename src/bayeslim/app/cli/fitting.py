@@ -95,7 +95,7 @@ class FitSettings(TomlSettings):
         if not isinstance(sources.method_by_name(given["method"]), ChainMethod):
             given = {"lr": TABLE_LR, **given}
         if given["method"] == "laplace":
-            given = {"tune": "evidence", "lr_schedule": "cosine", **given}
+            given = {"tune": "online", "lr_schedule": "cosine", **given}
         return given
 
     def is_written(self, field: Field[Any]) -> bool:
