@@ -347,6 +347,20 @@ def test_missing_inputs_of_a_prediction_ask_for_another_fit(fitted: Path, capsys
     assert "fit again with --missing impute" in capsys.readouterr().err
 
 
+def test_a_network_of_a_table_is_cut_on_the_table(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write(Path("held_out.csv"), HEADER, houses(60, 2))
+    cut = ("--data", table, "--granularity", "unit", "--sparsity", 0.5, "--steps", 1)
+    assert call("prune", fitted, *cut, "--out", "pruned") == 0
+    assert call("evaluate", "pruned", "--data", table) == 0
+    assert call("predict", "pruned", table) == 0
+    assert len(read(Path("held_out-predictions.csv"))) == 60
+    capsys.readouterr()
+    assert call("prune", fitted, *cut, "--out", fitted) == 1
+    assert "Choose another folder" in capsys.readouterr().err
+    assert call("compress", "--model", "mlp", "--data", table, "--sparsity", 0.5, "--out", "x") == 1
+    assert "is a table: bayeslim fit" in capsys.readouterr().err
+
+
 def test_a_mistake_in_a_target_of_numbers_is_named() -> None:
     for rows in (20, 300):
         cells = [f"{1.5 * row}" for row in range(rows - 1)] + ["1,200"]

@@ -19,8 +19,8 @@ Model = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help='A name that `bayeslim data` lists, a table FILE.csv (fit only), or "package.module:loaders", giving '
-        "(train, val[, test])."
+        help='A name that `bayeslim data` lists, a table FILE.csv (not for compress), or "package.module:loaders", '
+        "giving (train, val[, test])."
     ),
 ]
 Target = Annotated[str | None, typer.Option(help="The column to predict, for --data FILE.csv: numbers, or classes.")]
@@ -123,7 +123,7 @@ HeldOut = Annotated[
     str | None,
     typer.Option(
         show_default="the data of the fit",
-        help='A name that `bayeslim data` lists, or "package.module:loaders"; its test part.',
+        help='A name that `bayeslim data` lists, a table FILE.csv, or "package.module:loaders"; its test part.',
     ),
 ]
 OwnModel = Annotated[str | None, typer.Option(help='"package.module:factory", for a network that is not in the zoo.')]

@@ -13,9 +13,12 @@ from bayeslim.app.cli.calls import BadSetting
 from bayeslim.app.cli.config import FILE, Settings, budget
 from bayeslim.app.cli.fitting import RULES
 from bayeslim.app.cli.networks import of_folder, rules_in, saved_bayesian, saved_network
-from bayeslim.app.cli.sources import Loaders, data_by_name, device_by_name, model_by_name
+from bayeslim.app.cli.sources import Loaders, data_by_name, device_by_name, loaders_of, model_by_name
 from bayeslim.app.compress.finished import read_finished
+from bayeslim.app.compress.folder import INDEX as RUN_INDEX
 from bayeslim.app.compress.job import described
+from bayeslim.app.data.cells import is_table, read_table
+from bayeslim.app.data.tables import TableRules
 from bayeslim.app.report import report
 from bayeslim.app.report.files import KNOWN_FILES
 from bayeslim.bayesian import Bayesian
@@ -36,6 +39,8 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
 
     With data, the posterior is found again after each cut. `given` are the flags of the budget and of the cut.
     """
+    if (out / RUN_INDEX).is_file():
+        raise BadSetting(f"{out} holds a run, whose network the pruned one would hide. Choose another folder for --out.")
     place = device_by_name(device)
     bnn = saved_bayesian(network, model, "prune", place)
     settings = {name: value for name, value in given.items() if value is not None}
@@ -43,7 +48,8 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
     goal = budget(settings, needs_none=":" in granularity)
     if data is None:
         _check_without_data(goal, granularity)
-    loaders = _loaders(data, settings, place)
+    rules = rules_in(network)
+    loaders = _loaders(data, rules, settings, place)
     if goal is None:
         pruned = prune_network(bnn, make_plan(bnn, granularity=granularity, criterion=criterion))
     else:
@@ -58,7 +64,6 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
             criterion=criterion,
         )
     save(pruned, out)
-    rules = rules_in(network)
     if rules is not None:
         write_file(out / RULES, rules.to_json().encode())
     plan: Plan = pruned.plan_
@@ -96,7 +101,7 @@ def export_folder(
             raise BadSetting(f'shape="{shape}" must be whole numbers with x between them, such as "1x28x28".')
         example: Any = torch.rand(2, *map(int, sizes), generator=torch.Generator().manual_seed(0)).to(place)
     else:
-        loaders = _loaders(data, {}, place)
+        loaders = _loaders(data, rules_in(network), {}, place)
         assert loaders is not None
         example = loaders.example
     if isinstance(found, Bayesian):
@@ -141,8 +146,12 @@ def report_run(run: Path, to: Path | None, title: str | None, model: str | None,
     )
 
 
-def _loaders(data: str | None, settings: dict[str, Any], device: torch.device) -> Loaders | None:
+def _loaders(
+    data: str | None, rules: TableRules | None, settings: dict[str, Any], device: torch.device
+) -> Loaders | None:
     if data is None:
         return None
     own = settings.get("batch_size", 128), settings.get("validation", 0.1), settings.get("seed", 0)
+    if rules is not None and is_table(data):
+        return loaders_of(rules.dataset(read_table(Path(data)), data), *own, device)
     return data_by_name(data, *own, device)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bayeslim.app import data
 from bayeslim.app.cli.calls import BadSetting, first_line, parse
 from bayeslim.app.compress.job import guessed_likelihood
+from bayeslim.app.data.cells import is_table
 from bayeslim.app.data.load import IMAGE_SETS
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.distill.student import Student
@@ -167,6 +168,8 @@ def held_out_by_name(text: str, validation: float, seed: int, device: torch.devi
 
 def _found(text: str, options: Mapping[str, Any] | None = None) -> Dataset | Loaders:
     """Load the data set or the loaders of a name."""
+    if is_table(text):
+        raise BadSetting(f'"{text}" is a table: bayeslim fit --data {text} --target NAME, then prune what it fitted.')
     call = parse(text, "data")
     if call.module:
         found = call.imported("data")
