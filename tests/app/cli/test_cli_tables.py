@@ -356,7 +356,7 @@ def test_a_network_of_a_table_is_cut_on_the_table(fitted: Path, capsys: pytest.C
     assert len(read(Path("held_out-predictions.csv"))) == 60
     capsys.readouterr()
     assert call("prune", fitted, *cut, "--out", fitted) == 1
-    assert "Choose another folder" in capsys.readouterr().err
+    assert "choose another folder" in capsys.readouterr().err
     assert call("compress", "--model", "mlp", "--data", table, "--sparsity", 0.5, "--out", "x") == 1
     assert "is a table: bayeslim fit" in capsys.readouterr().err
 

@@ -40,7 +40,7 @@ def prune_folder(network: Path, out: Path, model: str | None, data: str | None, 
     With data, the posterior is found again after each cut. `given` are the flags of the budget and of the cut.
     """
     if (out / RUN_INDEX).is_file():
-        raise BadSetting(f"{out} holds a run, whose network the pruned one would hide. Choose another folder for --out.")
+        raise BadSetting(f"{out} holds a run, whose network the pruned one would hide: choose another folder.")
     place = device_by_name(device)
     bnn = saved_bayesian(network, model, "prune", place)
     settings = {name: value for name, value in given.items() if value is not None}
