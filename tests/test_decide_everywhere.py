@@ -258,6 +258,28 @@ def test_yes_and_no_are_two_classes() -> None:
     assert len(bl.acquire(bnn, x, 3)) == 3
     assert len(set(bl.acquire(bnn, x, 3, "batch-bald", how="joint").tolist())) == 3
     assert "entropy" in bl.alarms(bnn, held_out, [x + 5]).rows
+    scores = [bl.metrics.Classification() for _ in range(3)]
+    scores[0].update(bl.predict(bnn, x).probs, y)
+    scores[1].update(bl.conformal(bnn, held_out, 0.8)(x).prediction.probs, y.long())
+    scores[2].update(bl.predict(bnn, x).probs, y[:, 0])
+    assert {each.compute().error for each in scores} == {float(((bnn.eval()(x) > 0) != y).double().mean())}
+    with pytest.raises(TypeError, match=r"inside must give batches.*bl.data.Loader"):
+        bl.alarms(bnn, x, x + 5)
+    with pytest.raises(TypeError, match="The validation data must give batches"):
+        bl.conformal(bnn, (x, y))
+
+
+def test_too_few_held_out_examples_are_told() -> None:
+    logits, labels = torch.tensor([[4.0, 0.0]] * 18), torch.zeros(18, dtype=torch.long)
+    classes = {"likelihood": bl.likelihoods.Categorical()}
+    sets = bl.conformal(nn.Identity(), [(logits, labels)], 0.95, **classes)
+    assert "from 18 examples, too few: below 19, sets and intervals hold everything" in repr(sets)
+    assert repr(sets(logits)) == "ConformalSets: 18 sets of 2.00 classes on average"
+    enough = bl.conformal(nn.Identity(), [(logits.repeat(2, 1), labels.repeat(2))], 0.95, **classes)
+    assert "few" not in repr(enough)
+    answers = bl.selective(nn.Identity(), [(logits, labels)], 0.01, **classes)
+    assert "answers nothing" in repr(answers)
+    assert repr(answers(logits)) == "Answers: 0 of 18"
 
 
 def test_slim_exported_and_distilled_networks(tmp_path: Path) -> None:

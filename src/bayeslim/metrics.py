@@ -225,7 +225,7 @@ class Classification:
         self._bins = torch.zeros(3, len(self._edges) - 1, dtype=torch.float64)
 
     def update(self, probs: Tensor, targets: Tensor) -> None:
-        """Add a batch: probabilities (..., C) and class indices (...)."""
+        """Add a batch: probabilities (..., C) and class indices (...); those of yes, (B, 1), go with 0 and 1."""
         probs, targets = _classes(probs, targets)
         confidence, correct = _confidence(probs, targets)
         each = torch.stack([torch.ones_like(correct), 1 - correct, _nll(probs, targets), _brier(probs, targets)])
@@ -278,6 +278,11 @@ def _some(count: float) -> None:
 def _classes(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Check and flatten probabilities and targets to (N, C) and (N,)."""
     _tensors(probs, targets)
+    if probs.ndim > 1 and probs.shape[-1] == 1 and probs.numel() == targets.numel():  # of yes
+        probs, targets = torch.cat([1 - probs, probs], -1).flatten(0, -2), targets.flatten()
+        targets = targets.long() if bool((targets == targets.round()).all()) else targets
+    elif probs.shape[:-1] == (*targets.shape, 1):
+        targets = targets.unsqueeze(-1)
     if probs.shape[:-1] != targets.shape or probs.ndim < 2:
         raise ShapeMismatch(
             f"Class probabilities (..., C) need targets (...). Got {tuple(probs.shape)} and {tuple(targets.shape)}. "

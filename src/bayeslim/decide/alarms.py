@@ -29,6 +29,7 @@ from bayeslim.likelihoods import Likelihood
 from bayeslim.metrics import aupr, auroc, fpr_at_95
 from bayeslim.replica import replicate
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import check_loader
 from bayeslim.types import Inputs, call, device_of, inputs_of, split_batch, to_device
 
 FEATURE_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -85,6 +86,8 @@ def alarms(
         likelihood: what the outputs mean, where the predictor is not Bayesian.
         **options: of `bayeslim.predict`, for a Bayesian network.
     """
+    for name, loader in (("inside", inside), ("outside", outside), ("train", train)):
+        check_loader(loader, name)
     predicts = Predicts(predictor, likelihood, options)
     density = None if train is None else FeatureDensity(_network(predictor), train, predicts.ignored)
     found = [_scores_over(predicts, loader, density) for loader in (inside, outside)]

@@ -60,6 +60,9 @@ class ConformalSets:
     prediction: Prediction
     ignored: int | None = None
 
+    def __repr__(self) -> str:
+        return f"ConformalSets: {self.sizes.numel():,} sets of {self.sizes.double().mean():.2f} classes on average"
+
     @property
     def sizes(self) -> Tensor:
         """The number of classes in each set, (B, ...)."""
@@ -88,6 +91,9 @@ class ConformalIntervals:
     lower: Tensor
     upper: Tensor
     prediction: Prediction
+
+    def __repr__(self) -> str:
+        return f"ConformalIntervals: {self.widths.numel():,} intervals of mean width {self.widths.mean():.4g}"
 
     @property
     def widths(self) -> Tensor:
@@ -136,7 +142,9 @@ class Conformal:
         return ConformalIntervals(lower, upper, prediction)
 
     def __repr__(self) -> str:
-        return f"Conformal: coverage {self.coverage:g} by {self.score}, from {self.num_data:,} examples"
+        least = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
+        few = f", too few: below {least:,}, sets and intervals hold everything" if self.num_data < least else ""
+        return f"Conformal: coverage {self.coverage:g} by {self.score}, from {self.num_data:,} examples{few}"
 
 
 def conformal(
@@ -155,7 +163,8 @@ def conformal(
     Args:
         predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
         loader: held-out data, which neither trained nor tuned the network.
-        coverage: the probability, such as 0.9.
+        coverage: the probability, such as 0.9. It takes at least coverage / (1 − coverage) held-out examples, 19 for
+            0.95; with fewer, every set holds every class and every interval every value.
         score: "lac", "aps" or "raps" for classes; "absolute", "scaled" (by the predictive standard deviation) or "cqr"
             (the predictive quantiles) for values. "auto" is LAC for classes and scaled for values.
         per_class: one threshold for each class, so that each class is covered with the probability; a class needs

@@ -21,6 +21,7 @@ from bayeslim.noise import drawing_from, random_seed
 from bayeslim.predict.predict import predict
 from bayeslim.replica import replicate
 from bayeslim.results import Prediction
+from bayeslim.train.loaders import check_loader
 from bayeslim.types import Inputs, call, device_of, split_batch, to_device
 
 Predictor = Bayesian | nn.Module | Callable[[Any], Any]
@@ -115,6 +116,7 @@ class Predicts:
         """Predict every batch of a loader; the targets come along, on the same device."""
         if not isinstance(loader, Iterable):
             raise TypeError(f"The validation data must be a loader of (inputs, targets). Got {type(loader).__name__}.")
+        check_loader(loader, "The validation data")
         count = 0
         for batch in loader:
             inputs, given = split_batch(batch)

@@ -80,6 +80,9 @@ class Answers:
     confidence: Tensor
     answered: Tensor
 
+    def __repr__(self) -> str:
+        return f"Answers: {int(self.answered.sum()):,} of {self.answered.numel():,}"
+
     @property
     def classes(self) -> Tensor:
         """The class of every answer; −1 for "don't know"."""
@@ -120,6 +123,10 @@ class Selective:
         return Answers(prediction, confidence, confidence > self.threshold)
 
     def __repr__(self) -> str:
+        if self.threshold == math.inf:
+            return (
+                "Selective: answers nothing, as no risk so small can be shown: pass more held-out data, or allow more"
+            )
         return (
             f"Selective: answers {self.coverage:.1%} with risk {self.risk:.2%}, "
             f"at most {self.risk_bound:.2%} with probability {self.confidence:g}"
@@ -143,7 +150,8 @@ def selective(
     Args:
         predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
         loader: held-out data, which neither trained nor tuned the network.
-        max_risk: the largest fraction of wrong answers, which holds with probability `confidence`.
+        max_risk: the largest fraction of wrong answers, which holds with probability `confidence`. It takes at least
+            3 / max_risk held-out examples, 299 for 0.01; otherwise no input is answered.
         confidence: that probability.
         coverage: the fraction of examples to answer, instead of `max_risk`; more where confidences are equal.
         tolerance: for values: an answer is wrong if it is off by more.
