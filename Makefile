@@ -36,7 +36,7 @@ $(DOCS): $(DEMO)
 install: $(STAMP)
 
 demo: $(DEMO)
-	$(BIN)/bayeslim demo $(if $(RECIPE),--recipe "$(RECIPE)" --output "demo-$(RECIPE)")
+	$(BIN)/bayeslim demo $(if $(RECIPE),--recipe "$(RECIPE)" --out "demo-$(RECIPE)")
 
 reader: $(DEMO)
 	$(BIN)/python examples/reader/run.py

@@ -183,7 +183,7 @@ def batch_size(inputs: Inputs) -> int:
             return value.shape[0]
         if isinstance(value, nn.utils.rnn.PackedSequence):
             return int(value.batch_sizes[0])
-    given = ", ".join(type(value).__name__ for value in (*args, *kwargs.values()))
+    given = ", ".join(sorted({type(value).__name__ for value in (*args, *kwargs.values())}))
     hint = "Use torch.as_tensor(...)." if "ndarray" in given else (
         "Pass a tensor with examples first, a tuple or dict of such, or a loader of batches, such as a DataLoader; "
         "a list is taken for the arguments of one call."

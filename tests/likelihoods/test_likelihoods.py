@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.distributions import Independent
 
 import bayeslim as bl
-from bayeslim.errors import BayeslimError, NonFiniteLoss, ShapeMismatch
+from bayeslim.errors import BayeslimError, BayeslimWarning, NonFiniteLoss, ShapeMismatch
 from bayeslim.io.registry import registered
 from bayeslim.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 
@@ -438,3 +438,16 @@ def test_laplace_looks_at_the_targets():
     bnn = bl.bayesianize(nn.Linear(2, 1), bl.Laplace(), likelihood=Gaussian(0.1))
     with pytest.raises(NonFiniteLoss, match="first batch is nan"):
         bnn.fit([(x, torch.full((4, 1), torch.nan))], progress=False)
+
+
+def test_probabilities_in_the_place_of_logits_are_told():
+    network = nn.Sequential(nn.Linear(2, 3), nn.Softmax(-1))
+    bnn = bl.bayesianize(network, bl.Laplace(), likelihood=Categorical())
+    with pytest.warns(BayeslimWarning, match="leave out the softmax"):
+        bnn.fit([(torch.randn(8, 2), torch.zeros(8).long())], progress=False)
+
+
+@pytest.mark.parametrize("targets", [torch.eye(3).long(), torch.zeros(3, 1).long()])
+def test_one_hot_rows_and_columns_are_named(targets):
+    with pytest.raises(ShapeMismatch, match=r"targets.argmax\(-1\) for one-hot rows, targets.squeeze\(-1\) for a col"):
+        Categorical().log_prob(torch.zeros(3, 3), targets)

@@ -109,7 +109,10 @@ def evidence(
     posterior: Posterior, bnn: Bayesian, loader: Iterable[Any], samples: int, generator: torch.Generator | None
 ) -> Evidence:
     """Estimate the evidence under a type of posterior; register new ones here."""
-    raise BayeslimError(f"No evidence is known for a {type(posterior).__name__} posterior of {bnn.method.name}.")
+    raise BayeslimError(
+        f"No evidence is known for a {type(posterior).__name__} posterior of {bnn.method.name}. Compare networks by "
+        "their NLL on held-out data, or use bl.Laplace() or bl.Variational()."
+    )
 
 
 @evidence.register

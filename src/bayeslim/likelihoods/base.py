@@ -28,6 +28,9 @@ class Likelihood(nn.Module):
     def check_targets(self, targets: Tensor) -> None:
         """Raise a `ShapeMismatch` for impossible targets; `fit` checks the first batch."""
 
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Warn of outputs that this likelihood would misread; `Laplace` checks the first batch."""
+
     def predict(self, outputs: Tensor) -> Prediction:
         """Summarise draws of the outputs, (S, B, ...), as a `Prediction`."""
         raise NotImplementedError

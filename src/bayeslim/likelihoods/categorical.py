@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayeslim.errors import ShapeMismatch
+from bayeslim.errors import BayeslimWarning, ShapeMismatch
 from bayeslim.io.registry import register
 from bayeslim.likelihoods.base import Likelihood, moments_over_draws, per_example, single
 from bayeslim.results import Prediction
@@ -71,7 +72,8 @@ class Categorical(Likelihood):
                 f"Categorical needs targets of shape {tuple(logits.shape[:-1])} for outputs of shape "
                 f"{tuple(outputs.shape)} with the classes in dimension {self.class_dim}. "
                 f"Got targets of shape {tuple(targets.shape)}. "
-                "Set Categorical(class_dim=...) if the classes are elsewhere."
+                "Pass targets.argmax(-1) for one-hot rows, targets.squeeze(-1) for a column, or "
+                "Categorical(class_dim=...) if the classes are elsewhere."
             )
         share = None
         if reduction == "sum":  # class weights of 1 / B make the sum a mean and save a division, forward and backward
@@ -87,6 +89,17 @@ class Categorical(Likelihood):
                 f"outputs. Got {int(targets.min())} to {int(targets.max())}. Give the network as many outputs as there "
                 "are classes (for one output there is likelihoods.Bernoulli()), or count classes from 0."
             ) from None
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Warn of probabilities in the place of logits."""
+        logits = self._logits(outputs)
+        if bool((logits >= 0).all()) and bool(((logits.sum(-1) - 1).abs() < 1e-3).all()):
+            warnings.warn(
+                "The outputs of the network are not negative and sum to one, as probabilities do. Categorical takes "
+                "logits: leave out the softmax at the end of the network.",
+                BayeslimWarning,
+                stacklevel=2,
+            )
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Average the class probabilities over draws, (S, B, ..., C)."""

@@ -300,7 +300,9 @@ def _check_first_batch(bnn: Bayesian, loader: Any) -> None:
             return
         inputs, targets = to_device(split_batch(batch), device_of(bnn.model))
         bnn.likelihood.check_targets(targets)
-        each = bnn.likelihood.log_prob(call(replicate(bnn.model), inputs), targets)
+        outputs = call(replicate(bnn.model), inputs)
+        each = bnn.likelihood.log_prob(outputs, targets)
+        bnn.likelihood.check_outputs(outputs)
         check_labelled(bnn.likelihood, (split_batch(batch)[1] for batch in loader))
     if not bool(torch.isfinite(each).all()):
         raise NonFiniteLoss(
@@ -314,7 +316,8 @@ def _check_options(tune: str | None, epochs: int | None, validate: Any, training
         raise ValueError(f"tune must be one of {', '.join(get_args(Tune))}, or None. Got {tune!r}.")
     if epochs is None and training:
         raise TypeError(
-            f"{', '.join(training)} are options of training, and without epochs=... only the curvature is measured."
+            f"{', '.join(training)} are options of training, and without epochs=... only the curvature is measured. "
+            "Pass epochs=... too, or leave them out."
         )
     if tune == "online" and epochs is None:
         raise ValueError('tune="online" chooses the prior during training: pass epochs=..., or use tune="evidence".')

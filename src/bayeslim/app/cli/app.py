@@ -117,15 +117,13 @@ def show_help(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="The run's folder; finished stages in it are not run again.")] = Path(
-        "demo"
-    ),
+    out: Annotated[Path, typer.Option(help="The run's folder; its finished stages are not run again.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
     recipe: o.RecipeName = None,
     device: o.Device = None,
 ) -> None:
     """Compress a network on handwritten digits: train, prune, compact, export, report."""
-    demonstration.run(output, seed, recipe, device or "auto")
+    demonstration.run(out, seed, recipe, device or "auto")
 
 
 @app.command()
