@@ -225,7 +225,7 @@ class Classification:
         self._bins = torch.zeros(3, len(self._edges) - 1, dtype=torch.float64)
 
     def update(self, probs: Tensor, targets: Tensor) -> None:
-        """Add a batch: probabilities (..., C) and class indices (...); those of yes, (B, 1), go with 0 and 1."""
+        """Add a batch: probabilities (..., C) and classes, or of yes, (B, 1), and 0 or 1."""
         probs, targets = _classes(probs, targets)
         confidence, correct = _confidence(probs, targets)
         each = torch.stack([torch.ones_like(correct), 1 - correct, _nll(probs, targets), _brier(probs, targets)])
