@@ -29,7 +29,7 @@ class Likelihood(nn.Module):
         """Raise a `ShapeMismatch` for impossible targets; `fit` checks the first batch."""
 
     def check_outputs(self, outputs: Tensor) -> None:
-        """Warn of outputs that this likelihood would misread; `Laplace` checks the first batch."""
+        """Warn of outputs that would be misread; `Laplace` checks the first batch."""
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Summarise draws of the outputs, (S, B, ...), as a `Prediction`."""
