@@ -200,6 +200,18 @@ def test_a_saved_network_is_no_checkpoint(tmp_path):
         network().fit(data("Loader"), checkpoint=tmp_path)
 
 
+def test_a_checkpoint_of_another_network_names_its_folder(tmp_path):
+    batches = [(torch.randn(4, 3), torch.zeros(4).long())]
+    for hidden, words in ((5, None), (6, rf"which was to go on from {tmp_path}")):
+        model = nn.Sequential(nn.Linear(3, hidden), nn.Linear(hidden, 2))
+        bnn = bl.bayesianize(model, bl.SWA(), likelihood=bl.likelihoods.Categorical())
+        if words is None:
+            bnn.fit(batches, epochs=1, checkpoint=tmp_path, progress=False)
+        else:
+            with pytest.raises(CorruptFile, match=words):
+                bnn.fit(batches, epochs=1, checkpoint=tmp_path, progress=False)
+
+
 def test_what_cannot_be_saved_is_found_out_before_training(tmp_path):
     class Own(bl.likelihoods.Categorical):
         pass

@@ -60,8 +60,9 @@ class Checkpoint:
         check_same_run(self.path, config.get("settings"), settings)
         network = {k.removeprefix("network:"): v for k, v in tensors.items() if k.startswith("network:")}
         best = {k.removeprefix("best:"): v for k, v in tensors.items() if k.startswith("best:")}
+        what = f"{type(run.bnn.model).__name__}, which was to go on from {self.path}"
         for state in (network, best) if best else (network,):
-            check_fits(run.bnn.state_dict(), state, type(run.bnn.model).__name__)
+            check_fits(run.bnn.state_dict(), state, what)
         try:
             optimizer = unpack(config["optimizer"], tensors)
             states = unpack(config["random"], tensors)[run.rank]

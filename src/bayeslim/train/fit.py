@@ -104,7 +104,7 @@ def fit(
         patience: stop after this many epochs without a new best, and go back to the best one.
         callbacks: functions of an `Epoch`, called after each one in order.
         checkpoint: a folder to save to after every epoch. If it holds a checkpoint of this run, training continues
-            exactly as if it had not been interrupted.
+            exactly as if it had not been interrupted. Data are told apart by their size alone: take a folder for each.
         accumulate: batches whose gradients are averaged for one step.
         clip: the largest allowed norm of the gradient.
         autocast: a lower precision for the forward pass: torch.bfloat16 or torch.float16.
