@@ -130,17 +130,18 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
         ({"batch_size": 12}, "batches"),
         ({"prior": bl.priors.Normal(0.1)}, "priors"),
         ({"method": bl.Variational(samples=2)}, "method"),
+        ({"moved": 1}, "data"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(options, what, tmp_path):
-    def fit(epochs=2, batch_size=6, prior=None, method=None, **rest):
+    def fit(epochs=2, batch_size=6, prior=None, method=None, moved=0, **rest):
         model = nn.Linear(5, 3)
         likelihood = bl.likelihoods.Categorical()
         bnn = bl.bayesianize(model, method or bl.Variational(), likelihood=likelihood, prior=prior)
         before = copy.deepcopy(bnn.state_dict())
         examples = Augmented()
         try:
-            batches = bl.data.Loader(examples.x, examples.y, batch_size=batch_size)
+            batches = bl.data.Loader(examples.x, (examples.y + moved) % 3, batch_size=batch_size)
             bnn.fit(batches, epochs=epochs, checkpoint=tmp_path, **rest)
         except BayeslimError:
             assert all(torch.equal(before[k], v) for k, v in bnn.state_dict().items())

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bayeslim.errors import BayeslimError, CorruptFile
 from bayeslim.io.storage import INDEX, check_fits, encode, read_folder, write_folder
+from bayeslim.train.fingerprint import fingerprint
 from bayeslim.train.seeding import has_state
 from bayeslim.types import Params
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 class Checkpoint:
     """A folder that holds the state of a run after its last complete epoch."""
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], loader: Any):
+        self.path, self.data = Path(path), fingerprint(loader)
 
     def write(self, run: TrainingRun) -> None:
         """Save a run after an epoch; called on every rank, and written by the first."""
@@ -79,10 +80,9 @@ class Checkpoint:
         restore_random(run.loader, states)
         return True
 
-    @staticmethod
-    def _settings(run: TrainingRun) -> dict[str, Any]:
+    def _settings(self, run: TrainingRun) -> dict[str, Any]:
         """Collect the settings that must be equal for a checkpoint to belong to a run."""
-        return settings_of(run.bnn) | {
+        return settings_of(run.bnn, self.data) | {
             "batches": run.batches,
             "epochs": run.epochs,
             "optimizer": type(run.optimizer).__name__,
@@ -94,14 +94,15 @@ class Checkpoint:
         }
 
 
-def settings_of(bnn: Bayesian) -> dict[str, Any]:
-    """Collect the settings of a network that a checkpoint must share."""
+def settings_of(bnn: Bayesian, data: str | None) -> dict[str, Any]:
+    """Collect what a checkpoint must share: settings, and the hash of the data."""
     ignored: Params = {}
     return {
         "method": encode(bnn.method, ignored),
         "likelihood": encode(bnn.likelihood, ignored),
         "priors": {name: repr(prior) for name, prior in bnn.priors.given.items()},
         "num_data": bnn.num_data,
+        "data": data,
         **({} if bnn.seed is None else {"seed": bnn.seed}),
     }
 

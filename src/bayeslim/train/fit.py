@@ -104,7 +104,8 @@ def fit(
         patience: stop after this many epochs without a new best, and go back to the best one.
         callbacks: functions of an `Epoch`, called after each one in order.
         checkpoint: a folder to save to after every epoch. If it holds a checkpoint of this run, training continues
-            exactly as if it had not been interrupted. Data are told apart by their size alone: take a folder for each.
+            exactly as if it had not been interrupted. Other data are refused if they are tensors in memory; data sets
+            of other kinds are told apart by their size alone.
         accumulate: batches whose gradients are averaged for one step.
         clip: the largest allowed norm of the gradient.
         autocast: a lower precision for the forward pass: torch.bfloat16 or torch.float16.
@@ -137,7 +138,7 @@ def fit(
             optimizer = bnn.optimizer(lr)
         else:
             bnn.count_steps_of(optimizer)
-        saved = None if checkpoint is None else Checkpoint(checkpoint)
+        saved = None if checkpoint is None else Checkpoint(checkpoint, loader)
         return TrainingRun(
             bnn, loader, optimizer, epochs, factor, validate, monitor, patience, callbacks, accumulate, clip, autocast,
             compile, saved, rank, world, progress and rank == 0,

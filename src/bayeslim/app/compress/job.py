@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from bayeslim.app.compress.fingerprint import fingerprint, is_batches
 from bayeslim.bayesian import Bayesian, bayesianize
 from bayeslim.compact import units
 from bayeslim.compact.example import run_example
@@ -28,6 +27,7 @@ from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan
 from bayeslim.prune.candidates import pattern
 from bayeslim.recipes import Recipe
+from bayeslim.train.fingerprint import fingerprint, is_batches
 from bayeslim.train.fit import fit as training
 from bayeslim.train.loaders import Loader, size_of_data
 from bayeslim.types import Inputs, device_of, split_batch, to_device

@@ -20,7 +20,6 @@ from torch import nn
 from bayeslim.app.benchmark import Benchmark, benchmark
 from bayeslim.app.compress import records
 from bayeslim.app.compress.baseline import NoBaseline, by_magnitude
-from bayeslim.app.compress.fingerprint import layout
 from bayeslim.app.compress.folder import ResultIncomplete, RunFolder, run_folder
 from bayeslim.app.compress.job import (
     Job,
@@ -51,6 +50,7 @@ from bayeslim.priors import PriorSpec
 from bayeslim.prune import Budget, Plan, compact, plan, prune
 from bayeslim.prune import fine_tune as fine_tuned
 from bayeslim.recipes import Recipe
+from bayeslim.train.fingerprint import layout
 from bayeslim.train.fit import fit as training
 from bayeslim.types import Inputs, split_batch
 

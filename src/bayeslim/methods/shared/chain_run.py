@@ -59,7 +59,7 @@ def run_alone(
     if unknown:
         raise TypeError(f"A run with a learning rate of its own takes no {', '.join(sorted(unknown))}.")
     bnn.count_steps_of(optimizer)
-    saved = None if checkpoint is None else Checkpoint(checkpoint)
+    saved = None if checkpoint is None else Checkpoint(checkpoint, loader)
     shown = progress and rank_and_world()[0] == 0
     run = TrainingRun(bnn, loader, optimizer, epochs, factor, checkpoint=saved, shown=shown, **training)
     with warnings.catch_warnings():

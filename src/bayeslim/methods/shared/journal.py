@@ -20,6 +20,7 @@ from bayeslim.train.checkpoints import (
     settings_of,
     unpack,
 )
+from bayeslim.train.fingerprint import fingerprint
 from bayeslim.types import Params
 
 
@@ -31,7 +32,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, bnn: Bayesian, loader: Any):
-        self.folder, self.loader, self.settings = folder, loader, settings_of(bnn)
+        self.folder, self.loader, self.settings = folder, loader, settings_of(bnn, fingerprint(loader))
 
     def write(self, walk: Walk) -> None:
         """Save a chain after an iteration."""
