@@ -37,7 +37,7 @@ def one_shot(found: Mapping[str, Any]) -> str:
 def prior_widths(found: Mapping[str, Any]) -> str:
     """Write test errors after a cut: networks and steps in rows, priors in columns."""
     keys = [key.removesuffix(", steps 1") for key in next(iter(found["results"].values())) if "steps 1" in key]
-    heads = [f"std {float(key.removeprefix('std ')):g}" for key in keys]
+    heads = [key.removesuffix(".0") for key in keys]
     rows = []
     for network, errors in found["results"].items():
         for steps in (1, 4):
