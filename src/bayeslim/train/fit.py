@@ -111,8 +111,9 @@ def fit(
         autocast: a lower precision for the forward pass: torch.bfloat16 or torch.float16.
         compile: "auto" replays the step as a CUDA graph on a GPU (see `train/captured_step.py`) and runs it eagerly
             elsewhere. True also compiles the loss with `torch.compile`, on any device: it takes a minute, and pays for
-            large networks that train for long. False runs every step eagerly. A graph replays kernels, not Python:
-            use False for a network whose forward changes what it does from step to step.
+            large networks that train for long. False runs every step eagerly. The noise is the same in all three, and
+            results agree up to rounding. A graph replays kernels, not Python: use False for a network whose forward
+            changes what it does from step to step.
         device: where to train, "auto" for a GPU if there is one; None for where the network is.
         seed: makes the run repeatable, bit for bit on a CPU: it seeds the global generators and the order of the
             loader's data, and restores both afterwards.

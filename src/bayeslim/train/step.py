@@ -135,7 +135,12 @@ class Step:
             buffer.copy_(value)
         own: Any = getattr(self.objective, "module", self.objective)  # inside DDP
         own.forward = MethodType(own_code(type(own).forward), own)
-        self.objective, self.is_compiled = torch.compile(self.objective, dynamic=False), True  # type: ignore[assignment]
+        self.objective = torch.compile(  # type: ignore[assignment]
+            self.objective,
+            dynamic=False,
+            options={"fallback_random": True},  # draws what an eager step draws
+        )
+        self.is_compiled = True
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
