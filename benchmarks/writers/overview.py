@@ -29,12 +29,13 @@ def strongest(found: Results) -> str:
         errors = [statistics.mean(group.errors(key)) for key in ("dense", "magnitude", "sparse")]
         what = f"{title} trained to be sparse, 1 of {group.compression:.0f} weights left"
         rows.append([what, *_bold(errors), "`benchmarks/sparse_posteriors.py`"])
-    ensembles = found["five_for_one_lenet5"]["rows"]
-    mean = {way: _mean(ensembles, way, "error") for way in ("one dense", "five sparse")}
-    times = _mean(ensembles, "one dense", "nonzeros") / _mean(ensembles, "five sparse", "nonzeros")
-    what = f"Five sparse LeNet-5 as one ensemble, together 1 of {times:.0f} weights of one dense network"
-    ours = f"**{mean['five sparse']:.2f}**"
-    rows.append([what, f"{mean['one dense']:.2f}", "", ours, "`benchmarks/five_for_one.py`"])
+    for network, title in (("lenet5", "LeNet-5"), ("vgg", "VGG-like networks")):
+        ensembles = found[f"five_for_one_{network}"]["rows"]
+        mean = {way: _mean(ensembles, way, "error") for way in ("one dense", "five sparse")}
+        times = _mean(ensembles, "one dense", "nonzeros") / _mean(ensembles, "five sparse", "nonzeros")
+        what = f"Five sparse {title} as one ensemble, together 1 of {times:.0f} weights of one dense network"
+        ours = f"**{mean['five sparse']:.2f}**"
+        rows.append([what, f"{mean['one dense']:.2f}", "", ours, "`benchmarks/five_for_one.py`"])
     own = files(coded, "lenet5")
     dense = statistics.mean(trained(sparse, "lenet5", "weights").errors("dense"))
     errors = [dense, *(statistics.mean(own.decoded(of_magnitude=of)) for of in (True, False))]
