@@ -85,7 +85,7 @@ def _(posterior: Gaussian, groups: Sequence[Group]) -> Tensor:
             fixed = ~support[name].flatten()[index]
             if bool((fixed & (posterior.mean[name].flatten()[index] != 0)).any()):
                 return torch.inf
-            masks[name] = mask_without(posterior.mean[name].shape, index).to(index.device)
+            masks[name] = mask_without(posterior.mean[name].shape, index).to(posterior.mean[name].device)
         return 0.5 * float(posterior.quadratic(posterior.condition(masks).mean))
 
     return torch.tensor([cost(_checked(group, posterior)) for group in groups], dtype=torch.float64)
@@ -140,7 +140,8 @@ class UnitSaliency:
         starts = {layer.weight: 0} | ({} if layer.bias is None else {layer.bias: sizes[layer.weight]})
         self.starts = starts
         flat = {name: torch.arange(sizes[name]).reshape(mean[name].shape) + starts[name] for name in layer.names}
-        self.place = layer.matrix(flat).flatten().argsort()
+        codes = layer.matrix(flat).flatten()
+        self.place = torch.empty_like(codes).scatter_(0, codes, torch.arange(len(codes)))
 
     @cached_property
     def rows(self) -> Tensor:
@@ -155,19 +156,19 @@ class UnitSaliency:
         return (self.block.outputs.rotate(self.mean).square() / inverse).double().sum(1).cpu() / 2
 
     def places(self, group: Group) -> Tensor:
-        """Find the places of a group's weights in the layer's matrix, flat and distinct."""
+        """Find the places of a group's weights in the layer's matrix, flat."""
         codes = [group[name].cpu() + start for name, start in self.starts.items() if name in group]
-        places: Tensor = self.place[torch.cat(codes)].unique()
-        return places
+        return self.place[torch.cat(codes)]
 
     def cost(self, group: Group) -> float:
         """Compute ½ μ_Sᵀ Σ_SS⁻¹ μ_S of the group's weights in this layer."""
         places = self.places(group)
-        _, outputs, inputs = self.mean.shape
+        matrices, outputs, inputs = self.mean.shape
+        matrix_of = places // (outputs * inputs)
         total = 0.0
-        for index in (places // (outputs * inputs)).unique().tolist():
-            inside = places[places // (outputs * inputs) == index] % (outputs * inputs)
-            rows, columns = (inside // inputs).unique(), (inside % inputs).unique()
+        for index in _distinct(matrix_of, matrices).tolist():
+            inside = places[matrix_of == index] - index * outputs * inputs
+            rows, columns = _distinct(inside // inputs, outputs), _distinct(inside % inputs, inputs)
             if len(inside) == len(rows) * inputs:
                 total += self._several(index, rows) if len(rows) > 1 else float(self.rows[index, rows])
             elif len(inside) == len(columns) * outputs:
@@ -227,6 +228,11 @@ class UnitSaliency:
         return float((off * self.block.precision_product(off)).double().sum()) / 2
 
 
+def _distinct(values: Tensor, size: int) -> Tensor:
+    """Find the distinct ones of whole numbers below `size`, without the sort of `unique`."""
+    return torch.bincount(values, minlength=size).nonzero()[:, 0]
+
+
 def _half_quadratic(covariance: Tensor, mean: Tensor) -> float:
     """Sum ½ μᵀ Σ⁻¹ μ over a batch."""
     factor, _ = cholesky(covariance.double())
@@ -242,19 +248,22 @@ def mask_without(shape: torch.Size, index: Tensor) -> Tensor:
 
 
 def _checked(group: Group, posterior: Posterior) -> Params:
-    """Check that a group's names and indices fit the posterior, and return it."""
-    mean = posterior.mean
-    for name, index in group.items():
+    """Check that a group fits the posterior; return it on the CPU, distinct."""
+    mean, found = posterior.mean, {}
+    for name, given in group.items():
         if name not in mean:
             raise ShapeMismatch(
                 f'"{name}" is no parameter of this posterior. '
                 f"Closest names: {closest(name, mean) or ', '.join(list(mean)[:3])}."
             )
-        size = mean[name].numel()
-        whole = index.ndim == 1 and index.dtype == torch.int64
-        if not whole or (len(index) and not 0 <= int(index.min()) <= int(index.max()) < size):
+        size, index = mean[name].numel(), given.cpu()
+        flat = index.ndim == 1 and index.dtype == torch.int64
+        if flat and bool((index[1:] <= index[:-1]).any()):
+            index = index.unique()
+        if not flat or (len(index) and not 0 <= int(index[0]) <= int(index[-1]) < size):
             raise ShapeMismatch(
                 f'A group needs flat indices (int64) of "{name}" from 0 to {size - 1}. '
-                f"Got {index.dtype} of shape {tuple(index.shape)}."
+                f"Got {given.dtype} of shape {tuple(given.shape)}."
             )
-    return {name: index.unique().to(mean[name].device) for name, index in group.items()}
+        found[name] = index
+    return found
