@@ -70,15 +70,14 @@ def parts(options: argparse.Namespace) -> dict[str, tuple[float, Callable[[float
     return found
 
 
-def continued(options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
-    """Read the finished parts of an earlier run with the same settings and sources."""
+def continued(options: argparse.Namespace, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Read the finished parts of an earlier run with the same settings and sources, and their seconds."""
     path = options.results / f"{name_of(options.device)}.json"
     if options.fresh or not path.exists():
-        return {}
+        return {}, {}
     stored = json.loads(path.read_text(encoding="utf-8"))
     same = stored.get("settings") == settings and stored["environment"]["source"] == environment()["source"]
-    found: dict[str, Any] = stored["parts"] if same else {}
-    return found
+    return (stored["parts"], stored.get("seconds", {})) if same else ({}, {})
 
 
 def measure(options: argparse.Namespace) -> bool:
@@ -88,7 +87,7 @@ def measure(options: argparse.Namespace) -> bool:
         "networks": options.networks, "growth": options.growth, "contenders": options.contenders,
         "small": options.small, "peers": versions(PEERS),
     }  # fmt: skip
-    done = continued(options, settings)
+    done, spent = continued(options, settings)
     wanted = parts(options)
     total = sum(share for share, _ in wanted.values())
     ran = False
@@ -102,8 +101,10 @@ def measure(options: argparse.Namespace) -> bool:
         seconds = 60 * options.minutes * (1 - SHARE_FOR_PREPARATION) * share / total
         since = time.monotonic()
         done[name], ran = run(seconds), True
-        print(f"{name}: {time.monotonic() - since:.0f} s, {time.monotonic() - began:.0f} s in all", flush=True)
-        report = {"command": f"python -m benchmarks --device {options.device}", "settings": settings, "parts": done}
+        spent[name] = round(time.monotonic() - since, 1)
+        print(f"{name}: {spent[name]:.0f} s, {time.monotonic() - began:.0f} s in all", flush=True)
+        report = {"command": f"python -m benchmarks --device {options.device}", "settings": settings}
+        report |= {"seconds": spent, "parts": done}
         save(name_of(options.device), report, PEERS, options.results)
     return True
 

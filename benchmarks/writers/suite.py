@@ -43,6 +43,8 @@ def markdown(found: Mapping[str, Any], name: str) -> str:
     where = facts.get("gpu") if "cuda" in found["command"] else f"{facts['threads']} cores of a {facts['processor']}"
     rows = [["", *(title for title, _ in columns)]]
     rows += [[name, *(cell(cells.get(name)) for _, cells in columns)] for name in names]
+    if "seconds" in found:
+        where += f", in {sum(found['seconds'].values()) / 60:.0f} minutes"
     lines = [f"On {where}, as ratios to the plain network, with quartiles over rounds:", ""]
     lines += [as_table(rows[0], rows[1:])]
     growing = growth_parts(parts)
