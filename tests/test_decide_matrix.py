@@ -174,3 +174,16 @@ def test_a_generator_repeats_decisions() -> None:
         for _ in range(2)
     )
     assert one == two
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1)])
+def test_decisions_on_one_yes_or_no_have_the_shape_of_the_targets(shape: tuple[int, ...]) -> None:
+    x, needs = torch.randn(40, 2), {"likelihood": bl.likelihoods.Bernoulli()}
+    network, held_out = nn.Linear(2, 1), [(x, (x[:, 0] > 0).long().view(shape))]
+    sets = bl.conformal(network, held_out, 0.8, **needs)(x)
+    assert sets.sizes.shape == sets.covers(held_out[0][1]).shape == shape
+    assert bl.selective(network, held_out, coverage=0.5, **needs)(x).classes.shape == shape
+    calibrated = bl.calibrate(network, held_out, **needs)(x)
+    assert calibrated.classes.shape == shape
+    assert calibrated.probs is not None
+    assert calibrated.probs.shape == (*shape, 2)

@@ -67,16 +67,20 @@ class Predicts:
         self.predictor, self.likelihood, self.options = predictor, likelihood, dict(options)
         with drawing_from(self.options.pop("generator", generator)):
             self.seed = random_seed()
+        self.target_shape: torch.Size | None = None
 
     def __call__(self, x: Inputs) -> Prediction:
-        """Predict inputs; yes/no targets are predicted as two classes."""
+        """Predict inputs; yes/no targets are predicted as two classes.
+
+        One yes/no target of an example has the shape it has in the held-out data, (B,) or (B, 1).
+        """
         prediction = self._predict(x)
         if not self.options.get("allow_nonfinite") and not bool(prediction.mean.isfinite().all()):
             raise NotFinite(
                 "The predictor gave NaN or infinite values, on which nothing can be decided. Look for such values in "
                 "its inputs and weights."
             )
-        return as_classes(prediction)
+        return as_classes(prediction, self.target_shape)
 
     def _predict(self, x: Inputs) -> Prediction:
         if isinstance(self.predictor, Bayesian):
@@ -128,6 +132,7 @@ class Predicts:
             targets = torch.as_tensor(given)
             if not len(targets):
                 continue
+            self.target_shape = targets.shape[1:]
             prediction = self(inputs)
             count += len(targets)
             yield prediction, targets.to(prediction.mean.device)
@@ -153,10 +158,22 @@ def _of_posterior(likelihood: Likelihood, outputs: Sequence[Tensor]) -> Predicti
     return Prediction(kind, mean, logits.unsqueeze(0), aleatoric, epistemic, probs=mean, spread=variance)
 
 
-def as_classes(prediction: Prediction) -> Prediction:
-    """Turn a prediction of yes/no targets into one of two classes."""
+def as_classes(prediction: Prediction, target_shape: torch.Size | None = None) -> Prediction:
+    """Turn a prediction of yes/no targets into one of two classes.
+
+    Args:
+        prediction: of any targets.
+        target_shape: the shape of the targets of an example; one target takes it.
+    """
     if prediction.kind != "binary":
         return prediction
+    if target_shape is not None and target_shape.numel() == prediction.mean.shape[1:].numel() == 1:
+        shaped: dict[str, Any] = {
+            name: value.reshape(*value.shape[: 2 if name == "samples" else 1], *target_shape)
+            for name, value in vars(prediction).items()
+            if isinstance(value, Tensor)
+        }
+        prediction = dataclasses.replace(prediction, **shaped)
     assert prediction.probs is not None
     yes = prediction.probs
     probs = torch.stack([1 - yes, yes], -1)
