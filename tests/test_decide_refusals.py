@@ -208,3 +208,8 @@ def fitted() -> bl.Bayesian:
 def test_validation_data_of_a_search(fitted, validate, error, words):
     with pytest.raises(error, match=words):
         bl.prune(fitted, bl.Budget(max_error_increase=5), validate=validate, progress=False)
+
+
+def test_values_have_no_class_temperatures(network):
+    with pytest.raises(ValueError, match=r'predictions of classes\. Got values.*pass what="temperature"'):
+        bl.calibrate(network, [(X, torch.zeros(40, 3))], "class temperatures", **VALUES)

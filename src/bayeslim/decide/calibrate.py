@@ -84,7 +84,7 @@ def calibrate(
     Args:
         predictor: a Bayesian network, a plain, slim or distilled one, or a function from inputs to outputs.
         loader: held-out data; it is read many times to tune a prior (a generator is kept in memory for it), else once.
-        what: "temperature" is one number, "class temperatures" one for each class, 1 for those without held-out
+        what: "temperature" is one number; "class temperatures", for classes, one for each, 1 for those without held-out
             examples; "prior" is the prior precision of a `Laplace` network, tuned in a copy.
         likelihood: what the outputs mean, where the predictor is not Bayesian.
         **options: of `bayeslim.predict`, for a Bayesian network.
@@ -102,6 +102,11 @@ def calibrate(
         return _with_tuned_prior(predicts, list(loader) if isinstance(loader, Iterator) else loader)
     means, spreads, targets = _gathered(predicts, loader)
     if spreads is not None:
+        if what == "class temperatures":
+            raise ValueError(
+                '"class temperatures" needs predictions of classes. Got values, which have one scale: pass '
+                'what="temperature".'
+            )
         scale = ((targets - means).square() / spreads).mean()
         before, after = (_value_scores(means, spreads * s, targets) for s in (1.0, scale))
         return Calibrated(predicts, scale, before, after)
