@@ -204,6 +204,12 @@ def test_a_factory_must_build_a_network(module: Any) -> None:
         BayesianRegressor(module).fit(*wave(10))
 
 
+def test_a_factory_must_build_an_output_for_each_class() -> None:
+    model = BayesianClassifier(lambda inputs, outputs: nn.Linear(inputs, 5))
+    with pytest.raises(bl.errors.ShapeMismatch, match=r"each of the 2 classes\. Got outputs of shape \(1, 5\)"):
+        model.fit(np.eye(4), [0, 1, 0, 1])
+
+
 def test_batches_need_a_size() -> None:
     with pytest.raises(ValueError, match="batch_size must be a whole number"):
         BayesianRegressor(batch_size=0).fit(*wave(10))

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayeslim.app.zoo.mlp import mlp
 from bayeslim.bayesian import Bayesian, bayesianize
-from bayeslim.errors import check_number, check_whole
+from bayeslim.errors import ShapeMismatch, check_number, check_whole
 from bayeslim.likelihoods import Categorical, Gaussian, Likelihood
 from bayeslim.methods.base import Method
 from bayeslim.methods.laplace import Laplace
@@ -30,11 +30,12 @@ from bayeslim.methods.variational import Variational
 from bayeslim.noise import kept_random_state
 from bayeslim.predict.predict import predict
 from bayeslim.priors import PriorSpec
+from bayeslim.replica import replicate
 from bayeslim.results import Prediction
 from bayeslim.sklearn.stored import from_files, to_files
 from bayeslim.train.dataset import Scale
 from bayeslim.train.loaders import Loader
-from bayeslim.types import chosen_device
+from bayeslim.types import chosen_device, device_of
 
 Array = NDArray[Any]
 Factory = Callable[[int, int], nn.Module]
@@ -102,6 +103,8 @@ class BayesianEstimator(BaseEstimator):
             torch.manual_seed(self.seed_)
             network = self._network()
             bnn = bayesianize(network, method, likelihood=likelihood, prior=self.prior)
+            if isinstance(likelihood, Categorical):
+                _check_classes(network, self._inputs(X[:1]), outputs)
         if self.device is not None:
             bnn.to(chosen_device(self.device))
         # a batch norm cannot train on a single row
@@ -347,6 +350,17 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _check_classes(network: nn.Module, x: Tensor, classes: int) -> None:
+    """Raise unless a network has an output for every class, and no more."""
+    with torch.no_grad():
+        shape = replicate(network)(x.to(device_of(network))).shape
+    if shape != (len(x), classes):
+        raise ShapeMismatch(
+            f"The network that module builds must have one output for each of the {classes} classes. Got outputs of "
+            f"shape {tuple(shape)} for {len(x)} row. Use the second argument of module, the number of outputs."
+        )
 
 
 def _has_batch_norm(network: nn.Module) -> bool:
