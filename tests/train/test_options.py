@@ -209,3 +209,7 @@ def test_numbers_of_draws_and_of_weights_are_whole():
 def test_a_huge_rate_of_ivon_is_refused():
     with pytest.raises(ValueError, match="lr=1e\\+38 is too large"):
         bayesian(bl.IVON()).fit(loader(), epochs=1, lr=1e38, progress=False)
+
+
+def test_a_fit_without_epochs_is_a_single_pass():
+    assert len(bayesian().fit(loader(), progress=False).history) == 1

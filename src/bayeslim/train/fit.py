@@ -94,7 +94,7 @@ def fit(
     Args:
         bnn: the network.
         loader: an iterable of batches with a length, such as a DataLoader or `bayeslim.data.Loader`.
-        epochs: passes over the loader.
+        epochs: passes over the loader; a single one if not given, which is rarely enough.
         lr: the learning rate; the default of the method if not given, which is 1e-3 for Adam.
         lr_schedule: "constant", "linear" or "cosine" decay to zero, "half-then-linear" (constant for the first half),
             or a function from the fraction of training done to a factor.
