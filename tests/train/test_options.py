@@ -213,3 +213,11 @@ def test_a_huge_rate_of_ivon_is_refused():
 
 def test_a_fit_without_epochs_is_a_single_pass():
     assert len(bayesian().fit(loader(), progress=False).history) == 1
+
+
+@pytest.mark.parametrize("kind", [bl.data.Loader, lambda x, y, **given: DataLoader(TensorDataset(x, y), **given)])
+def test_an_exact_sampler_refuses_a_loader_that_leaves_examples_out(kind):
+    method = bl.HMC(samples=1, warmup=1, leapfrog=1)
+    with pytest.raises(BayeslimError, match=f"needs all {len(X)} examples, and the loader leaves out the last 1"):
+        bayesian(method).fit(kind(X, Y, batch_size=len(X) - 1, drop_last=True), progress=False)
+    bayesian(method).fit(kind(X, Y, batch_size=len(X), drop_last=True), progress=False)

@@ -32,7 +32,7 @@ from bayeslim.io.registry import register
 from bayeslim.methods.shared.abreast import Stack
 from bayeslim.methods.shared.chain_run import between_ranks, check_whole, joined
 from bayeslim.methods.shared.chains_abreast import answered_together
-from bayeslim.methods.shared.full_batch import FlatWeights, FullBatch, FullBatches
+from bayeslim.methods.shared.full_batch import FlatWeights, FullBatch, FullBatches, check_leaves_none_out
 from bayeslim.methods.shared.hamiltonian import Asking, Walk, answered, hamiltonian_chain
 from bayeslim.methods.shared.journal import Journal
 from bayeslim.methods.shared.kept_networks import KeptNetworks
@@ -126,7 +126,7 @@ class HMC(ParticleMethod):
         Returns:
             the result, with `details` of every chain on this rank: acceptance, divergences, step size, energies.
         """
-        self._check_fit(bnn, epochs, start, training)
+        self._check_fit(bnn, loader, epochs, start, training)
         check_whole(loader)
         rank, world = rank_and_world()
         step = bnn.step
@@ -181,7 +181,7 @@ class HMC(ParticleMethod):
         Network k has the seed `seed_of_chain(seed, k * chains)`. In `details` every fact is a list over networks, of
         what `fit` reports.
         """
-        self._check_fit(networks[0], epochs, start, training)
+        self._check_fit(networks[0], loader.loaders[0], epochs, start, training)
         begun, result = time.monotonic(), Fit()
         base = int(torch.randint(2**62, ())) if stack.seed is None else stack.seed
         if epochs is not None:
@@ -225,9 +225,15 @@ class HMC(ParticleMethod):
         self.stand(bnn, posterior, at_mean=not several)
 
     def _check_fit(
-        self, bnn: Bayesian, epochs: int | None, start: Callable[[], nn.Module] | None, training: dict[str, Any]
+        self,
+        bnn: Bayesian,
+        loader: Any,
+        epochs: int | None,
+        start: Callable[[], nn.Module] | None,
+        training: dict[str, Any],
     ) -> None:
-        """Raise for options that mean nothing, and for chains that cannot start."""
+        """Raise for options, data and chains that cannot work."""
+        check_leaves_none_out(loader)
         if epochs is None and training:
             raise TypeError(
                 f"{', '.join(training)} are options of training. Pass epochs=... to train first, or leave them out."

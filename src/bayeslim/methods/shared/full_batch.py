@@ -10,14 +10,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler
 
 from bayeslim.bayesian import Bayesian
+from bayeslim.errors import BayeslimError
 from bayeslim.methods.shared.abreast import AbreastLoader, Stack
 from bayeslim.methods.shared.moving import Moving
 from bayeslim.noise import kept_random_state
 from bayeslim.posteriors.particles import tensors_of
-from bayeslim.train.loaders import check_labelled
+from bayeslim.train.loaders import Loader, check_labelled
 from bayeslim.types import Batch, Params, call, device_of, flattened, note_inputs, split_batch, to_device
+
+
+def check_leaves_none_out(loader: Any) -> None:
+    """Raise if a loader leaves out a last, smaller batch."""
+    batches = getattr(loader, "batch_sampler", loader)
+    if not isinstance(batches, BatchSampler | Loader) or not batches.drop_last:
+        return
+    size = batches.share if isinstance(batches, Loader) else len(batches.sampler)  # type: ignore[arg-type]
+    if size % batches.batch_size:
+        raise BayeslimError(
+            f"The exact potential needs all {size} examples, and the loader leaves out the last "
+            f"{size % batches.batch_size}. Pass a loader with drop_last=False."
+        )
 
 
 class FlatWeights:
@@ -53,6 +68,7 @@ class FullBatch(FlatWeights):
     """
 
     def __init__(self, bnn: Bayesian, moving: Moving, loader: Any, temperature: float = 1.0):
+        check_leaves_none_out(loader)
         super().__init__(bnn, moving)
         self.temperature = temperature
         device = device_of(bnn.model)
