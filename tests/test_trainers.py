@@ -265,6 +265,18 @@ def test_lightning_trains_and_finds_the_posterior(lightning: Any, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own advice
+@pytest.mark.parametrize(("limit", "steps"), [(4, 2), (0.5, 2), (1.0, 3)])
+def test_an_epoch_has_the_steps_of_lightning(lightning: Any, tmp_path: Path, limit: float, steps: int) -> None:
+    from bayeslim.trainers.lightning import BayesianModule
+
+    bnn, options = bayesian(bl.Variational()), {"limit_train_batches": limit, "accumulate_grad_batches": 2}
+    trainer = lightning_trainer(lightning, tmp_path, max_epochs=1, enable_checkpointing=False, **options)
+    trainer.fit(BayesianModule(bnn, lr=0.1), loader())
+    assert bnn.steps_per_epoch == bnn.step == steps
+    assert bnn.num_data == 96
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own advice
 def test_lightning_finds_the_posterior_in_its_own_precision(lightning: Any, tmp_path: Path) -> None:
     from bayeslim.trainers.lightning import BayesianModule
 

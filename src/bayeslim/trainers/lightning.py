@@ -61,7 +61,8 @@ class BayesianCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the size of the data, and begin to count steps."""
         assert self.bnn is not None
-        loader = _Converted(trainer.train_dataloader, trainer.precision_plugin.convert_input)
+        precision = trainer.precision_plugin
+        loader = _Converted(trainer.train_dataloader, precision.convert_input, trainer.num_training_batches)
         total = trainer.estimated_stepping_batches
         if not math.isfinite(total):
             raise BayeslimError("The number of training steps must be known. Give the Trainer max_epochs or max_steps.")
@@ -121,16 +122,19 @@ class BayesianCallback(Callback):
 
 
 class _Converted:
-    """A loader whose batches have the precision of the Trainer, for the pass that finds the posterior."""
+    """A loader whose batches have the precision of the Trainer, for the pass that finds the posterior.
 
-    def __init__(self, loader: Any, convert: Callable[[Any], Any]):
-        self.loader, self.convert = loader, convert
+    Its length is the number of batches of an epoch, which `limit_train_batches` may make smaller; a pass reads all.
+    """
+
+    def __init__(self, loader: Any, convert: Callable[[Any], Any], batches: Any):
+        self.loader, self.convert, self.batches = loader, convert, batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.batches
 
     def __iter__(self) -> Iterator[Any]:
         return map(self.convert, self.loader)
