@@ -140,6 +140,8 @@ def test_every_decision(trained: tuple[str, dict[str, Any]], kind: str) -> None:
     if has_posterior:
         wanted |= {"mutual information" if has_classes else "epistemic variance"}
     assert wanted <= set(table.rows)
+    if has_classes:
+        assert ("energy" in table.rows) == (kind != "posterior in onnx")  # a file of probabilities has no logits
     if isinstance(predictor, nn.Module):
         assert "density" in bl.alarms(predictor, held_out, [x + 9], train=held_out, **needs).rows
         for attack in (bl.fgsm, bl.pgd):

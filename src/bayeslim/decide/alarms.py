@@ -38,6 +38,9 @@ FEATURE_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 DISAGREEMENTS = ("mutual information", "epistemic variance")
 """Scores that are zero for one network, and then left out."""
 
+LEAST_ENERGY = 1e-3
+"""Log-probabilities, such as those of an exported posterior, have no energy but rounding errors, which are left out."""
+
 RIDGE = 1e-3
 """Added to the covariance of features, relative to its mean variance: few data leave directions without any."""
 
@@ -95,7 +98,8 @@ def alarms(
         {
             name: {"auroc": auroc(low, high), "aupr": aupr(low, high), "fpr95": fpr_at_95(low, high)}
             for (name, low), high in zip(found[0].items(), found[1].values(), strict=True)
-            if name not in DISAGREEMENTS or bool(low.any() or high.any())
+            if (name not in DISAGREEMENTS or bool(low.any() or high.any()))
+            and (name != "energy" or bool((torch.cat([low, high]).abs() > LEAST_ENERGY).any()))
         }
     )
 
