@@ -81,6 +81,10 @@ def rows_of(file):
 def test_predictions_of_classes_as_a_table_and_as_arrays(classes, capsys):
     assert call("predict", classes, "--to", "p.csv", "--samples", 8) == 0
     assert "p.csv: digits, test part. Prediction of classes: 500 examples from 8 samples" in capsys.readouterr().out
+    assert call("predict", classes, "--samples", 8) == 0
+    printed = capsys.readouterr()
+    assert printed.out == Path("p.csv").read_text()
+    assert "standard output: digits, test part" in printed.err
     assert call("predict", classes / "network", "--data", "digits", "--to", "p.npz", "--samples", 8) == 0
     digits = bl.data.load("digits")
     wanted = by_python(classes, digits.test_x)
@@ -348,8 +352,8 @@ def test_mistakes_get_one_line(classes, values, with_yacht, others, tmp_path, ca
 
 
 def test_usage_errors_name_the_flag(classes, capsys):
-    assert call("predict", classes) == 2
-    assert "--to" in capsys.readouterr().err
+    assert call("predict", classes, "--interval", "wide") == 2
+    assert "--interval" in capsys.readouterr().err
     assert call("evaluate", classes, "--samples", 0) == 2
     assert "--samples" in capsys.readouterr().err
 

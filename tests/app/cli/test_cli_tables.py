@@ -96,7 +96,8 @@ def test_classes_keep_their_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(found[0]["probability_high"]) > 0.9
     assert call("predict", "run", "new.csv", "--interval", 0.9) == 1
     assert "predicts classes" in capsys.readouterr().err
-    assert call("predict", "run") == 2
+    assert call("predict", "run") == 1
+    assert "Name a table" in capsys.readouterr().err
     assert call("predict", "run", "--to", "out.csv") == 1  # a folder does not choose the file to read
     assert "--data FILE.csv" in capsys.readouterr().err
 

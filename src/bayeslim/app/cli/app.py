@@ -177,7 +177,8 @@ def predict(
     to: Annotated[
         Path | None,
         typer.Option(
-            show_default="TABLE-predictions.csv", help="The file: NAME.csv, a table, or NAME.npz, arrays for numpy."
+            show_default="TABLE-predictions.csv; without TABLE, standard output",
+            help="The file: NAME.csv, a table, or NAME.npz, arrays for numpy.",
         ),
     ] = None,
     interval: Annotated[
@@ -201,11 +202,10 @@ def predict(
     Uncertainties of classes are entropies in nats, those of values standard deviations. Aleatoric uncertainty is noise
     that stays; epistemic uncertainty falls with more data.
     """
-    if to is None:
-        if table is None:
-            raise typer.BadParameter("Name the file to write, NAME.csv or NAME.npz.", param_hint="--to")
+    if to is None and table is not None:
         to = Path(f"{table.stem}-predictions.csv")
-    typer.echo(predict_folder(network, table, to, model, data, inputs, interval, samples, how, seed, device or "auto"))
+    done = predict_folder(network, table, to, model, data, inputs, interval, samples, how, seed, device or "auto")
+    typer.echo(done, err=to is None)
 
 
 @app.command()

@@ -36,7 +36,7 @@ EXAMPLES_PER_GROUP = 2000
 def predict_folder(
     network: Path,
     table: Path | None,
-    to: Path,
+    to: Path | None,
     model: str | None,
     data: str | None,
     inputs: Path | None,
@@ -46,12 +46,15 @@ def predict_folder(
     seed: int,
     device: str,
 ) -> str:
-    """Predict with the network in a folder; see `bayeslim predict --help`."""
+    """Predict with the network in a folder; see `bayeslim predict --help`.
+
+    Without a file to write, the table goes to standard output.
+    """
     if table is not None and (data is not None or inputs is not None):
         raise BadSetting(f"predict needs either the table {table}, --data or --inputs. Got several.")
     if interval is not None and not 0 < interval < 1:
         raise BadSetting(f"interval is a probability, between 0 and 1. Got {interval}.")
-    if to.suffix not in FORMATS:
+    if to is not None and to.suffix not in FORMATS:
         raise BadSetting(f"{to} must end in {' or '.join(FORMATS)}: a table, or arrays for numpy.")
     place = device_by_name(device)
     bnn = saved_bayesian(network, model, "predict", place)
@@ -82,7 +85,7 @@ def predict_folder(
     if interval is not None and prediction.probs is not None:
         raise BadSetting("--interval is for values, and the network predicts classes.")
     write_prediction(prediction, found, to, interval, asked.labels)
-    return f"{to}: {asked.name}{asked.part}. {prediction}"
+    return f"{to or 'standard output'}: {asked.name}{asked.part}. {prediction}"
 
 
 @dataclass(frozen=True)

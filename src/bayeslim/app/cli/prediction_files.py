@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,19 @@ def columns(
 def write_prediction(
     prediction: Prediction,
     targets: Tensor | None,
-    to: Path,
+    to: Path | None,
     interval: float | None = None,
     labels: Sequence[str] | None = None,
 ) -> None:
-    """Write a prediction as a table (.csv) or as arrays (.npz), or nothing at all."""
+    """Write a prediction as a table (.csv) or as arrays (.npz), or nothing at all.
+
+    Without a file the table goes to standard output.
+    """
     found = columns(prediction, targets, interval, labels)
-    write_file(to, _npz(found) if to.suffix == ".npz" else _csv(found, to))
+    if to is None:
+        sys.stdout.write(_csv(found, Path("predictions")).decode())
+    else:
+        write_file(to, _npz(found) if to.suffix == ".npz" else _csv(found, to))
 
 
 def _npz(found: Columns) -> bytes:
@@ -93,7 +100,7 @@ def _npz(found: Columns) -> bytes:
 def _csv(found: Columns, to: Path) -> bytes:
     if any(array.ndim > 2 for array in found.values()):
         raise BadSetting(
-            f"Each example has many predictions, which do not fit in a row. Write {to.with_suffix('.npz')}."
+            f"Each example has many predictions, which do not fit in a row. Write --to {to.with_suffix('.npz')}."
         )
     names, values = ["example"], [np.arange(len(next(iter(found.values()))))]
     for name, array in found.items():
