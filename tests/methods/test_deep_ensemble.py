@@ -550,3 +550,10 @@ def test_adversarial_members_with_batch_norms_train_one_by_one():
                 bnn.fit(loader, epochs=1, progress=False)
         else:
             assert {epoch["member"] for epoch in bnn.fit(loader, epochs=1, progress=False).history} == {1, 2}
+
+
+def test_batch_norms_in_adversarial_training_are_not_compiled():
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    bnn = bl.bayesianize(model, bl.DeepEnsemble(adversarial=0.1), likelihood=bl.likelihoods.Categorical(), num_data=8)
+    with pytest.raises(bl.errors.UnsupportedModel, match="Batch norms in adversarial training cannot be compiled"):
+        bnn.fit([], compile=True, progress=False)

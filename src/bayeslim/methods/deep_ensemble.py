@@ -129,6 +129,11 @@ class DeepEnsemble(ParticleMethod):
         if start is not None and not callable(start):
             raise TypeError(f"start must be a function that makes a network. Got {start!r}.")
         check_names("DeepEnsemble", training, fit)
+        if training.get("compile") is True and self.adversarial is not None and norms_of(bnn.model):
+            raise UnsupportedModel(
+                "Batch norms in adversarial training cannot be compiled: they change their statistics inside of a "
+                'gradient. Got compile=True. Use compile="auto", or networks without batch norms.'
+            )
         previous = bnn.state.get("posterior")
         if previous is None and start is None:
             check_resettable(bnn.model)
