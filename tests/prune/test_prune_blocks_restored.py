@@ -188,3 +188,10 @@ def test_the_stream_is_all_that_the_output_itself_is_added_to(how):
         torch.testing.assert_close(
             pruned.model[2].linear.weight[row][kept[row]].detach(), fit[:-1], rtol=1e-5, atol=1e-7
         )
+
+
+@pytest.mark.parametrize("sparsity", [1e-5, 0.99999])
+def test_layers_too_small_for_a_budget_give_a_warning(sparsity):
+    options = {"curvature": "local", "progress": False}
+    with pytest.warns(bl.errors.BayeslimWarning, match=rf"sparsity={sparsity}\) was asked for, and the layers reached"):
+        bl.prune_blocks(decoder(), bl.Budget(sparsity=sparsity), tokens(batches=1), **options)

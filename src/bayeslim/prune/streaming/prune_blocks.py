@@ -13,7 +13,6 @@ processes end with the same network, which is that of one process up to the orde
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from bayeslim.bayesian import Bayesian
 from bayeslim.curvature.columns import Columns
-from bayeslim.errors import BayeslimError, BayeslimWarning, ShapeMismatch, UnsupportedModel
+from bayeslim.errors import BayeslimError, ShapeMismatch, UnsupportedModel
 from bayeslim.io.digest import digest
 from bayeslim.likelihoods import Likelihood
 from bayeslim.methods.laplace import Laplace
@@ -35,13 +34,14 @@ from bayeslim.prune.budget import Budget
 from bayeslim.prune.candidates import pattern
 from bayeslim.prune.plan import Plan
 from bayeslim.prune.ranking import MIN_CAPACITY
-from bayeslim.prune.streaming.block_cut import Cutting, cut_block, protected, skipped, write_weights
+from bayeslim.prune.streaming.block_cut import Cutting, cut_block, skipped, write_weights
 from bayeslim.prune.streaming.block_run import BlockRun
 from bayeslim.prune.streaming.factors import KroneckerSettings, LocalSettings, measure, output_weights
 from bayeslim.prune.streaming.found_blocks import find_blocks
 from bayeslim.prune.streaming.processes import least
 from bayeslim.prune.streaming.restored import allocation
 from bayeslim.prune.streaming.resume import BlockCut, Checkpoint
+from bayeslim.prune.streaming.shortfalls import warn_of_the_budget, warn_of_the_rest
 from bayeslim.replica import deep_copy
 from bayeslim.sites import usable
 from bayeslim.train.distributed import rank_and_world
@@ -55,8 +55,6 @@ COLUMNS: Columns = "signs"
 """Gradients measure the loss in one backward pass, see `bayeslim.curvature.columns`."""
 MAX_ITERATIONS = 1000
 """Conjugate gradients stop after this many products, with a warning."""
-MAX_REST = 0.25
-"""A larger part of the blocks that stays gives a warning."""
 SCORE_QUANTILES = 1024
 """Scores of a layer are kept as this many quantiles, to share the sparsity out between layers."""
 
@@ -228,7 +226,8 @@ def prune_blocks_(
     with showing(progress and rank == 0):
         cuts = _cut_all(run, dense, cutting, shares, Checkpoint(checkpoint, described))
     plan = _plan(cuts, curvature, granularity, budget, shares is not None)
-    _warn_of_the_rest(plan, cutting)
+    warn_of_the_budget(plan, budget)
+    warn_of_the_rest(plan, cutting)
     return PrunedBlocks(model, plan)
 
 
@@ -325,23 +324,6 @@ def _plan(cuts: Sequence[BlockCut], curvature: str, granularity: str, budget: Bu
         notes=(f"cut block by block, {len(cuts)} blocks", *notes),
         solves=merged(cut.solves for cut in cuts),
     )
-
-
-def _warn_of_the_rest(plan: Plan, cutting: Cutting) -> None:
-    """Warn if much of the blocks was neither cut nor protected."""
-    chosen = protected(cutting)
-    sizes = {n: p.numel() for n, p in cutting.model.named_parameters()}
-    rest = {n: sizes[n] for n in plan.left if n in sizes and n not in chosen and n not in plan.masks}
-    total = sum(rest.values()) + sum(sizes[n] for n in plan.masks)
-    if sum(rest.values()) > MAX_REST * total:
-        largest = max(rest, key=lambda n: rest[n])
-        warnings.warn(
-            f"{sum(rest.values()):,} of {total:,} parameters of the blocks stay as they are, so that the network is "
-            f"less sparse than the plan says of its layers. The largest: {largest}, because {plan.left[largest]}. "
-            "Print the plan for all of them, or protect them.",
-            BayeslimWarning,
-            stacklevel=3,
-        )
 
 
 def _one_std(bnn: Bayesian) -> float:
