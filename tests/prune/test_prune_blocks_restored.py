@@ -12,7 +12,7 @@ import bayeslim as bl
 from bayeslim.prune.streaming.block_run import BlockRun
 from bayeslim.prune.streaming.factors import KroneckerSettings, measure, output_weights
 from bayeslim.prune.streaming.prune_blocks import even_places
-from bayeslim.prune.streaming.restored import allocation
+from bayeslim.prune.streaming.restored import Call, Watched, allocation
 from bayeslim.types import split_batch
 
 HALF = bl.Budget(sparsity=0.5)
@@ -61,6 +61,19 @@ def test_restored_layers_are_the_least_squares_fit_to_the_dense_network():
             for name in group:
                 done = pruned.model.get_submodule(f"{block}.{name}").state_dict()
                 cut_so_far.get_submodule(f"{block}.{name}").load_state_dict(done)
+
+
+def test_a_layer_that_runs_often_is_followed_in_linear_time(monkeypatch):
+    layer, x, compared, same = nn.Linear(4, 4), torch.randn(2, 4), [], Call.is_unchanged
+    monkeypatch.setattr(Call, "is_unchanged", lambda call, other: compared.append(call) or same(call, other))
+    with torch.no_grad(), Watched({"layer": layer}) as watched:
+        streams, sums = [x.clone()], x.clone()
+        for _ in range(50):
+            sums += layer(sums)
+            streams.append(sums.clone())
+    for call, stream in zip(watched.calls["layer"], streams, strict=False):
+        assert torch.equal(call.stream, stream)
+    assert len(compared) < 10 * 50
 
 
 def distance(model, other, batches):

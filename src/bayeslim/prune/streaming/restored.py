@@ -51,8 +51,7 @@ class _Additions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        calls = [call for calls in self.watched.calls.values() for call in calls]
-        followed = [(call, tensor) for call in calls for tensor in read if call.is_unchanged(tensor)]
+        followed = [(call, tensor) for tensor in read for call in self.watched.returning(tensor)]
         if not followed:
             return func(*args, **kwargs)
         is_sum = getattr(func, "__name__", "") in ADDITIONS and len(args) == 2 and not kwargs
@@ -62,6 +61,7 @@ class _Additions(TorchFunctionMode):
             result = func(*args)
             for call, other in added:
                 call.add(other, result)
+                self.watched.follow(call, result)
             return result
         result = func(*args, **kwargs)
         for leaf in tree_leaves(result):
@@ -127,6 +127,19 @@ class Watched:
     def clear(self) -> None:
         """Let go of the tensors of a batch."""
         self.calls = {name: [] for name in self.modules}
+        self._returned: dict[int, dict[int, list[Call]]] = {}
+
+    def follow(self, call: Call, returned: Tensor) -> None:
+        """Make a call known by the size and the place of the tensor that it returned."""
+        places = self._returned.setdefault(returned.numel(), {})
+        # a sum in place stays where it is, and memory that another call has let go of may be taken again
+        others = [other for other in places.get(returned.data_ptr(), []) if other.is_unchanged(returned)]
+        places[returned.data_ptr()] = [other for other in others if other is not call] + [call]
+
+    def returning(self, tensor: Tensor) -> list[Call]:
+        """Find the calls that returned a tensor."""
+        places = self._returned.get(tensor.numel())
+        return [call for call in places.get(tensor.data_ptr(), []) if call.is_unchanged(tensor)] if places else []
 
     def __enter__(self) -> Self:
         for name, module in self.modules.items():
@@ -141,7 +154,9 @@ class Watched:
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             given = args[0] if args else next(iter(kwargs.values()))
-            self.calls[name].append(Call(given.clone(), output.clone(), output, output._version))
+            call = Call(given.clone(), output.clone(), output, output._version)
+            self.calls[name].append(call)
+            self.follow(call, output)
 
         return hook
 
