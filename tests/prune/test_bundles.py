@@ -70,6 +70,32 @@ def test_an_uneven_start_is_completed(bnn):
     assert all(bool((start.masks[name] | ~mask).all()) for name, mask in plan.masks.items() if name in start.masks)
 
 
+class _Attention(nn.Module):
+    """Two layers of attention, four heads of four channels; the first adds a number for each head to its scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.ModuleList(nn.Linear(16, 16) for _ in range(4)) for _ in range(2))
+        self.bias = nn.Parameter(torch.randn(4, 3, 3))
+
+    def forward(self, x):
+        for layers, bias in ((self.first, self.bias), (self.second, None)):
+            q, k, v = (layer(x).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in layers[:3])
+            scores = q @ k.transpose(2, 3)
+            weights = (scores if bias is None else scores + bias).softmax(-1)
+            x = x + layers[3]((weights @ v).transpose(1, 2).flatten(2))
+        return x
+
+
+def test_a_table_with_one_number_a_head_does_not_count_as_a_layer():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 16)
+    network = bl.bayesianize(_Attention(), bl.Variational(), likelihood=likelihoods.Categorical(class_dim=-1))
+    budget = bl.Budget(sparsity=0.2, uniform=True, round_to=4)
+    masks = bl.plan(network, budget, granularity="unit", example=x).masks
+    assert [int(masks[f"{layers}.0.weight"].any(1).sum()) for layers in ("first", "second")] == [12, 12]
+
+
 def test_options_that_do_not_fit_are_refused(bnn):
     x = torch.randn(4, 5)
     with pytest.raises(ValueError, match="round_to must be"):

@@ -68,11 +68,13 @@ class UnitGraph:
         units: all removable units, in the order of the network.
         frozen: the channels that cannot be removed, with the reason.
         shapes: the shape of every parameter.
+        contracted: the weights of matrix products and convolutions.
     """
 
     units: tuple[Unit, ...]
     frozen: tuple[Frozen, ...]
     shapes: dict[str, tuple[int, ...]]
+    contracted: frozenset[str]
     structure: Structure = field(compare=False)
 
     def masks(self, cut: Iterable[int]) -> dict[str, Tensor]:
@@ -172,7 +174,9 @@ def units(model: nn.Module, example: Inputs) -> UnitGraph:
         )
         for root in roots
     )
-    return UnitGraph(found, tuple(stay), parameters, Structure(channels, torch.tensor(roots, dtype=torch.int64)))
+    contracted = frozenset(each.weight for each in channels.contractions)
+    structure = Structure(channels, torch.tensor(roots, dtype=torch.int64))
+    return UnitGraph(found, tuple(stay), parameters, contracted, structure)
 
 
 def sliced_axes(channels: Channels) -> list[tuple[str, int, Tensor, set[str]]]:

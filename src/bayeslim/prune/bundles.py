@@ -24,14 +24,18 @@ def bundled(candidates: Candidates, by_size: bool, *, uniform: bool, round_to: i
     scores = torch.where(candidates.gone, -torch.inf, scores)
     order = candidates.ties.argsort(stable=True)
     order = order[scores[order].argsort(stable=True)]
-    groups: dict[tuple[str, int, int], list[Tensor]] = {}
+    groups: dict[tuple[str, int], list[Tensor]] = {}
+    steps: dict[tuple[str, int], int] = {}
     for layer, name in enumerate(candidates.layer_names):
         members = order[candidates.layers[order] == layer]
         kind, step = _kind_and_step(candidates, int(members[0]), round_to)
-        groups.setdefault((kind if uniform else name, len(members), step), []).append(members)
+        key = (kind if uniform else name, len(members))
+        groups.setdefault(key, []).append(members)
+        steps[key] = math.lcm(steps.get(key, 1), step)
     bundles: list[tuple[str, list[Tensor]]] = []  # the parts of some layers, the first to be cut first
     left = dict(candidates.left)
-    for (_, count, step), layers in groups.items():
+    for key, layers in groups.items():
+        count, step = key[1], steps[key]
         names = [candidates.layer_names[int(candidates.layers[members[0]])] for members in layers]
         cuts = [count - kept for kept in range((count - 1) // step * step, 0, -step)]
         if cuts:
@@ -49,9 +53,11 @@ def bundled(candidates: Candidates, by_size: bool, *, uniform: bool, round_to: i
 
 def _kind_and_step(candidates: Candidates, member: int, round_to: int) -> tuple[str, int]:
     """Return the kind of a unit, and the number of units in a whole multiple."""
-    assert candidates.graph is not None
-    unit = candidates.graph.units[candidates.units[member]]
-    widths = {len(part.indices) for part in (*unit.incoming, *unit.outgoing)}
+    graph = candidates.graph
+    assert graph is not None
+    unit = graph.units[candidates.units[member]]
+    # a table with one number a head is no matrix product
+    widths = {len(part.indices) for part in (*unit.incoming, *unit.outgoing) if part.parameter in graph.contracted}
     return unit.kind, math.lcm(*(round_to // math.gcd(round_to, width) for width in widths))
 
 

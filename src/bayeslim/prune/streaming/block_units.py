@@ -159,6 +159,7 @@ def _units(block: nn.Module, name: str, arguments: Any) -> UnitGraph:
         tuple(Unit(full(u.layer), u.kind, renamed(u.incoming), renamed(u.outgoing)) for u in graph.units),
         tuple(type(f)(full(f.parameter), f.dim, f.count, f.reason) for f in graph.frozen),
         {full(parameter): shape for parameter, shape in graph.shapes.items()},
+        frozenset(map(full, graph.contracted)),
         graph.structure,
     )
 
