@@ -137,6 +137,23 @@ def test_ranks_that_are_zero_leave_the_adapter(base, batch, tmp_path):
     torch.testing.assert_close(merged(**example).logits, wanted)
 
 
+def test_a_module_saved_with_an_adapter_keeps_the_widths_of_the_base(base, batch, tmp_path):
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["mlp"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(copy.deepcopy(base), config).eval()
+    own = model.base_model.model.model.layers[0]
+    with torch.no_grad():
+        own.self_attn.q_proj.lora_B["default"].weight[:, 1].normal_()
+        own.mlp.modules_to_save["default"].down_proj.weight[:, :9] = 0
+    example = inputs_of(batch)
+    found = compaction(model, None, example)
+    assert "1 of 2 ranks" in found.why
+    assert any("merge_and_unload" in frozen.reason for frozen in found.units.frozen)
+    found.network.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
+    torch.testing.assert_close(loaded(**example).logits, model(**example).logits)
+    assert compaction(model.merge_and_unload(), None, example).network.model.layers[0].mlp.up_proj.out_features == 15
+
+
 class Words(nn.Module):
     """A small transformer of one block over words."""
 

@@ -3,6 +3,8 @@
 A LoRA layer computes W x + s B A x with A of r × inputs and B of outputs × r. A rank is a hidden unit: a row of A and a
 column of B. After a cut every layer may have its own rank, which PEFT's config holds as `rank_pattern`; the scale s
 does not change, so `alpha_pattern` gets the α that gives the same s at the new rank (s = α / r, or α / √r with rsLoRA).
+
+All other units stay: an adapter is saved without its base network, and fits no other widths than those of that network.
 """
 
 from __future__ import annotations
@@ -16,6 +18,17 @@ from torch import nn
 def has_adapters(model: nn.Module) -> bool:
     """Return whether a model is one of PEFT with LoRA layers."""
     return hasattr(model, "peft_config") and any(_is_lora(module) for module in model.modules())
+
+
+def rank_weights(model: nn.Module) -> set[str]:
+    """Name the weights A and B of all LoRA layers."""
+    return {
+        f"{path}.{matrix}.{name}.weight"
+        for path, module in model.named_modules()
+        if _is_lora(module)
+        for matrix in ("lora_A", "lora_B")
+        for name in getattr(module, matrix)
+    }
 
 
 def update_ranks_(model: Any) -> str:

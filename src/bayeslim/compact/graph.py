@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bayeslim.compact import attention, contraction  # noqa: F401  (registers the rules)
+from bayeslim.compact.adapters import has_adapters, rank_weights
 from bayeslim.compact.channels import Channels
 from bayeslim.compact.labels import slim
 from bayeslim.compact.shapes import Shrinking
@@ -22,6 +23,7 @@ from bayeslim.compact.trace import trace
 from bayeslim.types import Inputs
 
 _KINDS = ("neuron", "channel", "recurrent unit", "head")
+_FITS_BASE = "the adapter has to fit its base network (to cut that too, call merge_and_unload() first)"
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,11 @@ def units(model: nn.Module, example: Inputs) -> UnitGraph:
     (Slice(parameter='2.weight', dim=1, indices=(1,)),)
     """
     channels = Channels(trace(model, example))
+    if has_adapters(model):
+        ranks = rank_weights(model)
+        for name, _, labels, _ in sliced_axes(channels):
+            if name not in ranks:
+                channels.labels.freeze(channels.labels.find(labels), _FITS_BASE)
     _try_removal(channels)
     parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
     frozen = channels.labels.frozen()
