@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import bayeslim as bl
 from bayeslim import likelihoods
 from bayeslim.compact import compaction
-from bayeslim.errors import BayeslimError, BayeslimWarning
+from bayeslim.errors import BayeslimError, BayeslimWarning, UnsupportedModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -152,6 +152,14 @@ def test_a_module_saved_with_an_adapter_keeps_the_widths_of_the_base(base, batch
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
     torch.testing.assert_close(loaded(**example).logits, model(**example).logits)
     assert compaction(model.merge_and_unload(), None, example).network.model.layers[0].mlp.up_proj.out_features == 15
+
+
+def test_blocks_are_cut_after_the_adapter_is_merged(base, batch):
+    model = adapted(base)
+    with pytest.raises(UnsupportedModel, match="merge_and_unload"):
+        bl.prune_blocks(model, bl.Budget(sparsity=0.5), [batch], progress=False)
+    pruned = bl.prune_blocks(model.merge_and_unload(), bl.Budget(sparsity=0.5), [batch], progress=False)
+    assert pruned.plan.sparsity == 0.5
 
 
 class Words(nn.Module):

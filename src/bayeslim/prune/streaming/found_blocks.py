@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from bayeslim.compact.adapters import has_adapters
 from bayeslim.errors import NoSiteMatched, UnsupportedModel, closest
 
 
@@ -22,11 +23,17 @@ def find_blocks(model: nn.Module, blocks: str | Sequence[str] | None = None) -> 
 
     Raises:
         NoSiteMatched: if there are none.
-        UnsupportedModel: if several lists are the longest, or one block is inside of another or is a script module.
+        UnsupportedModel: if several lists are the longest, if one block is inside of another or is a script module, or
+            if an adapter is not merged.
 
     >>> find_blocks(nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}))
     ('layers.0', 'layers.1')
     """
+    if has_adapters(model):
+        raise UnsupportedModel(
+            f"Blocks are cut without an adapter: sparse weights and a sparse adapter have a dense sum. This "
+            f"{type(model).__name__} has one. Pass model.merge_and_unload()."
+        )
     modules = dict(model.named_modules())
     if blocks is None:
         lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m)]
