@@ -9,6 +9,7 @@ smaller network gives the outputs of the masked network.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from bayeslim.compact.graph import UnitGraph
 from bayeslim.compact.proof import Reference
+from bayeslim.errors import BayeslimWarning
 from bayeslim.noise import kept_random_state
 
 NEURON_FIELDS = (
@@ -57,9 +59,9 @@ def update_config_(network: Any, units: UnitGraph, removed: Iterable[int], refer
             fresh = type(network)(config)
         _take_tensors(fresh, network)
     except Exception as error:  # the class belongs to another library, and may refuse its config in any way
-        return f"{name} cannot describe it: {_first_line(error)}"
+        return _undescribed(name, _first_line(error))
     if not reference.compare(fresh.eval()).holds:
-        return f"{name} cannot describe it: a model of the new config gives other outputs"
+        return _undescribed(name, "a model of the new config gives other outputs")
     modules = dict(network.named_modules())
     for path, module in fresh.named_modules():
         own = modules[path]
@@ -115,6 +117,18 @@ def _take_tensors(fresh: nn.Module, network: nn.Module) -> None:
             if tuple(fresh.get_buffer(name).shape) != tuple(buffer.shape):
                 raise ValueError(f'"{name}" would have another shape')
             setattr(fresh.get_submodule(owner), attribute, buffer)
+
+
+def _undescribed(name: str, reason: str) -> str:
+    """Warn that a config does not describe the smaller network, and say why."""
+    sentence = f"{name} cannot describe it: {reason}"
+    warnings.warn(
+        f"The smaller network is exact, but {sentence}. from_pretrained cannot read it: store it with bl.save or "
+        "bl.export. Budget(..., uniform=True) cuts like layers alike, which most configs can describe.",
+        BayeslimWarning,
+        stacklevel=4,
+    )
+    return sentence
 
 
 def _first_line(error: BaseException) -> str:
