@@ -40,7 +40,7 @@ def markdown(found: Mapping[str, Any], name: str) -> str:
     ]
     names = list(dict.fromkeys(name for _, rows in columns for name in rows if name != PLAIN))
     names.sort(key=lambda name: name in PEERS)
-    where = facts.get("gpu") if "cuda" in found["command"] else f"{facts['threads']} cores of a {facts['processor']}"
+    where = facts.get("gpu") if "cuda" in found["command"] else f"{facts['threads']} cores of an {facts['processor']}"
     rows = [["", *(title for title, _ in columns)]]
     rows += [[name, *(cell(cells.get(name)) for _, cells in columns)] for name in names]
     if "seconds" in found:
