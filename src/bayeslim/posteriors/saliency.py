@@ -229,7 +229,8 @@ class UnitSaliency:
 
 
 def _distinct(values: Tensor, size: int) -> Tensor:
-    """Find the distinct ones of whole numbers below `size`, without the sort of `unique`."""
+    """Find the distinct values of whole numbers below `size`."""
+    # `unique` sorts, and starts all threads for it
     return torch.bincount(values, minlength=size).nonzero()[:, 0]
 
 
