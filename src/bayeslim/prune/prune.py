@@ -141,7 +141,10 @@ def _check(
     if not isinstance(bnn, Bayesian):
         raise TypeError(f"prune needs a Bayesian network: bl.bayesianize(model, ...). Got {type(bnn).__name__}.")
     if not isinstance(what, (Plan, Budget)):
-        raise TypeError(f"prune needs a bl.Plan or a bl.Budget, such as bl.Budget(sparsity=0.9). Got {what!r}.")
+        raise TypeError(
+            "prune needs a bl.Budget, such as bl.Budget(sparsity=0.9), or a bl.Plan, such as "
+            f'bl.plan(bnn, granularity="2:4"). Got {what!r}.'
+        )
     if settings.how not in ("joint", "row"):
         raise ValueError(f'how must be "joint" or "row". Got {settings.how!r}.')
     if batch_norms not in get_args(BatchNorms):
